@@ -450,17 +450,17 @@ WITHOUT_TESTS = {
         "exchange fallback handshake local_reduce native one_shot peer_access ring short tags tree two_shot"
     ),
     "algorithms/gpu": "nccl pointers probe ring staged staged_ring table",
-    "autograd": "arithmetic function gradcheck reduction shaping",
+    "autograd": "arithmetic conversion function gradcheck product reduction shaping",
     "bench": "compare contenders ddp job overlap sweep timing with_torch",
     "data": "samplers",
     "device": "conversion namespace packing pinned place transfer",
-    "distributed": "new_groups parting",
+    "distributed": "parting",
     "examples": (
         "batches checkpoint_resume collectives data_parallel ddp_timeline elastic gradients "
         "hello messages model_parallel printing sgd torch_user"
     ),
     "faults": "abort activity job liveness marker monitor neighbour this_job uncaught",
-    "mpi": "child_processes finalize future lazy link p2p_device requests world",
+    "mpi": "child_processes finalize lazy link p2p_device requests world",
     "nn": (
         "activation container conv dropout embedding init linear loss normalization parameter pooling shaping "
         "state utils window"

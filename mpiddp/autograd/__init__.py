@@ -1,6 +1,7 @@
 """A tape on arrays: tensors that remember their origin, and a backward that fills the leaves' gradients.
 
-It knows neither networks nor MPI; a gradient to be sent is born in its leaf's ``grad_slot``.
+It knows neither networks nor MPI. A leaf may have a ``grad_slot``, memory in which its gradient is written first: with
+DistributedDataParallel that is a part of the bucket that is sent.
 """
 
 from mpiddp import moved

@@ -1,92 +1,60 @@
-"""Elementwise operations and matrix products, with NumPy's broadcasting; a Python number has the empty shape."""
+"""Functions of each element and comparisons, with NumPy's broadcasting; a Python number has the empty shape."""
+
+# mypy: disable-error-code="no-any-return"
+# (Function.apply is typed Any: nodes of the tape are below the tensor and cannot name its type.)
 
 from __future__ import annotations
 
-import math
-from typing import Any
+import operator
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from mpiddp.device import array_namespace, is_device_array
-from mpiddp.device.conversion import Conversion
-from mpiddp.device.half import assign, converted, is_half, sum_dtype, widened
-from mpiddp.device.place import place_of
-from mpiddp.typing import Array
+from mpiddp.device import array_namespace
+from mpiddp.typing import Array, Shape
 
-from .function import Function, shape_of, unbroadcast
+from .function import Function, Operand, Variable, constant, unbroadcast, values_of
+from .product import MatMul
 
 Gradients = tuple[Array | None, ...]
 _NUMBERS = int, float, complex, np.number
 
 
-class Add(Function):
-    def forward(self, a: Any, b: Any) -> Any:
-        self.shapes = shape_of(a), shape_of(b)
-        return a + b
-
-    def backward(self, grad: Array) -> Gradients:
-        a, b = self.shapes
-        return unbroadcast(grad, a) if self.needs(0) else None, unbroadcast(grad, b) if self.needs(1) else None
+def _shape_of(operand: Any) -> Shape:
+    return getattr(operand, "shape", ())
 
 
-class Subtract(Function):
-    def forward(self, a: Any, b: Any) -> Any:
-        self.shapes = shape_of(a), shape_of(b)
-        return a - b
+class _OfOne(Function):
+    value: ClassVar[Any]
+    gradient: ClassVar[Any]
+    of_result: ClassVar[bool]
 
-    def backward(self, grad: Array) -> Gradients:
-        a, b = self.shapes
-        return unbroadcast(grad, a) if self.needs(0) else None, unbroadcast(-grad, b) if self.needs(1) else None
+    def forward(self, a: Array) -> Any:
+        result = self.value(array_namespace(a), a)
+        self.kept = result if self.of_result else a
+        return result
 
-
-class Multiply(Function):
-    def forward(self, a: Any, b: Any) -> Any:
-        self.a, self.b = a, b
-        return a * b
-
-    def backward(self, grad: Array) -> Gradients:
-        a, b = self.a, self.b
-        return (
-            unbroadcast(grad * b, shape_of(a)) if self.needs(0) else None,
-            unbroadcast(grad * a, shape_of(b)) if self.needs(1) else None,
-        )
+    def backward(self, grad: Array) -> Any:
+        return self.gradient(grad, self.kept)
 
 
-class Divide(Function):
-    def forward(self, a: Any, b: Any) -> Any:
-        self.a, self.b = a, b
-        return a / b
-
-    def backward(self, grad: Array) -> Gradients:
-        a, b = self.a, self.b
-        return (
-            unbroadcast(grad / b, shape_of(a)) if self.needs(0) else None,
-            unbroadcast(-grad * (a / b) / b, shape_of(b)) if self.needs(1) else None,
-        )
+def _of_one(
+    name: str, value: Callable[[Any, Array], Any], gradient: Callable[..., Any], of_result: bool = True
+) -> type[Function]:
+    """Return the function ``value(xp, a)`` with the gradient ``gradient(grad, y)``; y is its result, or ``a``."""
+    members = {"value": staticmethod(value), "gradient": staticmethod(gradient), "of_result": of_result}
+    return type(name, (_OfOne,), members)
 
 
-class Power(Function):
-    """The gradient of an exponent is 0 where the base is 0, as torch's."""
-
-    def forward(self, a: Any, b: Any) -> Any:
-        self.a, self.b = a, b
-        self.result = a**b
-        return self.result
-
-    def backward(self, grad: Array) -> Gradients:
-        a, b = self.a, self.b
-        xp = array_namespace(grad)
-        for_base = for_exponent = None
-        if self.needs(0):
-            # not 0 ** -1, which is infinite
-            slope = b * a ** (b - (b != 0))
-            for_base = unbroadcast((grad * slope).astype(a.dtype, copy=False), a.shape)
-        if self.needs(1):
-            logarithm = (
-                np.log(a or 1).item() if isinstance(a, _NUMBERS) else xp.log(xp.where(a == 0, xp.ones_like(a), a))
-            )
-            for_exponent = unbroadcast(grad * self.result * logarithm, b.shape)
-        return for_base, for_exponent
+Exponential = _of_one("Exponential", lambda xp, a: xp.exp(a), lambda grad, y: grad * y)
+SquareRoot = _of_one("SquareRoot", lambda xp, a: xp.sqrt(a), lambda grad, y: grad / (2 * y))
+Tanh = _of_one("Tanh", lambda xp, a: xp.tanh(a), lambda grad, y: grad * (1 - y * y))
+# By tanh, which cannot overflow; multiplied by 0.5 bfloat16 would become float32.
+Sigmoid = _of_one("Sigmoid", lambda xp, a: (xp.tanh(a / 2) + 1) / 2, lambda grad, y: grad * y * (1 - y))
+ReLU = _of_one("ReLU", lambda xp, a: xp.maximum(a, 0), lambda grad, y: grad * (y > 0))
+Absolute = _of_one("Absolute", lambda xp, a: abs(a), lambda grad, a: grad * array_namespace(a).sign(a), of_result=False)
+Logarithm = _of_one("Logarithm", lambda xp, a: xp.log(a), lambda grad, a: grad / a, of_result=False)
 
 
 class Negative(Function):
@@ -97,145 +65,85 @@ class Negative(Function):
         return -grad
 
 
-class Absolute(Function):
-    """The gradient at 0 is 0."""
-
-    def forward(self, a: Array) -> Any:
-        self.a = a
-        return abs(a)
-
-    def backward(self, grad: Array) -> Any:
-        return grad * array_namespace(grad).sign(self.a)
-
-
-class Exponential(Function):
-    def forward(self, a: Array) -> Any:
-        self.result = array_namespace(a).exp(a)
-        return self.result
-
-    def backward(self, grad: Array) -> Any:
-        return grad * self.result
-
-
-class Logarithm(Function):
-    def forward(self, a: Array) -> Any:
-        self.a = a
-        return array_namespace(a).log(a)
-
-    def backward(self, grad: Array) -> Any:
-        return grad / self.a
-
-
-class SquareRoot(Function):
-    def forward(self, a: Array) -> Any:
-        self.result = array_namespace(a).sqrt(a)
-        return self.result
-
-    def backward(self, grad: Array) -> Any:
-        return grad / (2 * self.result)
-
-
-class Deviation(SquareRoot):
-    """The square root of a variance; the gradient at 0 is 0, as torch's."""
-
-    def backward(self, grad: Array) -> Any:
-        no_slope = self.result.dtype.type(math.inf)
-        return grad / array_namespace(grad).where(self.result == 0, no_slope, 2 * self.result)
-
-
-class Tanh(Function):
-    def forward(self, a: Array) -> Any:
-        self.result = array_namespace(a).tanh(a)
-        return self.result
-
-    def backward(self, grad: Array) -> Any:
-        return grad * (1 - self.result * self.result)
-
-
-class Sigmoid(Function):
-    """By tanh, which cannot overflow."""
-
-    def forward(self, a: Array) -> Any:
-        self.result = (array_namespace(a).tanh(a / 2) + 1) / 2  # by 0.5 bfloat16 would become float32
-        return self.result
-
-    def backward(self, grad: Array) -> Any:
-        return grad * self.result * (1 - self.result)
-
-
-class ReLU(Function):
-    """The gradient at 0 is 0."""
-
-    def forward(self, x: Array) -> Any:
-        self.result = array_namespace(x).maximum(x, 0)
-        return self.result
-
-    def backward(self, grad: Array) -> Any:
-        return grad * (self.result > 0)
-
-
-class Sine(Function):
-    def forward(self, a: Array) -> Any:
-        self.a = a
-        return array_namespace(a).sin(a)
-
-    def backward(self, grad: Array) -> Any:
-        return grad * array_namespace(grad).cos(self.a)
-
-
-class Cosine(Function):
-    def forward(self, a: Array) -> Any:
-        self.a = a
-        return array_namespace(a).cos(a)
-
-    def backward(self, grad: Array) -> Any:
-        return -grad * array_namespace(grad).sin(self.a)
-
-
-class Maximum(Function):
-    """Equal values share the gradient."""
-
-    sign = 1
+class _OfTwo(Function):
+    value: ClassVar[Any]
+    gradients: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
+    linear: ClassVar[bool]
 
     def forward(self, a: Any, b: Any) -> Any:
-        self.a, self.b = a, b
-        xp = array_namespace(a)
-        return xp.maximum(a, b) if self.sign > 0 else xp.minimum(a, b)
+        self.shapes = _shape_of(a), _shape_of(b)
+        self.operands = () if self.linear else (a, b)
+        return self.value(a, b)
 
     def backward(self, grad: Array) -> Gradients:
-        a, b = self.a, self.b
-        half = (a == b).astype(grad.dtype) / 2
-        a_loses, b_loses = (a < b, a > b) if self.sign > 0 else (a > b, a < b)
+        (for_a, for_b), (a, b) = self.gradients, self.shapes
         return (
-            unbroadcast(grad * (1 - half - a_loses), shape_of(a)) if self.needs(0) else None,
-            unbroadcast(grad * (1 - half - b_loses), shape_of(b)) if self.needs(1) else None,
+            unbroadcast(for_a(grad, *self.operands), a) if self.needs(0) else None,
+            unbroadcast(for_b(grad, *self.operands), b) if self.needs(1) else None,
         )
 
 
-class Minimum(Maximum):
-    sign = -1
+def _of_two(
+    name: str, value: Callable[..., Any], for_a: Callable[..., Any], for_b: Callable[..., Any], linear: bool = False
+) -> type[Function]:
+    """Return the function ``value(a, b)``, whose gradients are ``for_a(grad, a, b)`` and ``for_b(grad, a, b)``.
+
+    Of a ``linear`` function they need only ``grad``, and no operand is kept.
+    """
+    return type(name, (_OfTwo,), {"value": staticmethod(value), "gradients": (for_a, for_b), "linear": linear})
+
+
+def _for_base(grad: Array, a: Any, b: Any) -> Array:
+    slope = b * a ** (b - (b != 0))  # not 0 ** -1, which is infinite
+    return (grad * slope).astype(a.dtype, copy=False)
+
+
+def _for_exponent(grad: Array, a: Any, b: Any) -> Any:
+    """Return the gradient of an exponent, 0 where the base is 0, as torch's."""
+    xp = array_namespace(grad)
+    one_for_zero = a or 1 if isinstance(a, _NUMBERS) else xp.where(a == 0, xp.ones_like(a), a)
+    return grad * a**b * (np.log(one_for_zero).item() if isinstance(a, _NUMBERS) else xp.log(one_for_zero))
+
+
+def _for_one(grad: Array, equal: Any, loses: Any) -> Any:
+    """Return the gradient of the one of two values that is taken; equal ones share it."""
+    return grad * (1 - equal.astype(grad.dtype) / 2 - loses)
+
+
+Add = _of_two("Add", operator.add, lambda grad: grad, lambda grad: grad, linear=True)
+Subtract = _of_two("Subtract", operator.sub, lambda grad: grad, lambda grad: -grad, linear=True)
+Multiply = _of_two("Multiply", operator.mul, lambda grad, a, b: grad * b, lambda grad, a, b: grad * a)
+Divide = _of_two("Divide", operator.truediv, lambda grad, a, b: grad / b, lambda grad, a, b: -grad * (a / b) / b)
+Power = _of_two("Power", operator.pow, _for_base, _for_exponent)
+Maximum = _of_two(
+    "Maximum",
+    lambda a, b: array_namespace(a).maximum(a, b),
+    lambda grad, a, b: _for_one(grad, a == b, a < b),
+    lambda grad, a, b: _for_one(grad, a == b, a > b),
+)
+Minimum = _of_two(
+    "Minimum",
+    lambda a, b: array_namespace(a).minimum(a, b),
+    lambda grad, a, b: _for_one(grad, a == b, a > b),
+    lambda grad, a, b: _for_one(grad, a == b, a < b),
+)
 
 
 class Clamp(Function):
     """``a`` limited to [low, high], each a number or None; the gradient at a limit is 1."""
 
     def forward(self, a: Array, low: float | None, high: float | None) -> Any:
-        self.a, self.low, self.high = a, low, high
+        self.inside = (True if low is None else a >= low) & (True if high is None else a <= high)
         return array_namespace(a).clip(a, low, high)
 
     def backward(self, grad: Array) -> Any:
         xp = array_namespace(grad)
-        inside = xp.ones(grad.shape, dtype=bool)
-        if self.low is not None:
-            inside &= self.a >= self.low
-        if self.high is not None:
-            inside &= self.a <= self.high
-        return xp.where(inside, grad, xp.zeros_like(grad))
+        return xp.where(self.inside, grad, xp.zeros_like(grad))
 
 
 class Where(Function):
     def forward(self, condition: Array, a: Any, b: Any) -> Any:
-        self.condition, self.shapes = condition, (shape_of(a), shape_of(b))
+        self.condition, self.shapes = condition, (_shape_of(a), _shape_of(b))
         return array_namespace(condition).where(condition, a, b)
 
     def backward(self, grad: Array) -> Gradients:
@@ -249,68 +157,170 @@ class Where(Function):
         )
 
 
-class Convert(Function):
-    """``a`` with another device or dtype."""
+class Arithmetic(Variable):
+    """A tensor's arithmetic and comparisons; comparisons have no gradient."""
 
-    def forward(self, a: Array, convert: Conversion) -> Array:
-        self.back = Conversion("kept" if convert.place == "kept" else place_of(a), a.dtype)
-        return convert(a)
+    def __add__(self, other: Operand) -> Self:
+        return Add.apply(self, other)
 
-    def backward(self, grad: Array) -> Array:
-        return self.back(grad)
+    __radd__ = __add__
 
+    def __sub__(self, other: Operand) -> Self:
+        return Subtract.apply(self, other)
 
-def product(a: Array, b: Array, out: Array | None = None) -> Array:
-    """Return ``a @ b``, into ``out`` if given; half precision on the host is computed in float32 and rounded.
+    def __rsub__(self, other: Operand) -> Self:
+        return Subtract.apply(other, self)
 
-    NumPy multiplies float16 in a plain loop, and bfloat16 to float32; CuPy 14 has no kernel for stacks of bfloat16.
-    """
-    xp = array_namespace(a)
-    if not (is_half(a) or is_half(b)) or (is_device_array(a) and not _is_of_bfloat16_stacks(a, b)):
-        return xp.matmul(a, b, out=out)  # type: ignore[no-any-return]
-    wide = xp.matmul(widened(a), widened(b))
-    if out is None:
-        return converted(wide, a.dtype) if a.dtype == b.dtype else wide
-    assign(out, wide)
-    return out
+    def __mul__(self, other: Operand) -> Self:
+        return Multiply.apply(self, other)
 
+    __rmul__ = __mul__
 
-def _is_of_bfloat16_stacks(a: Array, b: Array) -> bool:
-    return max(a.ndim, b.ndim) > 2 and "V" in (a.dtype.kind, b.dtype.kind)
+    def __truediv__(self, other: Operand) -> Self:
+        return Divide.apply(self, other)
 
+    def __rtruediv__(self, other: Operand) -> Self:
+        return Divide.apply(other, self)
 
-def total(a: Array, axis: int, out: Array | None = None) -> Array:
-    """Return the sum along an axis; of half precision a float32."""
-    return array_namespace(a).add.reduce(a, axis=axis, dtype=sum_dtype(a), out=out)  # type: ignore[no-any-return]
+    def __pow__(self, other: Operand) -> Self:
+        return Power.apply(self, other)
 
+    def __rpow__(self, other: Operand) -> Self:
+        return Power.apply(other, self)
 
-class MatMul(Function):
-    def forward(self, a: Array, b: Array) -> Array:
-        self.a, self.b = a, b
-        return product(a, b)
+    def __matmul__(self, other: Operand) -> Self:
+        return MatMul.apply(self, other)
 
-    def backward(self, grad: Array) -> tuple[Array | None, Array | None]:
-        a, b = self.a, self.b
-        if a.ndim == 2 and b.ndim == 2:
-            return (
-                product(grad, b.T, out=self.out(0)) if self.needs(0) else None,
-                product(a.T, grad, out=self.out(1)) if self.needs(1) else None,
-            )
-        left = a[None, :] if a.ndim == 1 else a  # (..., n, k)
-        right = b[:, None] if b.ndim == 1 else b  # (..., k, m)
-        if b.ndim == 1:
-            grad = grad[..., None]
-        if a.ndim == 1:
-            grad = grad[..., None, :]
-        for_a = for_b = None
-        if self.needs(0):
-            for_a = unbroadcast(product(grad, right.swapaxes(-1, -2)), left.shape).reshape(a.shape)
-        if self.needs(1):
-            if right.ndim == 2:
-                # The sum over the stack is part of the product.
-                rows = math.prod(left.shape[:-1])
-                stacked, grads = left.reshape(rows, left.shape[-1]), grad.reshape(rows, grad.shape[-1])
-                for_b = product(stacked.T, grads).reshape(b.shape)
-            else:
-                for_b = unbroadcast(product(left.swapaxes(-1, -2), grad), right.shape).reshape(b.shape)
-        return for_a, for_b
+    def __rmatmul__(self, other: Operand) -> Self:
+        return MatMul.apply(other, self)
+
+    def __neg__(self) -> Self:
+        return Negative.apply(self)
+
+    def __abs__(self) -> Self:
+        return Absolute.apply(self)
+
+    def add(self, other: Operand, *, alpha: float = 1) -> Self:
+        """Return ``self + alpha * other``."""
+        return self + (other if alpha == 1 else alpha * other)
+
+    def sub(self, other: Operand, *, alpha: float = 1) -> Self:
+        """Return ``self - alpha * other``."""
+        return self - (other if alpha == 1 else alpha * other)
+
+    def mul(self, other: Operand) -> Self:
+        """Return ``self * other``."""
+        return self * other
+
+    def div(self, other: Operand) -> Self:
+        """Return ``self / other``."""
+        return self / other
+
+    def neg(self) -> Self:
+        """Return ``-self``."""
+        return -self
+
+    def pow(self, exponent: Operand) -> Self:
+        """Return ``self ** exponent``."""
+        return Power.apply(self, exponent)
+
+    def matmul(self, other: Operand) -> Self:
+        """Return ``self @ other``."""
+        return MatMul.apply(self, other)
+
+    def abs(self) -> Self:
+        """Return absolute values; the gradient at 0 is 0."""
+        return Absolute.apply(self)
+
+    def square(self) -> Self:
+        """Return squares."""
+        return self * self
+
+    def sqrt(self) -> Self:
+        """Return square roots."""
+        return SquareRoot.apply(self)
+
+    def exp(self) -> Self:
+        """Return exponentials."""
+        return Exponential.apply(self)
+
+    def log(self) -> Self:
+        """Return natural logarithms."""
+        return Logarithm.apply(self)
+
+    def tanh(self) -> Self:
+        """Return hyperbolic tangents."""
+        return Tanh.apply(self)
+
+    def sigmoid(self) -> Self:
+        """Return ``1 / (1 + exp(-self))``."""
+        return Sigmoid.apply(self)
+
+    def relu(self) -> Self:
+        """Return ``max(self, 0)``; the gradient at 0 is 0."""
+        return ReLU.apply(self)
+
+    def clamp(self, min: float | None = None, max: float | None = None) -> Self:
+        """Return values limited to [min, max]."""
+        return Clamp.apply(self, min, max)
+
+    def masked_fill(self, mask: Operand, value: Operand) -> Self:
+        """Return ``value`` where the boolean ``mask`` holds, else the tensor's values."""
+        mask = values_of(mask)
+        if mask.dtype != bool:
+            raise RuntimeError(f"masked_fill only supports boolean masks, but got mask with dtype {mask.dtype}")
+        return Where.apply(mask, value, self)
+
+    def __eq__(self, other: object) -> Self:  # type: ignore[override]
+        return constant(self.data == values_of(other))
+
+    def __ne__(self, other: object) -> Self:  # type: ignore[override]
+        return constant(self.data != values_of(other))
+
+    def __lt__(self, other: Operand) -> Self:
+        return constant(self.data < values_of(other))
+
+    def __le__(self, other: Operand) -> Self:
+        return constant(self.data <= values_of(other))
+
+    def __gt__(self, other: Operand) -> Self:
+        return constant(self.data > values_of(other))
+
+    def __ge__(self, other: Operand) -> Self:
+        return constant(self.data >= values_of(other))
+
+    def __and__(self, other: Operand) -> Self:
+        return constant(self.data & values_of(other))
+
+    def __or__(self, other: Operand) -> Self:
+        return constant(self.data | values_of(other))
+
+    def __invert__(self) -> Self:
+        return constant(~self.data)
+
+    # Defining __eq__ removes it.
+    __hash__ = object.__hash__
+
+    def eq(self, other: Operand) -> Self:
+        """Return where ``self == other``."""
+        return self == other
+
+    def ne(self, other: Operand) -> Self:
+        """Return where ``self != other``."""
+        return self != other
+
+    def lt(self, other: Operand) -> Self:
+        """Return where ``self < other``."""
+        return self < other
+
+    def le(self, other: Operand) -> Self:
+        """Return where ``self <= other``."""
+        return self <= other
+
+    def gt(self, other: Operand) -> Self:
+        """Return where ``self > other``."""
+        return self > other
+
+    def ge(self, other: Operand) -> Self:
+        """Return where ``self >= other``."""
+        return self >= other

@@ -23,7 +23,7 @@ _FREED = (
 
 
 class _Running(threading.local):
-    """Callbacks waiting for the end of this thread's backward; None outside of one."""
+    """The callbacks that wait for the end of this thread's backward, or None outside of one."""
 
     callbacks: list[Callable[[], object]] | None = None
 
@@ -34,7 +34,7 @@ _running = _Running()
 def queue_callback(function: Callable[[], object]) -> None:
     """Call ``function()`` once, at the end of this thread's backward, after the last gradient and hook.
 
-    Callbacks run in order, and may queue others; an error in backward drops them.
+    Callbacks run in the order in which they were queued, and may queue others. An error in backward drops them.
     """
     if _running.callbacks is None:
         raise RuntimeError("Final callbacks can only be installed during backward pass.")
@@ -68,7 +68,7 @@ def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
             results: tuple[Any, ...] = (None,) * len(edges)
         else:
             if grad.dtype != node.output_dtype:
-                # Or one float64 in a loss would make the whole backward float64.
+                # Otherwise one float64 in a loss would make the whole backward float64.
                 grad = converted(grad, node.output_dtype)
             if node.hooks:
                 grad = _run_hooks(node.hooks, grad)
@@ -81,7 +81,7 @@ def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
             if edge is None:
                 continue
             if isinstance(edge, Variable):
-                # A gradient held by other nodes or inputs is not the leaf's to keep.
+                # A leaf must not keep an array that another node or input holds.
                 owned = result is not grad and sum(other is result for other in results) == 1
                 leaves.add(edge, result, owned)
             elif result is not None:
@@ -122,7 +122,7 @@ def _reachable(root: Function) -> tuple[list[Function], dict[Variable, int]]:
 
 
 class _Leaves:
-    """Leaves of one backward, by their missing and received contributions."""
+    """The leaves of one backward: how many contributions each still lacks, and what it has received."""
 
     def __init__(self, uses: dict[Variable, int]) -> None:
         self._uses = uses
@@ -130,7 +130,7 @@ class _Leaves:
         self._held: dict[Variable, Array] = {}
 
     def add(self, leaf: Variable, grad: Array | None, owned: bool) -> None:
-        """Add a contribution, None for no gradient; after the last one call the hooks."""
+        """Add a contribution, or None for no gradient. After the last one, call the leaf's hooks."""
         if grad is not None:
             self._reached.add(leaf)
             if leaf.grad_hooks:
@@ -150,11 +150,11 @@ class _Leaves:
 
 
 _Gradients = dict[Function, Array]
-"""Gradients of outputs whose nodes have not run."""
+"""Gradients of the outputs whose nodes have not run yet."""
 
 
 class _DeviceGradients(_Gradients):
-    """With GPUs: a gradient's device is current while its node runs, and for its sum."""
+    """With GPUs: make a gradient's device current when it is taken, for its node or for a sum."""
 
     def pop(self, node: Function, default: Any = None) -> Any:
         grad = super().pop(node, default)
@@ -168,7 +168,7 @@ class _DeviceGradients(_Gradients):
 
 
 class _DeviceLeaves(_Leaves):
-    """With GPUs: a contribution's device is current while it is added."""
+    """With GPUs: make a contribution's device current before it is added."""
 
     def add(self, leaf: Variable, grad: Array | None, owned: bool) -> None:
         stand_at(grad)
@@ -184,7 +184,7 @@ def _run_hooks(hooks: Hooks, grad: Array) -> Array:
 
 
 def accumulate(leaf: Variable, grad: Array, owned: bool) -> None:
-    """Add ``grad`` to a leaf's gradient; ``owned``: nobody else holds ``grad``, which may become the leaf's."""
+    """Add ``grad`` to a leaf's gradient. If ``owned``, nobody else holds ``grad``, and it may become the leaf's."""
     data, slot = leaf.data, leaf.grad_slot
     if grad.shape != data.shape:
         raise RuntimeError(

@@ -23,7 +23,7 @@ _sequence = itertools.count()
 
 
 Hooks = dict[int, Callable[..., Any]]
-"""In order of registration, by an id that is never used twice."""
+"""Hooks in the order of their registration, each under an id that is never used twice."""
 
 _ids = itertools.count()
 
@@ -126,21 +126,21 @@ def expect_array_or_option(value: object) -> None:
 class Variable:
     """An array with a place on the tape; a leaf has no ``grad_fn``.
 
-    Defaults are class attributes: instances hold only differences, which makes outputs cheap.
+    Defaults are class attributes, so that an instance holds only what differs; this makes outputs cheap.
     """
 
     data: Array
-    """Assignable; not to be written to between forward and backward, as the tape keeps no copy."""
+    """The values; may be assigned. Do not write into them between forward and backward: the tape keeps no copy."""
     grad: Array | None = None
     """A leaf's gradient: None, or an array of the shape and dtype of ``data`` in C order."""
     requires_grad: bool = False
     grad_slot: Array | None = None
-    """A leaf's place for its gradient: the first accumulation writes here and makes it ``grad``."""
+    """Memory for a leaf's gradient: the first accumulation writes here, and makes it ``grad``."""
     grad_fn: Any = None
     grad_hooks: Hooks | None = None
-    """A leaf's hooks on a backward's gradient, before its accumulation."""
+    """A leaf's hooks that get the gradient of one backward, before it is added to ``grad``."""
     post_accumulate_grad_hooks: Hooks | None = None
-    """A leaf's hooks on its final ``grad``."""
+    """A leaf's hooks that are called when its ``grad`` is final."""
 
 
 class Function:
@@ -148,9 +148,11 @@ class Function:
 
     A subclass defines ``forward(self, *inputs)`` on arrays, which returns one array, and ``backward(self, grad)``,
     which returns a gradient, or None, for each input up to the last one with a gradient. Attributes of ``self`` are
-    kept until backward. torch's static methods with a ``ctx`` work, too. ``backward`` must not write to ``grad``, which
-    other nodes may hold; it returns ``grad``, a view, or an array that nobody else holds, best ``self.out(index)``, a
-    leaf's ``grad_slot``, if not None.
+    kept until backward. torch's static methods with a ``ctx`` work, too.
+
+    ``backward`` must not write to ``grad``, which other nodes may hold. It returns ``grad``, a view of it, or an array
+    that nobody else holds. Best is ``self.out(index)``, the ``grad_slot`` of a leaf, where that is not None: then
+    nothing is copied.
 
     Examples
     --------
@@ -172,14 +174,14 @@ class Function:
     forward: ClassVar[Callable[..., Any]]
     backward: ClassVar[Callable[..., Any]]
     output_type: ClassVar[Any] = Variable
-    """Class of outputs: `Tensor`, which stands above and sets itself."""
+    """Class of outputs: `Tensor`, whose module imports this one and sets it here."""
 
     edges: tuple[Variable | Function | None, ...] | None = None
-    """Each input's node or leaf, None without a gradient; None once freed."""
+    """The node or leaf of each input, None for an input without a gradient. None as a whole once the node is freed."""
     sequence: int
-    """Larger than those of the inputs' nodes."""
+    """A number larger than those of the inputs' nodes: backward runs the nodes from the largest to the smallest."""
     output_dtype: np.dtype[Any]
-    """Dtype of backward's gradient."""
+    """Dtype of the output, and so of the gradient that backward gets."""
     hooks: Hooks | None = None
     saved_tensors: tuple[Any, ...] = ()
 
@@ -260,5 +262,14 @@ def unbroadcast(grad: Array, shape: Shape) -> Array:
     return grad.sum(axis=axes, keepdims=True, dtype=sum_dtype(grad)).reshape(shape) if axes else grad.reshape(shape)
 
 
-def shape_of(operand: Any) -> Shape:
-    return getattr(operand, "shape", ())
+Operand = Any
+"""A tensor, an array or a number."""
+
+
+def constant(array: Any) -> Any:
+    """Return a tensor off the tape."""
+    return Function.output_type(array)
+
+
+def values_of(operand: Any) -> Any:
+    return operand.data if isinstance(operand, Variable) else operand

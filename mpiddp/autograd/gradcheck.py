@@ -29,7 +29,7 @@ def gradcheck(
     """
     tensors = [_leaf(value) for value in inputs]
     output = func(*tensors)
-    # Different weights show a gradient at a wrong place.
+    # With equal weights a gradient at a wrong place could go unnoticed.
     weights = np.random.default_rng(0).uniform(0.5, 1.5, output.shape)
     weights = array_namespace(output.data).asarray(weights)
     output.backward(weights)

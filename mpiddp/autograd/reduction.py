@@ -1,18 +1,20 @@
 """Reductions over axes; ``dim`` is None (all axes), an axis or several."""
-
-
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple, Self
+
+from numpy.lib.array_utils import normalize_axis_index
 
 from mpiddp.device import array_namespace
 from mpiddp.device.half import is_half, sum_dtype, widened
 from mpiddp.typing import Array, Shape
 
-from .function import Function
+from .arithmetic import Maximum, Minimum
+from .function import Function, constant
+from .shaping import Shaping
 
 Dim = int | tuple[int, ...] | list[int] | None
 
@@ -93,18 +95,6 @@ class TakeAlong(Function):
         return result
 
 
-class CumulativeSum(Function):
-    def forward(self, a: Array, dim: int) -> Any:
-        self.dim = dim
-        return _rounded(a.cumsum(axis=dim, dtype=sum_dtype(a)), a).reshape(a.shape)
-
-    def backward(self, grad: Array) -> Array:
-        if not grad.ndim:
-            return grad
-        xp = array_namespace(grad)
-        return xp.flip(xp.flip(grad, self.dim).cumsum(axis=self.dim), self.dim)
-
-
 class LogSoftmax(Function):
     def forward(self, x: Array, dim: int) -> Array:
         xp = array_namespace(x)
@@ -135,3 +125,86 @@ class Softmax(Function):
         weighted = grad * self.result
         weighted -= self.result * weighted.sum(axis=self.dim, keepdims=True)
         return weighted
+
+
+class ValuesAndIndices(NamedTuple):
+    """Values and their positions along an axis."""
+
+    values: Any
+    indices: Any
+
+
+class Reductions(Shaping):
+    """A tensor's reductions over axes."""
+
+    def sum(self, dim: Dim = None, keepdim: bool = False) -> Self:
+        """Return the sum over axes, by default all."""
+        return Sum.apply(self, dim, keepdim)
+
+    def mean(self, dim: Dim = None, keepdim: bool = False) -> Self:
+        """Return the mean over axes, by default all."""
+        return Mean.apply(self, dim, keepdim)
+
+    def var(self, dim: Dim = None, unbiased: bool = True, keepdim: bool = False, *, correction: int = 1) -> Self:
+        """Return the variance, divided by the number of elements less ``correction``, 0 if not ``unbiased``."""
+        correction = correction if unbiased else 0
+        squares = (self - self.mean(dim, keepdim=True)) ** 2
+        count = reduced(self.data.shape, dim)
+        mean = squares.mean(dim, keepdim)
+        # A Python float would make bfloat16 float32.
+        return mean * mean.data.dtype.type(count / (count - correction) if count > correction else math.inf)
+
+    def softmax(self, dim: int) -> Self:
+        """Return exponentials scaled to sum to 1 along ``dim``."""
+        return Softmax.apply(self, dim)
+
+    def log_softmax(self, dim: int) -> Self:
+        """Return the logarithm of :meth:`softmax`, without overflow."""
+        return LogSoftmax.apply(self, dim)
+
+    def amax(self, dim: Dim = None, keepdim: bool = False) -> Self:
+        """Return the largest values over axes; equal ones share the gradient."""
+        return Extreme.apply(self, dim, keepdim, 1)
+
+    def amin(self, dim: Dim = None, keepdim: bool = False) -> Self:
+        """Return the smallest values over axes; equal ones share the gradient."""
+        return Extreme.apply(self, dim, keepdim, -1)
+
+    def max(self, dim: Any = None, keepdim: bool = False) -> Any:
+        """Return the largest value, `ValuesAndIndices` along ``dim``, or the larger of two tensors."""
+        if dim is None or isinstance(dim, int):
+            return self.amax() if dim is None else self._at(self.data.argmax(axis=dim, keepdims=True), dim, keepdim)
+        return Maximum.apply(self, dim)
+
+    def min(self, dim: Any = None, keepdim: bool = False) -> Any:
+        """Return the smallest value, `ValuesAndIndices` along ``dim``, or the smaller of two tensors."""
+        if dim is None or isinstance(dim, int):
+            return self.amin() if dim is None else self._at(self.data.argmin(axis=dim, keepdims=True), dim, keepdim)
+        return Minimum.apply(self, dim)
+
+    def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> ValuesAndIndices:
+        """Return the ``k`` largest or smallest values along an axis, in order, with their indices."""
+        x = self.data
+        axis, length = normalize_axis_index(dim, x.ndim), x.shape[dim]
+        if not 0 <= k <= length:
+            raise RuntimeError(f"selected index k out of range: k={k} for an axis of length {length}")
+        xp = array_namespace(x)
+        if largest:  # reversed twice: equal values in order, NaN first
+            order = length - 1 - xp.flip(xp.argsort(xp.flip(x, axis), axis=axis, kind="stable"), axis)
+        else:
+            order = xp.argsort(x, axis=axis, kind="stable")
+        return self._at(xp.take(order, xp.arange(k), axis=axis), axis, True)
+
+    def _at(self, index: Array, dim: int, keepdim: bool) -> ValuesAndIndices:
+        values = TakeAlong.apply(self, index, dim)
+        if keepdim:
+            return ValuesAndIndices(values, constant(index))
+        return ValuesAndIndices(values.squeeze(dim), constant(index.squeeze(dim)))
+
+    def argmax(self, dim: int | None = None, keepdim: bool = False) -> Self:
+        """Return the index of the largest value along an axis, or of all."""
+        return constant(array_namespace(self.data).argmax(self.data, axis=dim, keepdims=keepdim))
+
+    def argmin(self, dim: int | None = None, keepdim: bool = False) -> Self:
+        """Return the index of the smallest value along an axis, or of all."""
+        return constant(array_namespace(self.data).argmin(self.data, axis=dim, keepdims=keepdim))

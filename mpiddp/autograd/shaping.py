@@ -1,14 +1,20 @@
 """Operations that move values; views where NumPy makes views."""
+# mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Self
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
 
 from mpiddp.device import array_namespace
 from mpiddp.device.half import widened
 from mpiddp.typing import Array, Shape
 
-from .function import Function, unbroadcast
+from .arithmetic import Arithmetic
+from .function import Function, Operand, unbroadcast, values_of
 
 
 class Copy(Function):
@@ -45,7 +51,7 @@ class Expand(Function):
         self.shape = a.shape
         own = (1,) * (len(shape) - a.ndim) + a.shape
         wanted = tuple(m if n == -1 else n for n, m in zip(shape, own, strict=True))
-        return array_namespace(a).broadcast_to(a, wanted)  # type: ignore[no-any-return]
+        return array_namespace(a).broadcast_to(a, wanted)
 
     def backward(self, grad: Array) -> Array:
         return unbroadcast(grad, self.shape)
@@ -67,7 +73,7 @@ class Index(Function):
             xp.add.at(result, self.index, grad)
         else:
             result[self.index] = grad
-        return result  # type: ignore[no-any-return]
+        return result
 
 
 def _may_repeat(index: Any) -> bool:
@@ -94,23 +100,109 @@ class Join(Function):
         return tuple(gradients)
 
 
-class Pad(Function):
-    """A constant around the array; ``widths`` has (before, after) for each axis, negative to cut."""
+class Shaping(Arithmetic):
+    """A tensor's indices and shapes."""
 
-    def forward(self, a: Array, widths: tuple[tuple[int, int], ...], value: float) -> Any:
-        outer = tuple(n + before + after for n, (before, after) in zip(a.shape, widths, strict=True))
-        self.shape = a.shape
-        self.outside = tuple(
-            slice(max(before, 0), n - max(after, 0)) for n, (before, after) in zip(outer, widths, strict=True)
-        )
-        self.inside = tuple(
-            slice(max(-before, 0), n - max(-after, 0)) for n, (before, after) in zip(a.shape, widths, strict=True)
-        )
-        result = array_namespace(a).full(outer, value, dtype=a.dtype)
-        result[self.outside] = a[self.inside]
-        return result
+    def __getitem__(self, index: Any) -> Self:
+        if isinstance(index, tuple):
+            index = tuple(values_of(part) for part in index)
+        return Index.apply(self, values_of(index))
 
-    def backward(self, grad: Array) -> Array:
-        result: Array = array_namespace(grad).zeros(self.shape, dtype=grad.dtype)
-        result[self.inside] = grad[self.outside]
-        return result
+    def reshape(self, *shape: Any) -> Self:
+        """Return the values in another shape; one length may be -1."""
+        return Reshape.apply(self, _lengths(shape))
+
+    def view(self, *shape: Any) -> Self:
+        """Return the values in another shape; unlike torch's, may copy."""
+        return Reshape.apply(self, _lengths(shape))
+
+    def view_as(self, other: Operand) -> Self:
+        """Return the values in the shape of ``other``."""
+        return self.view(tuple(other.shape))
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
+        """Join the axes from ``start_dim`` to ``end_dim``."""
+        shape = self.data.shape or (1,)
+        first, last = (normalize_axis_index(dim, len(shape)) for dim in (start_dim, end_dim))
+        if first > last:
+            raise RuntimeError("flatten() has invalid args: start_dim cannot come after end_dim")
+        return Reshape.apply(self, (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]))
+
+    def squeeze(self, dim: int | None = None) -> Self:
+        """Remove the axes of length 1, or only ``dim``."""
+        shape = self.data.shape
+        gone = range(len(shape)) if dim is None else (normalize_axis_index(dim, len(shape) or 1),)
+        return self.reshape(tuple(n for i, n in enumerate(shape) if n != 1 or i not in gone))
+
+    def unsqueeze(self, dim: int) -> Self:
+        """Add an axis of length 1 at ``dim``."""
+        shape = list(self.data.shape)
+        shape.insert(normalize_axis_index(dim, len(shape) + 1), 1)
+        return self.reshape(tuple(shape))
+
+    @property
+    def T(self) -> Self:  # noqa: N802 (NumPy's and torch's name)
+        """The axes reversed."""
+        return Transpose.apply(self, tuple(range(self.data.ndim))[::-1])
+
+    def t(self) -> Self:
+        """Return a matrix transposed; a vector or number as it is."""
+        if self.data.ndim > 2:
+            raise RuntimeError(f"t() expects a tensor with <= 2 dimensions, but self is {self.data.ndim}D")
+        return self.T
+
+    def transpose(self, dim0: int, dim1: int) -> Self:
+        """Exchange two axes."""
+        axes = list(range(self.data.ndim))
+        axes[dim0], axes[dim1] = axes[dim1], axes[dim0]
+        return Transpose.apply(self, tuple(axes))
+
+    def permute(self, *dims: Any) -> Self:
+        """Return the tensor with its axes in the order ``dims``."""
+        return Transpose.apply(self, _lengths(dims))
+
+    def expand(self, *shape: Any) -> Self:
+        """Repeat along axes of length 1, without a copy; -1 keeps an axis."""
+        return Expand.apply(self, _lengths(shape))
+
+    def expand_as(self, other: Operand) -> Self:
+        """Expand to the shape of ``other``."""
+        return self.expand(tuple(other.shape))
+
+    def split(self, split_size: int | list[int] | tuple[int, ...], dim: int = 0) -> tuple[Self, ...]:
+        """Return parts along an axis: of ``split_size`` elements, the last one fewer, or of listed sizes."""
+        axis = normalize_axis_index(dim, self.data.ndim)
+        length = self.data.shape[axis]
+        if not isinstance(split_size, int):
+            sizes = list(split_size)
+            if sum(sizes) != length:
+                raise RuntimeError(
+                    f"split_with_sizes expects split_sizes to sum exactly to {length} (input tensor's size at dimension"
+                    f" {dim}), but got split_sizes={sizes}"
+                )
+        elif split_size <= 0:
+            raise RuntimeError(f"split expects split_size be positive, but got split_size={split_size}")
+        else:
+            sizes = [min(split_size, length - start) for start in range(0, length, split_size)] or [0]
+        ends = np.cumsum(sizes)
+        before = (slice(None),) * axis
+        return tuple(self[(*before, slice(int(end - n), int(end)))] for n, end in zip(sizes, ends, strict=True))
+
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
+        """Return at most ``chunks`` parts of equal length along an axis, the last one shorter."""
+        if chunks <= 0:
+            raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
+        return self.split(max(1, -(-self.data.shape[dim] // chunks)), dim)
+
+    def clone(self) -> Self:
+        """Return a copy through which gradients flow."""
+        return Copy.apply(self)
+
+    def contiguous(self) -> Self:
+        """Return the tensor itself if in C order, else a copy."""
+        return self if self.data.flags.c_contiguous else self.clone()
+
+
+def _lengths(numbers: tuple[Any, ...]) -> Shape:
+    """Return the lengths of ``f(2, 3)`` or ``f((2, 3))``."""
+    return tuple(numbers[0]) if len(numbers) == 1 and isinstance(numbers[0], tuple | list) else numbers

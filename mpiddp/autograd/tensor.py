@@ -3,29 +3,56 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
 
 from mpiddp.device import array_namespace, download
 from mpiddp.device.place import place_of
 from mpiddp.errors import ArrayError
 from mpiddp.typing import Array, DTypeLike, Shape
 
-from . import arithmetic, shaping
+from .arithmetic import Maximum, Minimum, Where
+from .conversion import Conversions
 from .engine import run_backward
-from .function import Function, RemovableHandle, Variable, as_array, is_differentiable, mode
-from .operations import ElementCount, Operand, Operations, values_of
+from .function import (
+    Function,
+    Operand,
+    RemovableHandle,
+    Variable,
+    as_array,
+    is_differentiable,
+    mode,
+    values_of,
+)
+from .reduction import Reductions
+from .shaping import Join
 
 
-class Tensor(Operations):
+class ElementCount(int):
+    """Number of elements; called, as torch's ``size``, the shape or one length."""
+
+    shape: Shape
+
+    def __new__(cls, shape: Shape) -> ElementCount:
+        count = super().__new__(cls, math.prod(shape))
+        count.shape = shape
+        return count
+
+    def __call__(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[normalize_axis_index(dim, len(self.shape))]
+
+
+class Tensor(Reductions, Conversions):
     """An array on the tape, with torch's methods.
 
-    ``data`` is kept, not copied; Python floats become float32. ``backward`` adds to ``grad``, an array; ``grad = None``
-    starts anew. The first accumulation into an empty ``grad`` writes to ``grad_slot``, if any, also over what older
-    references to ``grad`` see. In-place operations are not on the tape: they are for tensors without a gradient and for
-    :class:`no_grad`, in which ``+=`` is in place, too.
+    An array given as ``data`` is kept, not copied; Python floats become float32. ``backward`` adds to ``grad``, an
+    array; ``grad = None`` starts anew. If the tensor has a ``grad_slot``, the first gradient is written there, over an
+    older one that somebody may still hold. In-place operations are not recorded. They are for tensors without a
+    gradient, and for :class:`no_grad`, in which ``+=`` works in place, too.
 
     Examples
     --------
@@ -146,7 +173,7 @@ class Tensor(Operations):
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
                 "moment."
             )
-        # A copy takes neither the slot, which belongs to a bucket, nor the hooks.
+        # A copy takes neither the slot, which belongs to a bucket, nor the hooks, which may hold communicators.
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin.data = self.data.copy()
@@ -156,7 +183,6 @@ class Tensor(Operations):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        # As above; hooks may hold communicators.
         left_out = {"grad_slot", "grad_hooks", "post_accumulate_grad_hooks"}
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
@@ -303,7 +329,7 @@ Function.output_type = Tensor
 
 def cat(tensors: Sequence[Any], dim: int = 0) -> Tensor:
     """Join tensors along an axis."""
-    return shaping.Join.apply(dim, *tensors)
+    return Join.apply(dim, *tensors)
 
 
 def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
@@ -313,17 +339,17 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
 
 def where(condition: Any, input: Any, other: Any) -> Tensor:
     """Return ``input`` where ``condition`` holds, else ``other``."""
-    return arithmetic.Where.apply(condition, input, other)
+    return Where.apply(condition, input, other)
 
 
 def maximum(input: Any, other: Any) -> Tensor:
     """Return the larger of two values; equal ones share the gradient."""
-    return arithmetic.Maximum.apply(input, other)
+    return Maximum.apply(input, other)
 
 
 def minimum(input: Any, other: Any) -> Tensor:
     """Return the smaller of two values; equal ones share the gradient."""
-    return arithmetic.Minimum.apply(input, other)
+    return Minimum.apply(input, other)
 
 
 def _tensor(operand: Any) -> Tensor:

@@ -10,7 +10,6 @@ from mpiddp import moved
 from .builtin import ByteWindows, digits, mnist, synthetic, text
 from .dataset import (
     ArrayDataset,
-    BatchDataset,
     DataPartitioner,
     Dataset,
     Partition,
@@ -27,7 +26,6 @@ from .samplers import BatchSampler, RandomSampler, SequentialSampler
 
 __all__ = [
     "ArrayDataset",
-    "BatchDataset",
     "BatchSampler",
     "BatchShare",
     "ByteWindows",

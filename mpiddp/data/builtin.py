@@ -25,7 +25,7 @@ from .files import read_idx
 from .permutation import randperm
 
 TRAIN_SAMPLES = 1437
-"""Four fifths of the images."""
+"""Number of images for training: four fifths of all."""
 DIGITS_MEAN = 0.305
 """Mean of all pixels, of images of 28 x 28 scaled to 0..1."""
 DIGITS_STD = 0.325
@@ -182,7 +182,7 @@ def synthetic(
 
 
 VALIDATION_SHARE = 0.1
-"""Of the text, at its end."""
+"""Share of the text, at its end, that is for validation."""
 
 
 class ByteWindows:

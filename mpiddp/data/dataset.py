@@ -1,7 +1,8 @@
 """Data sets: the protocol, arrays, parts, and the collation of samples into batches.
 
-A data set has a length and a sample for each index. One with a method ``batch`` gives many at once, as arrays with a
-leading batch dimension; :class:`~mpiddp.data.DataLoader` then neither loops nor stacks.
+A data set has a length and a sample for each index. One may also have a method ``batch(indices)``, which returns the
+samples at ``indices``, int (n,), as arrays with a leading axis n; :class:`~mpiddp.data.DataLoader` then neither loops
+nor stacks.
 """
 
 from __future__ import annotations
@@ -68,14 +69,6 @@ class Dataset(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: Any, /) -> Any: ...
-
-
-@runtime_checkable
-class BatchDataset(Dataset, Protocol):
-    """A data set that gives whole batches."""
-
-    def batch(self, indices: Array, /) -> Any:
-        """Return the samples at ``indices``, int (n,), collated: every array has a leading dimension n."""
 
 
 def fetch(
@@ -175,7 +168,7 @@ class Partition(Subset):
 class DataPartitioner:
     """Cut a data set into random parts, as torch's tutorial on distributed applications.
 
-    Unlike with a :class:`~mpiddp.data.DistributedSampler`, a rank sees the same samples in every epoch. Part ``i`` has
+    A rank sees the same samples in every epoch; :class:`~mpiddp.data.DistributedSampler` draws others. Part ``i`` has
     ``int(sizes[i] * len(data))`` samples; the sum of ``sizes`` may be below 1. Source:
     https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
     """
@@ -207,7 +200,6 @@ class DataPartitioner:
 
 __all__ = [
     "ArrayDataset",
-    "BatchDataset",
     "DataPartitioner",
     "Dataset",
     "Partition",

@@ -148,7 +148,7 @@ class DistributedSampler(EpochSampler):
         stop = start + self._total(max(n - start, 0))
         mine: Array = np.take(order, np.arange(start + self.rank, stop, self.num_replicas), mode="wrap") if n else order
         for index in mine.tolist():
-            # A position in the padding would mean nothing to another number of ranks.
+            # After a restart with another number of ranks the padding is another, so positions in it do not count.
             self.position = min(self.position + self.num_replicas, n)
             yield index
         self._end(min(stop, n))

@@ -1,7 +1,8 @@
 """``DataLoader``: batches of a data set in a sampler's order, fetched ahead by threads, copied to the GPU ahead.
 
-Threads, not processes: NumPy and file reads release the GIL, and a process forked after ``MPI_Init`` is not safe. They
-only write to pinned memory; the consumer's thread, with its current device and stream, queues all work of the device.
+The workers are threads, not processes: NumPy and file reads release the GIL, and a process that is forked after
+``MPI_Init`` is not safe. For a GPU they only write to pinned memory. All work of the GPU is queued by the consumer's
+thread, whose device and stream are the right ones.
 """
 
 from __future__ import annotations

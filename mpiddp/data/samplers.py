@@ -43,42 +43,18 @@ class SequentialSampler:
 class RandomSampler:
     """Visit the samples in a random order, a new one in each iteration.
 
-    With ``replacement`` each sample is drawn independently of the others. ``num_samples``, by default all, may be more:
-    without replacement further permutations follow. ``generator`` has the random numbers, or is their seed; by default
-    every process has another order.
+    ``generator`` has the random numbers, or is their seed. By default every process has another order.
     """
 
-    def __init__(
-        self,
-        data_source: Sized,
-        replacement: bool = False,
-        num_samples: int | None = None,
-        generator: np.random.Generator | int | None = None,
-    ) -> None:
-        if num_samples is not None and num_samples <= 0:
-            raise ValueError(f"num_samples should be a positive integer value, but got num_samples={num_samples}")
+    def __init__(self, data_source: Sized, *, generator: np.random.Generator | int | None = None) -> None:
         self.data_source = data_source
-        self.replacement = replacement
         self.generator = np.random.default_rng(generator)
-        self._num_samples = num_samples
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of one iteration."""
-        return len(self.data_source) if self._num_samples is None else self._num_samples
 
     def __len__(self) -> int:
-        return self.num_samples
+        return len(self.data_source)
 
     def __iter__(self) -> Iterator[int]:
-        n, left = len(self.data_source), self.num_samples
-        if self.replacement and left:
-            yield from self.generator.integers(n, size=left).tolist()
-            return
-        while n and left:
-            drawn = self.generator.permutation(n)[:left].tolist()
-            left -= len(drawn)
-            yield from drawn
+        return iter(self.generator.permutation(len(self.data_source)).tolist())
 
 
 class BatchSampler:

@@ -15,14 +15,14 @@ function in `functional`. They share:
 from mpiddp import moved
 
 from . import functional, init, random, utils
-from .activation import GELU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
+from .activation import GELU, LogSoftmax, ReLU, Sigmoid, Softmax, Tanh
 from .attention import MultiheadAttention
 from .container import Identity, ModuleDict, ModuleList, Sequential
 from .conv import Conv2d
 from .dropout import Dropout, Dropout2d
 from .embedding import Embedding
 from .linear import Linear
-from .loss import BCEWithLogitsLoss, CrossEntropyLoss, MSELoss, NLLLoss
+from .loss import CrossEntropyLoss, MSELoss, NLLLoss
 from .module import Module
 from .normalization import BatchNorm1d, BatchNorm2d, LayerNorm
 from .parameter import Parameter
@@ -33,7 +33,6 @@ from .shaping import Flatten
 __all__ = [
     "GELU",
     "AdaptiveAvgPool2d",
-    "BCEWithLogitsLoss",
     "BatchNorm1d",
     "BatchNorm2d",
     "Conv2d",
@@ -56,7 +55,6 @@ __all__ = [
     "Parameter",
     "ReLU",
     "Sequential",
-    "SiLU",
     "Sigmoid",
     "Softmax",
     "Tanh",

@@ -23,18 +23,6 @@ from mpiddp.typing import Array
 from .module import Module
 
 
-class LogSigmoidFunction(Function):
-    """Without overflow."""
-
-    def forward(self, x: Array) -> Any:
-        xp = array_namespace(x)
-        self.x = x
-        return xp.minimum(x, 0) - xp.log1p(xp.exp(-abs(x)))
-
-    def backward(self, grad: Array) -> Any:
-        return grad * (0.5 - 0.5 * array_namespace(grad).tanh(0.5 * self.x))
-
-
 def relu(input: Any, inplace: bool = False) -> Tensor:
     """Return ``max(input, 0)``."""
     return ReLUFunction.apply(input)
@@ -50,18 +38,8 @@ def sigmoid(input: Any) -> Tensor:
     return SigmoidFunction.apply(input)
 
 
-def logsigmoid(input: Any) -> Tensor:
-    """Return the logarithm of :func:`sigmoid`, without overflow."""
-    return LogSigmoidFunction.apply(input)
-
-
-def silu(input: Any, inplace: bool = False) -> Tensor:
-    """Return ``input * sigmoid(input)``."""
-    return SigmoidFunction.apply(input) * input
-
-
 def _axis(dim: int | None, ndim: int) -> int:
-    """Return torch's default, 1, or 0 of 1 or 3 axes."""
+    """Return ``dim``, or torch's default: axis 0 of 0, 1 or 3 axes, else axis 1."""
     if dim is not None:
         return dim
     return 0 if ndim in (0, 1, 3) else 1
@@ -124,27 +102,9 @@ class GELUFunction(Function):
         return grad * (self.below + x * density)
 
 
-class TanhGELUFunction(Function):
-    def forward(self, x: Array) -> Any:
-        dtype = x.dtype
-        self.x = x = widened(x)
-        self.tanh = array_namespace(x).tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
-        return (0.5 * x * (1 + self.tanh)).astype(dtype, copy=False)
-
-    def backward(self, grad: Array) -> Any:
-        x, tanh = self.x, self.tanh
-        slope = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
-        return grad * (0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * slope)
-
-
-def gelu(input: Any, approximate: str = "none") -> Tensor:
-    """Return the Gaussian error linear unit (D. Hendrycks and K. Gimpel, arXiv:1606.08415).
-
-    ``approximate`` is 'none' or 'tanh', GPT-2's.
-    """
-    if approximate not in ("none", "tanh"):
-        raise RuntimeError("approximate argument must be either none or tanh.")
-    return GELUFunction.apply(input) if approximate == "none" else TanhGELUFunction.apply(input)
+def gelu(input: Any) -> Tensor:
+    """Return the Gaussian error linear unit (D. Hendrycks and K. Gimpel, arXiv:1606.08415)."""
+    return GELUFunction.apply(input)
 
 
 class ReLU(Module):
@@ -157,28 +117,11 @@ class ReLU(Module):
         return relu(input)
 
 
-class SiLU(Module):
-    """``x * sigmoid(x)``."""
-
-    def __init__(self, inplace: bool = False) -> None:
-        super().__init__()
-
-    def forward(self, input: Any) -> Tensor:
-        return silu(input)
-
-
 class GELU(Module):
     """Layer of :func:`mpiddp.nn.functional.gelu`."""
 
-    def __init__(self, approximate: str = "none") -> None:
-        super().__init__()
-        self.approximate = approximate
-
     def forward(self, input: Any) -> Tensor:
-        return gelu(input, self.approximate)
-
-    def extra_repr(self) -> str:
-        return f"approximate={self.approximate!r}"
+        return gelu(input)
 
 
 class Tanh(Module):

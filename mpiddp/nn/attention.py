@@ -151,18 +151,17 @@ class MultiheadAttention(Module):
         query: Any,
         key: Any,
         value: Any,
-        key_padding_mask: Array | None = None,
+        *,
         need_weights: bool = True,
         attn_mask: Array | None = None,
-        average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output, of the shape of ``query``, and the weights or None.
+        """Return the output, of the shape of ``query``, and the weights (N, L, S), or None.
 
-        Weights are (N, L, S), or (N, H, L, S) without ``average_attn_weights``; ``need_weights=False`` is faster.
-        ``key`` and ``value`` have S positions; ``query`` itself makes the projections one product. Masks are (N, S) for
-        ``key_padding_mask``, (L, S) or (N H, L, S) for ``attn_mask``: booleans, True hides a key, or numbers to add to
-        the scores. ``is_causal`` hides later positions and, unlike torch's, needs no mask.
+        The weights are means over the heads; without ``need_weights`` they are not computed, which is faster. ``key``
+        and ``value`` have S positions; if they are ``query`` itself, one product makes all projections. ``attn_mask``
+        broadcasts to (N, H, L, S): booleans, of which True hides a key, or numbers to add to the scores. ``is_causal``
+        hides later positions; unlike torch's, it needs no mask.
         """
         if not query.ndim == key.ndim == value.ndim == 3:
             expected = "(N, L, E)" if self.batch_first else "(L, N, E)"
@@ -172,12 +171,12 @@ class MultiheadAttention(Module):
             )
         q, k, v = (self._split(x) for x in self._projected(query, key, value))  # (N, H, L, E / H)
         p = self.dropout if self.training else 0.0
-        mask = self._mask(q, k, key_padding_mask, attn_mask, is_causal)
+        mask = self._mask(q, k, attn_mask, is_causal)
         if not need_weights:
             return self.out_proj(self._join(scaled_dot_product_attention(q, k, v, mask, p))), None
         scores = q @ k.transpose(-2, -1) * (1 / math.sqrt(q.shape[-1]))
         weights = dropout(softmax(scores if mask is None else scores + mask, -1), p, p > 0)
-        return self.out_proj(self._join(weights @ v)), weights.mean(1) if average_attn_weights else weights
+        return self.out_proj(self._join(weights @ v)), weights.mean(1)
 
     def _projected(self, query: Any, key: Any, value: Any) -> list[Tensor]:
         e, weight, bias = self.embed_dim, self.in_proj_weight, self.in_proj_bias
@@ -190,23 +189,15 @@ class MultiheadAttention(Module):
             for x, part in zip((query, key, value), rows, strict=True)
         ]
 
-    def _mask(
-        self, q: Tensor, k: Tensor, key_padding_mask: Array | None, attn_mask: Array | None, is_causal: bool
-    ) -> Array | None:
-        """Return the sum of all masks, which broadcasts to (N, H, L, S), or None."""
-        n, heads, length, source = *q.shape[:3], k.shape[2]
-        masks = []
-        if key_padding_mask is not None:
-            masks.append(key_padding_mask.reshape(n, 1, 1, source))
-        if attn_mask is not None:
-            masks.append(attn_mask.reshape(n, heads, length, source) if attn_mask.ndim == 3 else attn_mask)
-        elif is_causal:
-            masks.append(array_namespace(q.data).asarray(np.triu(np.ones((length, source), dtype=bool), 1)))
-        total = None
-        for mask in masks:
-            hidden = array_namespace(mask).where(mask, -np.inf, 0.0) if mask.dtype == bool else mask
-            total = hidden if total is None else total + hidden
-        return None if total is None else total.astype(np.float32 if q.dtype.itemsize == 2 else q.dtype)
+    def _mask(self, q: Tensor, k: Tensor, attn_mask: Array | None, is_causal: bool) -> Array | None:
+        """Return what to add to the scores, or None."""
+        xp = array_namespace(q.data)
+        mask = attn_mask
+        if mask is None and is_causal:
+            mask = xp.asarray(~causal_mask(q.shape[2], k.shape[2]))
+        if mask is not None and mask.dtype == bool:
+            mask = xp.where(mask, -np.inf, 0.0)
+        return None if mask is None else mask.astype(np.float32 if q.dtype.itemsize == 2 else q.dtype)
 
     def _split(self, x: Tensor) -> Tensor:
         heads = x.reshape(*x.shape[:2], self.num_heads, self.embed_dim // self.num_heads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from .module import Module
@@ -11,12 +11,13 @@ from .module import Module
 
 class _Ordered(Module):
     def __getitem__(self, index: Any) -> Any:
-        modules = list(self.children())
-        return type(self)._of(modules[index]) if isinstance(index, slice) else modules[index]
-
-    @classmethod
-    def _of(cls, modules: list[Module]) -> Any:
-        raise NotImplementedError
+        modules = list(self.children())[index]
+        if not isinstance(index, slice):
+            return modules
+        part = type(self)()
+        for module in modules:
+            part.append(module)
+        return part
 
     def __setitem__(self, index: int, module: Module) -> None:
         setattr(self, list(self._modules)[index], module)
@@ -45,10 +46,6 @@ class Sequential(_Ordered):
         for name, module in named:
             self.register_module(name, module)
 
-    @classmethod
-    def _of(cls, modules: list[Module]) -> Sequential:
-        return cls(*modules)
-
     def forward(self, input: Any) -> Any:
         for module in self:
             input = module(input)
@@ -62,10 +59,6 @@ class ModuleList(_Ordered):
         super().__init__()
         self.extend(modules or ())
 
-    @classmethod
-    def _of(cls, modules: list[Module]) -> ModuleList:
-        return cls(modules)
-
     def extend(self, modules: Iterable[Module]) -> ModuleList:
         """Append modules; return the list."""
         for module in modules:
@@ -73,7 +66,7 @@ class ModuleList(_Ordered):
         return self
 
 
-class ModuleDict(Module):
+class ModuleDict(Module, MutableMapping[str, Any]):
     """A dict of modules that are registered as children."""
 
     def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] | None = None) -> None:
@@ -95,33 +88,8 @@ class ModuleDict(Module):
     def __iter__(self) -> Iterator[str]:
         return iter(self._modules)
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._modules
-
-    def keys(self) -> Iterable[str]:
-        """Return the names."""
-        return self._modules.keys()
-
-    def values(self) -> Iterable[Any]:
-        """Return the modules."""
-        return self._modules.values()
-
-    def items(self) -> Iterable[tuple[str, Any]]:
-        """Return names and modules."""
-        return self._modules.items()
-
-    def pop(self, key: str) -> Any:
-        """Remove and return a module."""
-        return self._modules.pop(key)
-
-    def clear(self) -> None:
-        """Remove all modules."""
-        self._modules.clear()
-
-    def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
-        """Add modules, in place of those of the same names."""
-        for key, module in dict(modules).items():
-            self[key] = module
+    # A module is equal to itself alone, and a key of sets; a mapping is neither.
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
 
 class Identity(Module):

@@ -1,17 +1,17 @@
-"""Convolution, functions and layers, as matrix products."""
+"""Convolution of images, function and layer, as matrix products."""
 
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from mpiddp.autograd import Function, Tensor
-from mpiddp.autograd.arithmetic import product, total
+from mpiddp.autograd.product import product, total
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array, DTypeLike
 
@@ -19,7 +19,6 @@ from . import init
 from .linear import check_dtypes
 from .module import Module
 from .parameter import Parameter
-from .shaping import pad
 from .window import Pair, Window, batch_first, batch_last, pair
 
 _CACHE_BYTES = 512 << 10
@@ -31,26 +30,26 @@ _LEAST_COLUMNS = 128
 
 
 class Columns:
-    """Columns of the C kh kw pixels behind each output pixel, a block of output rows at a time.
+    """The C kh kw pixels behind each output pixel as a column of a matrix, for a block of output rows at a time.
 
-    All columns are kh kw times the image (C, H, W, N); a block is made, used and dropped in the cache. It is a stack of
-    matrices (..., G, K, P): G groups, P columns of K = C kh kw / G pixels; on a device one block of one matrix a group.
-    ``channels`` are the output's.
+    All columns together are kh kw times as large as the image (C, H, W, N). So a block is made, used and dropped while
+    it is in the cache. It is a stack of matrices (..., K, P): P columns of K = C kh kw pixels; on a device one block of
+    one matrix. ``channels`` are the output's.
     """
 
-    def __init__(self, window: Window, image: Array, groups: int, channels: int) -> None:
-        self.window, self.groups = window, groups
+    def __init__(self, window: Window, image: Array, channels: int) -> None:
+        self.window = window
         (height, width), (c, _, _, n) = window.output, image.shape
-        self._size = c * math.prod(window.kernel) // groups  # K
+        self._size = c * math.prod(window.kernel)  # K
         self._parts = 0  # matrices a row; 0: one for all rows of a block
         self._rows = height
         if is_device_array(image) or image.dtype.itemsize < 4:  # half precision is rounded once
             return
         row = max(width * n, 1)
-        row_bytes = self._size * groups * row * image.dtype.itemsize
+        row_bytes = self._size * row * image.dtype.itemsize
         self._rows = max(1, -(-_LEAST_COLUMNS // row), _CACHE_BYTES // row_bytes)
         for parts in range(1, row // _LEAST_COLUMNS + 1):
-            if width % parts == 0 and self._size * (channels // groups) * (row // parts) <= _UNPACKED:
+            if width % parts == 0 and self._size * channels * (row // parts) <= _UNPACKED:
                 self._parts = parts
                 break
 
@@ -63,12 +62,12 @@ class Columns:
         """Return a block of a padded image (C, H, W, N)."""
         seen = self._stacked(self.window.seen(image)[:, :, :, rows])
         block = array_namespace(image).ascontiguousarray(seen)
-        return block.reshape(*block.shape[:2], self.groups, self._size, -1)
+        return block.reshape(*block.shape[:2], self._size, -1)
 
     def matrices(self, output: Array, rows: slice) -> Array:
-        """Return ``rows`` of an output (O, H', W', N) as a stack (..., G, O / G, P)."""
+        """Return ``rows`` of an output (O, H', W', N) as a stack (..., O, P)."""
         stacked = self._stacked(output[:, rows])
-        return stacked.reshape(*stacked.shape[:2], self.groups, len(output) // self.groups, -1)
+        return stacked.reshape(*stacked.shape[:2], len(output), -1)
 
     def _stacked(self, x: Array) -> Array:
         """Return (..., rows, W', N) with the axes of its matrices in front: rows, and parts of rows."""
@@ -80,14 +79,14 @@ class Columns:
 
 
 class Conv2dFunction(Function):
-    """Correlation of images (N, C, H, W) with kernels (O, C / G, kh, kw) in G groups."""
+    """Correlation of images (N, C, H, W) with kernels (O, C, kh, kw)."""
 
-    def forward(self, x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
+    def forward(self, x: Array, weight: Array, bias: Array | None, window: Window) -> Array:
         xp = array_namespace(x)
         self.image = xp.ascontiguousarray(window.pad(batch_last(x)))  # (C, H, W, N)
         self.weight = weight
-        self.columns = columns = Columns(window, self.image, groups, len(weight))
-        matrix = weight.reshape(groups, len(weight) // groups, -1)  # (G, O / G, K)
+        self.columns = columns = Columns(window, self.image, len(weight))
+        matrix = weight.reshape(len(weight), -1)  # (O, K)
         y = xp.empty((len(weight), *window.output, len(x)), dtype=x.dtype)
         for rows in columns.blocks():
             product(matrix, columns.gather(self.image, rows), out=columns.matrices(y, rows))
@@ -105,80 +104,52 @@ class Conv2dFunction(Function):
 
     def _for_image(self, grad: Array) -> Array:
         """Return the gradient of the input, a sum over the kernel's positions."""
-        xp, window, groups = array_namespace(grad), self.columns.window, self.columns.groups
-        n, c = grad.shape[3], len(self.image)
-        flat = grad.reshape(groups, len(grad) // groups, -1)  # (G, O / G, P)
-        kernels = self.weight.reshape(*flat.shape[:2], -1, *window.kernel)
-        by_position = xp.ascontiguousarray(kernels.transpose(3, 4, 0, 2, 1))  # (kh, kw, G, C / G, O / G)
+        xp, window = array_namespace(grad), self.columns.window
+        flat = grad.reshape(len(grad), -1)  # (O, P)
+        by_position = xp.ascontiguousarray(self.weight.transpose(2, 3, 1, 0))  # (kh, kw, C, O)
         # On a device one launch makes all products; here each is added while in the cache.
         spread = product(by_position, flat) if is_device_array(flat) else None
         image = xp.zeros(self.image.shape, dtype=grad.dtype)
         for i, j, seen in window.offsets():
             back = product(by_position[i, j], flat) if spread is None else spread[i, j]
-            image[seen] += back.reshape(c, *window.output, n)
+            image[seen] += back.reshape(len(image), *window.output, -1)
         return batch_first(window.crop(image))
 
     def _for_weight(self, grad: Array) -> Array:
         columns = self.columns
         # A product is faster with the longer side first; the transposition in the end is small.
-        matrix = sum(  # (G, K, O / G)
+        matrix = sum(  # (K, O)
             product(columns.gather(self.image, rows), columns.matrices(grad, rows).swapaxes(-1, -2)).sum(axis=(0, 1))
             for rows in columns.blocks()
         )
         kernels = self.out(1)
         if kernels is None:
             kernels = array_namespace(grad).empty(self.weight.shape, dtype=grad.dtype)
-        matrix = matrix.swapaxes(1, 2)
-        kernels.reshape(matrix.shape)[...] = matrix
+        kernels.reshape(len(kernels), -1)[...] = matrix.T
         return kernels
 
 
-def check_padding(padding: str, stride: Sequence[int]) -> None:
-    if padding not in ("valid", "same"):
-        raise ValueError(f"Invalid padding string {padding!r}, should be one of 'valid', 'same'")
-    if padding == "same" and any(step != 1 for step in stride):
-        raise ValueError("padding='same' is not supported for strided convolutions")
+def conv2d(input: Any, weight: Any, bias: Any = None, stride: Pair = 1, padding: Pair = 0) -> Tensor:
+    """Correlate images (N, C, H, W) or (C, H, W) with kernels (O, C, kh, kw).
 
-
-def conv2d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Pair = 1,
-    padding: Pair | str = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Correlate images (N, C, H, W) or (C, H, W) with kernels (O, C / groups, kh, kw) in ``groups`` of channels.
-
-    The result (N, O, H', W') lies in memory as (O, H', W', N). ``stride``, ``padding`` (zeros around the image;
-    ``"same"`` keeps its size, ``"valid"`` is 0) and ``dilation``, the distance between kernel pixels, are ints or pairs
-    of int.
+    The result (N, O, H', W') lies in memory as (O, H', W', N). ``stride`` and ``padding``, the zeros around the image,
+    are ints or pairs of int.
     """
     if input.ndim == 3:
-        batch = input.reshape((1, *input.shape))
-        y = conv2d(batch, weight, bias, stride, padding, dilation, groups)
+        y = conv2d(input.reshape((1, *input.shape)), weight, bias, stride, padding)
         return y.reshape(y.shape[1:])
     if input.ndim != 4:
         raise RuntimeError(
             f"Expected 3D (unbatched) or 4D (batched) input to conv2d, but got input of size: {list(input.shape)}"
         )
-    c = input.shape[1]
-    if c != weight.shape[1] * groups or weight.shape[0] % groups:
+    if input.shape[1] != weight.shape[1]:
         raise RuntimeError(
-            f"Given groups={groups}, weight of size {list(weight.shape)}, expected input{list(input.shape)} to have "
-            f"{weight.shape[1] * groups} channels, but got {c} channels instead"
+            f"Given groups=1, weight of size {list(weight.shape)}, expected input{list(input.shape)} to have "
+            f"{weight.shape[1]} channels, but got {input.shape[1]} channels instead"
         )
     check_dtypes("conv2d", input, weight)
-    steps, spread = pair(stride), pair(dilation)
-    if isinstance(padding, str):
-        check_padding(padding, steps)
-        totals = [d * (k - 1) if padding == "same" else 0 for d, k in zip(spread, weight.shape[2:], strict=True)]
-        if any(n % 2 for n in totals):  # as torch's: one more zero at the end
-            input = pad(input, [0, totals[1] % 2, 0, totals[0] % 2])
-        padding = [n // 2 for n in totals]
-    window = Window(input.shape[2:], weight.shape[2:], steps, pair(padding), spread)
-    return Conv2dFunction.apply(input, weight, bias, window, groups)
+    window = Window(input.shape[2:], weight.shape[2:], pair(stride), pair(padding))
+    return Conv2dFunction.apply(input, weight, bias, window)
 
 
 class Conv2d(Module):
@@ -190,36 +161,23 @@ class Conv2d(Module):
         out_channels: int,
         kernel_size: Pair,
         stride: Pair = 1,
-        padding: Pair | str = 0,
-        dilation: Pair = 1,
-        groups: int = 1,
-        bias: bool = True,
+        padding: Pair = 0,
         *,
+        bias: bool = True,
         dtype: DTypeLike = np.float32,
     ) -> None:
         super().__init__()
-        if in_channels % groups:
-            raise ValueError("in_channels must be divisible by groups")
-        if out_channels % groups:
-            raise ValueError("out_channels must be divisible by groups")
-        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.kernel_size, self.stride, self.dilation = pair(kernel_size), pair(stride), pair(dilation)
-        if isinstance(padding, str):
-            check_padding(padding, self.stride)
-        self.padding = padding if isinstance(padding, str) else pair(padding)
-        self.weight = Parameter(np.empty((out_channels, in_channels // groups, *self.kernel_size), dtype))
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.kernel_size, self.stride, self.padding = pair(kernel_size), pair(stride), pair(padding)
+        self.weight = Parameter(np.empty((out_channels, in_channels, *self.kernel_size), dtype))
         self.register_parameter("bias", Parameter(np.empty(out_channels, dtype)) if bias else None)
         init.default_(self.weight, self.bias)
 
     def forward(self, input: Any) -> Tensor:
-        return conv2d(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+        return conv2d(input, self.weight, self.bias, self.stride, self.padding)
 
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
-        if isinstance(self.padding, str) or any(self.padding):
-            text += f", padding={self.padding!r}"
-        if any(n != 1 for n in self.dilation):
-            text += f", dilation={self.dilation}"
-        if self.groups != 1:
-            text += f", groups={self.groups}"
+        if any(self.padding):
+            text += f", padding={self.padding}"
         return text if self.bias is not None else text + ", bias=False"

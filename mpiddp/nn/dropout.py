@@ -14,7 +14,7 @@ from .random import keep_mask
 
 
 class DropoutFunction(Function):
-    """The values times 0 or 1 / (1 - p), one factor for the last ``shared`` axes together."""
+    """Multiplies values by 0 or 1 / (1 - p); the last ``shared`` axes have one factor together."""
 
     def forward(self, x: Array, p: float, shared: int) -> Any:
         index: Any = (..., *(slice(1),) * shared)

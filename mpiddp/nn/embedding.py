@@ -21,8 +21,8 @@ from .parameter import Parameter
 
 
 class EmbeddingFunction(Function):
-    def forward(self, weight: Array, index: Array, padding_idx: int | None) -> Array:
-        self.index, self.padding_idx, self.shape = index, padding_idx, weight.shape
+    def forward(self, weight: Array, index: Array) -> Array:
+        self.index, self.shape = index, weight.shape
         if not is_device_array(index):
             return weight[index]
         # Checking would wait for the device: numbers that are no rows give NaN.
@@ -39,15 +39,13 @@ class EmbeddingFunction(Function):
             table = xp.empty(self.shape, dtype=wide.dtype)
         table.fill(0)
         xp.add.at(table, self.index.ravel(), wide.reshape(-1, self.shape[1]))
-        if self.padding_idx is not None:
-            table[self.padding_idx] = 0
         return table
 
 
-def embedding(input: Any, weight: Any, padding_idx: int | None = None) -> Tensor:
-    """Return the rows of ``weight`` (rows, length) that integers name; row ``padding_idx`` gets no gradient.
+def embedding(input: Any, weight: Any) -> Tensor:
+    """Return the rows of ``weight`` (rows, length) that the integers ``input`` name.
 
-    A number that is no row raises IndexError; on a GPU, where checking would wait, it gives NaN.
+    A number that is no row raises IndexError. On a GPU, where a check would have to wait, its row is NaN.
     """
     index = input.data if isinstance(input, Tensor) else input
     expect_array_or_option(index)
@@ -57,33 +55,20 @@ def embedding(input: Any, weight: Any, padding_idx: int | None = None) -> Tensor
         raise IndexError(
             f"index out of range in self: rows are 0 to {weight.shape[0] - 1}, got {index.min()} to {index.max()}"
         )
-    return EmbeddingFunction.apply(weight, index, padding_idx)
+    return EmbeddingFunction.apply(weight, index)
 
 
 class Embedding(Module):
-    """A table of learned vectors, normally distributed at first; row ``padding_idx`` is zeros without a gradient."""
+    """A table of learned vectors, normally distributed at first."""
 
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None = None,
-        *,
-        dtype: DTypeLike = np.float32,
-    ) -> None:
+    def __init__(self, num_embeddings: int, embedding_dim: int, *, dtype: DTypeLike = np.float32) -> None:
         super().__init__()
-        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise ValueError(f"Padding_idx must be within num_embeddings, got {padding_idx} for {num_embeddings} rows")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.padding_idx = padding_idx
         self.weight = Parameter(np.empty((num_embeddings, embedding_dim), dtype))
         init.normal_(self.weight)
-        if padding_idx is not None:
-            self.weight.data[padding_idx] = 0
 
     def forward(self, input: Any) -> Tensor:
-        return embedding(input, self.weight, self.padding_idx)
+        return embedding(input, self.weight)
 
     def extra_repr(self) -> str:
-        text = f"{self.num_embeddings}, {self.embedding_dim}"
-        return text if self.padding_idx is None else f"{text}, padding_idx={self.padding_idx}"
+        return f"{self.num_embeddings}, {self.embedding_dim}"

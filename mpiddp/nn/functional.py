@@ -3,7 +3,7 @@
 from mpiddp import moved
 from mpiddp.autograd import cat, stack
 
-from .activation import gelu, log_softmax, logsigmoid, relu, sigmoid, silu, softmax, tanh
+from .activation import gelu, log_softmax, relu, sigmoid, softmax, tanh
 from .attention import scaled_dot_product_attention
 from .collectives import (
     all_gather,
@@ -22,15 +22,9 @@ from .conv import conv2d
 from .dropout import dropout, dropout2d
 from .embedding import embedding
 from .linear import linear
-from .loss import (
-    binary_cross_entropy_with_logits,
-    cross_entropy,
-    mse_loss,
-    nll_loss,
-)
+from .loss import cross_entropy, mse_loss, nll_loss
 from .normalization import batch_norm, layer_norm
 from .pooling import adaptive_avg_pool2d, max_pool2d
-from .shaping import pad
 
 __all__ = [
     "adaptive_avg_pool2d",
@@ -39,7 +33,6 @@ __all__ = [
     "all_to_all",
     "all_to_all_single",
     "batch_norm",
-    "binary_cross_entropy_with_logits",
     "broadcast",
     "cat",
     "conv2d",
@@ -52,11 +45,9 @@ __all__ = [
     "layer_norm",
     "linear",
     "log_softmax",
-    "logsigmoid",
     "max_pool2d",
     "mse_loss",
     "nll_loss",
-    "pad",
     "recv",
     "reduce",
     "reduce_scatter",
@@ -65,7 +56,6 @@ __all__ = [
     "scatter",
     "send",
     "sigmoid",
-    "silu",
     "softmax",
     "stack",
     "tanh",

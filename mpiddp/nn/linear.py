@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from mpiddp.autograd import Function, Tensor
-from mpiddp.autograd.arithmetic import product
 from mpiddp.autograd.function import expect_array_or_option
+from mpiddp.autograd.product import product
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array, DTypeLike
 
@@ -23,8 +23,8 @@ from .parameter import Parameter
 class LinearFunction(Function):
     """``x @ weight.T + bias`` for x (..., in), weight (out, in), bias (out) or None.
 
-    The output of x (N, in) is a transposed (out, N): a fifth faster with OpenBLAS, and the layout of convolutions.
-    Gradients have the layout of x.
+    The output of x (N, in) lies in memory as (out, N): OpenBLAS then takes a fifth less time, and convolutions have the
+    same layout. The gradient of x has the layout of x.
     """
 
     def forward(self, x: Array, weight: Array, bias: Array | None) -> Array:
@@ -55,14 +55,16 @@ class LinearFunction(Function):
         )
 
     def _for_bias(self, rows: Array) -> Array:
-        """Return the sum over rows as a product: a quarter of a reduction's time."""
+        """Return the sum over rows, as a product with ones: that takes a quarter of a reduction's time."""
         ones = array_namespace(rows).ones(len(rows), dtype=rows.dtype)
         return product(ones, rows, out=self.out(2))
 
 
-def check_dtypes(name: str, input: Any, weight: Any) -> None:
-    """Refuse an input of another dtype than the weights: NumPy would promote."""
-    if input.dtype != weight.dtype:
+def check_dtypes(name: str, input: Any, *weights: Any) -> None:
+    """Raise RuntimeError for an input of another dtype than the weights, which NumPy would promote."""
+    for weight in weights:
+        if weight is None or input.dtype == weight.dtype:
+            continue
         expect_array_or_option(input)
         # NumPy makes float64: it is the array to convert, but not to integers.
         promoted = weight.dtype == np.float64 and input.dtype.kind == "f"

@@ -36,7 +36,7 @@ class Module:
     """
 
     training: bool
-    """True: dropout drops, batch normalization measures."""
+    """In training, dropout drops and batch normalization uses the batch's statistics."""
     _parameters: dict[str, Parameter | None]
     _buffers: dict[str, Array | None]
     _modules: dict[str, Module | None]
@@ -85,27 +85,20 @@ class Module:
             self._register("_parameters", name, value)
         elif isinstance(value, Module):
             self._register("_modules", name, value)
-        elif name in self._parameters:
+        elif name in self._parameters or name in self._modules:
             if value is not None:
+                kind, wanted = ("parameter", "Parameter") if name in self._parameters else ("child module", "Module")
                 raise TypeError(
-                    f"cannot assign '{type(value).__name__}' as parameter '{name}' "
-                    "(mpiddp.nn.Parameter or None expected)"
+                    f"cannot assign '{type(value).__name__}' as {kind} '{name}' (mpiddp.nn.{wanted} or None expected)"
                 )
-            self._parameters[name] = None
-        elif name in self._modules:
-            if value is not None:
-                raise TypeError(
-                    f"cannot assign '{type(value).__name__}' as child module '{name}' "
-                    "(mpiddp.nn.Module or None expected)"
-                )
-            self._modules[name] = None
+            (self._parameters if name in self._parameters else self._modules)[name] = None
         elif name in self._buffers:
             self._buffers[name] = _as_buffer(name, value)
         else:
             super().__setattr__(name, value)
 
     def _register(self, registry: str, name: str, entry: Any) -> None:
-        """Set an entry of a registry; it takes an older one's place, as order counts."""
+        """Set an entry of a registry. It takes the place of an older one of that name: the order counts."""
         self._forget(name, keep=registry)
         vars(self)[registry][name] = entry
 

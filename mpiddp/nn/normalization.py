@@ -13,8 +13,8 @@ import numpy as np
 
 from mpiddp.autograd import Function, Tensor
 from mpiddp.autograd.function import unbroadcast
-from mpiddp.device import array_namespace, is_device_array
-from mpiddp.device.half import is_half, widened
+from mpiddp.device import array_namespace
+from mpiddp.device.half import widened
 from mpiddp.typing import Array, DTypeLike, Shape
 
 from .linear import check_dtypes
@@ -23,7 +23,7 @@ from .parameter import Parameter
 
 
 class Normalization(Function):
-    """``normal * weight + bias``; a subclass computes ``normal``, and has `gradient_of_input`."""
+    """``normal * weight + bias``. A subclass computes ``normal`` in its forward, and defines `gradient_of_input`."""
 
     normal: Array
     weight: Array | None
@@ -45,9 +45,9 @@ class Normalization(Function):
 
 
 class NormalizeFunction(Normalization):
-    """Mean and variance of ``x`` over ``axes``; they are appended, axes kept, to ``statistics``.
+    """Normalize ``x`` by its mean and variance over ``axes``.
 
-    ``weight`` and ``bias`` broadcast to ``x``.
+    Both are appended to ``statistics``, with the axes kept. ``weight`` and ``bias`` broadcast to ``x``.
     """
 
     def forward(
@@ -70,7 +70,7 @@ class NormalizeFunction(Normalization):
         centred *= self.inverse
         self.normal = centred
         statistics += [mean, variance]
-        return rounded(affine(centred, weight, bias), dtype, weight)
+        return affine(centred, weight, bias).astype(dtype, copy=False)
 
     def gradient_of_input(self, grad: Array) -> Array:
         xp, normal = array_namespace(grad), self.normal
@@ -81,40 +81,12 @@ class NormalizeFunction(Normalization):
         return for_x
 
 
-class NormalizeWithFunction(Normalization):
-    """With given statistics."""
-
-    def forward(
-        self, x: Array, weight: Array | None, bias: Array | None, mean: Array, variance: Array, eps: float
-    ) -> Array:
-        self.inverse = 1 / array_namespace(x).sqrt(variance + variance.dtype.type(eps))
-        self.weight = weight
-        self.bias_shape = None if bias is None else bias.shape
-        self.normal = (x - mean) * self.inverse
-        return affine(self.normal, weight, bias)
-
-    def gradient_of_input(self, grad: Array) -> Array:
-        return grad * (self.inverse if self.weight is None else self.weight * self.inverse)
-
-
 def affine(normal: Array, weight: Array | None, bias: Array | None) -> Array:
     """Return ``normal * weight + bias``, in a new array."""
     result = normal.copy(order="K") if weight is None else normal * weight
     if bias is not None:
         result += bias
     return result
-
-
-def rounded(result: Array, dtype: DTypeLike, weight: Array | None) -> Array:
-    """Round a float32 result to the input's dtype, unless the weights are wider."""
-    return result if weight is not None and weight.dtype != dtype else result.astype(dtype, copy=False)
-
-
-def check_parameters(name: str, input: Any, *parameters: Any) -> None:
-    """Check dtypes; an input of half precision takes float32 parameters, too."""
-    for parameter in parameters:
-        if parameter is not None and not (parameter.dtype == np.float32 and is_half(input)):
-            check_dtypes(name, input, parameter)
 
 
 def along_channels(value: Any, ndim: int) -> Any:
@@ -137,16 +109,23 @@ def batch_norm(
     """Normalize each channel of (N, C) or (N, C, ...) (S. Ioffe and C. Szegedy, arXiv:1502.03167).
 
     ``training`` uses the batch's statistics, which takes more than one value a channel, and moves the running ones, in
-    place, towards mean and unbiased variance by the share ``momentum``; else the running ones are used. Float32
-    parameters, of shape (C), fit half precision, too.
+    place, towards mean and unbiased variance by the share ``momentum``; else the running ones are used. The parameters
+    and running statistics have shape (C).
     """
-    check_parameters("batch_norm", input, weight, bias)
+    check_dtypes("batch_norm", input, weight, bias)
     scale, shift = along_channels(weight, input.ndim), along_channels(bias, input.ndim)
     if not training:
         if running_mean is None or running_var is None:
             raise RuntimeError("Expected running_mean and running_var to be defined when training=False")
         mean, variance = along_channels(running_mean, input.ndim), along_channels(running_var, input.ndim)
-        return NormalizeWithFunction.apply(input, scale, shift, mean, variance, eps)
+        inverse = 1 / array_namespace(mean).sqrt(variance + variance.dtype.type(eps))
+        output = (input if isinstance(input, Tensor) else Tensor(input)) - mean
+        output *= inverse
+        if scale is not None:
+            output *= scale
+        if shift is not None:
+            output += shift
+        return output
     axes = (0, *range(2, input.ndim))
     count = math.prod(input.shape[axis] for axis in axes)
     if count <= 1:
@@ -172,7 +151,7 @@ def layer_norm(
 
     ``input`` has shape (..., *normalized_shape), ``weight`` and ``bias`` the last axes.
     """
-    check_parameters("layer_norm", input, weight, bias)
+    check_dtypes("layer_norm", input, weight, bias)
     shape = tuple(normalized_shape)
     if tuple(input.shape[-len(shape) :]) != shape:
         raise RuntimeError(
@@ -186,8 +165,8 @@ class BatchNorm(Module):
     """Base of the batch normalizations: parameters and running statistics.
 
     A subclass names its numbers of axes in ``ndims``, and may override ``normalize``. ``momentum`` is the share of a
-    batch in the running statistics; None: the mean over all batches. Without ``track_running_stats`` evaluation uses
-    the batch's statistics. ``affine`` learns weight and bias.
+    batch in the running statistics. Without ``track_running_stats`` evaluation uses the batch's statistics. ``affine``
+    learns weight and bias.
     """
 
     ndims: tuple[int, ...] = ()
@@ -199,13 +178,15 @@ class BatchNorm(Module):
         self,
         num_features: int,
         eps: float = 1e-5,
-        momentum: float | None = 0.1,
+        momentum: float = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
         *,
         dtype: DTypeLike = np.float32,
     ) -> None:
         super().__init__()
+        if momentum is None:
+            raise TypeError("momentum should be a float, got None: a mean over all batches is not there")
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.affine, self.track_running_stats = affine, track_running_stats
         self.register_parameter("weight", Parameter(np.ones(num_features, dtype)) if affine else None)
@@ -221,18 +202,14 @@ class BatchNorm(Module):
             raise ValueError(f"expected {wanted} input (got {input.ndim}D input)")
         if input.shape[1] != self.num_features:
             raise RuntimeError(f"running_mean should contain {input.shape[1]} elements not {self.num_features}")
-        share: Any = 0.0 if self.momentum is None else self.momentum
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked += 1
-            if self.momentum is None:
-                number = self.num_batches_tracked
-                share = 1 / (number if is_device_array(number) else float(number))  # reading a device waits
-        return self.normalize(input, self.training or self.running_mean is None, share)
+        return self.normalize(input, self.training or self.running_mean is None)
 
-    def normalize(self, input: Any, training: bool, momentum: float) -> Tensor:
+    def normalize(self, input: Any, training: bool) -> Tensor:
         """Normalize by the batch's statistics, which move the running ones, or by those."""
         return batch_norm(
-            input, self.running_mean, self.running_var, self.weight, self.bias, training, momentum, self.eps
+            input, self.running_mean, self.running_var, self.weight, self.bias, training, self.momentum, self.eps
         )
 
     def reset_running_stats(self) -> None:

@@ -19,7 +19,7 @@ from .window import Pair, Window, batch_first, batch_last, pair
 
 
 class MaxPool2dFunction(Function):
-    """Keeps the positions, not the image. Of equal values the first gets the gradient, as torch's."""
+    """Keeps the positions of the largest values, not the image; of equal ones the first gets the gradient, as torch."""
 
     def forward(self, x: Array, window: Window) -> Array:
         xp = array_namespace(x)
@@ -89,7 +89,7 @@ def max_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, paddin
         )
     if input.ndim not in (3, 4):
         raise RuntimeError(f"Expected 3D or 4D (batch mode) tensor for input of pooling, but got: {list(input.shape)}")
-    window = Window(tuple(input.shape[-2:]), kernel, kernel if stride is None else pair(stride), margin, (1, 1))
+    window = Window(tuple(input.shape[-2:]), kernel, kernel if stride is None else pair(stride), margin)
     images = input if input.ndim == 4 else input.reshape((1, *input.shape))
     output = MaxPool2dFunction.apply(images, window)
     return output if input.ndim == 4 else output.reshape(output.shape[1:])

@@ -1,7 +1,8 @@
 """Random numbers for initial values and dropout, from one seed.
 
-Two PCG64 streams: *values* is the same on every rank, so models start equal; *dropout* has the key (seed, rank), after
-:func:`set_step` (seed, rank, step), so a rank that replaces a failed one draws its masks.
+There are two PCG64 streams. *values* is the same on every rank, so that models start equal. *dropout* has the key
+(seed, rank), and after :func:`set_step` the key (seed, rank, step): a rank that takes the place of a failed one draws
+the same masks.
 """
 
 from __future__ import annotations

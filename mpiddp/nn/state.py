@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,17 +12,14 @@ from mpiddp.device import placed
 from mpiddp.typing import Array
 
 
-class IncompatibleKeys:
-    """Missing and unexpected keys of ``load_state_dict``."""
+class IncompatibleKeys(NamedTuple):
+    """What `load_state_dict` has found: keys that the state lacks, and keys that the module lacks."""
 
-    def __init__(self, missing_keys: list[str], unexpected_keys: list[str]) -> None:
-        self.missing_keys, self.unexpected_keys = missing_keys, unexpected_keys
-
-    def __iter__(self) -> Iterator[list[str]]:
-        return iter((self.missing_keys, self.unexpected_keys))
+    missing_keys: list[str]
+    unexpected_keys: list[str]
 
     def __repr__(self) -> str:
-        if not self.missing_keys and not self.unexpected_keys:
+        if not any(self):
             return "<All keys matched successfully>"
         return f"IncompatibleKeys(missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys})"
 

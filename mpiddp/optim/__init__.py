@@ -6,7 +6,6 @@ They change anything with ``data`` and ``grad``, and know neither MPI nor autogr
 - ``lr`` : learning rate.
 - ``weight_decay`` : times the parameter, added to the gradient.
 - ``eps`` : added to the denominator.
-- ``maximize`` : bool, default False. Go up instead of down.
 
 An option out of range raises ValueError.
 """

@@ -12,11 +12,11 @@ from .optimizer import Group, Optimizer, check_not_negative
 
 
 class Adam(Optimizer):
-    r"""Adam (Kingma and Ba, arXiv:1412.6980) and AMSGrad (Reddi et al., arXiv:1904.09237).
+    r"""Adam (D. P. Kingma and J. Ba, arXiv:1412.6980).
 
     :math:`m \leftarrow \beta_1 m + (1 - \beta_1) g`, :math:`v \leftarrow \beta_2 v + (1 - \beta_2) g^2`, and in step t
-    :math:`p \leftarrow p - \frac{\eta}{1 - \beta_1^t} m / (\sqrt{v / (1 - \beta_2^t)} + \epsilon)`; ``betas`` in [0,
-    1). ``amsgrad`` divides by the largest :math:`v` so far.
+    :math:`p \leftarrow p - \frac{\eta}{1 - \beta_1^t} m / (\sqrt{v / (1 - \beta_2^t)} + \epsilon)`; ``betas`` are in
+    [0, 1).
     """
 
     decoupled_weight_decay = False
@@ -28,49 +28,35 @@ class Adam(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0,
-        amsgrad: bool = False,
-        *,
-        maximize: bool = False,
     ) -> None:
         check_not_negative(**{"learning rate": lr, "epsilon value": eps, "weight_decay value": weight_decay})
         for i, beta in enumerate(betas):
             if not 0 <= beta < 1:
                 raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
-        options = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
-            "maximize": maximize,
-        }
-        super().__init__(params, options)
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def _update(self, run: ContiguousRun, group: Group) -> None:
         lr, eps, decay = float(group["lr"]), float(group["eps"]), float(group["weight_decay"])
         beta1, beta2 = map(float, group["betas"])
-        names = ["exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * group["amsgrad"]]
         step = run.count_step()
         step_size = lr / (1 - beta1**step)
         correction = sqrt(1 - beta2**step)
 
         xp = array_namespace(run.data)
-        for p, g, mean, square, *largest in run.blocks(*names):
+        for p, g, mean, square in run.blocks("exp_avg", "exp_avg_sq"):
             if self.decoupled_weight_decay and decay:
                 p *= 1 - lr * decay
             coupled = 0 if self.decoupled_weight_decay else decay
-            g, update, product = self._descent(p, g, group["maximize"], coupled)
+            g, update, product = self._descent(p, g, coupled)
 
             xp.subtract(g, mean, out=product)
             if beta1 > 0.5:
                 mean += xp.multiply(product, 1 - beta1, out=product)
-            else:  # the end that rounds less, as torch's lerp chooses
+            else:  # from the end at which less is rounded, as torch's lerp does
                 xp.subtract(g, xp.multiply(product, beta1, out=product), out=mean)
             square *= beta2
             xp.multiply(g, 1 - beta2, out=product)
             square += xp.multiply(product, g, out=product)
-            if largest:
-                square = xp.maximum(largest[0], square, out=largest[0])
 
             denominator = xp.sqrt(square, out=product)
             denominator /= correction
@@ -91,11 +77,8 @@ class AdamW(Adam):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
-        amsgrad: bool = False,
-        *,
-        maximize: bool = False,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize)
+        super().__init__(params, lr, betas, eps, weight_decay)
 
 
 __all__ = ["Adam", "AdamW"]

@@ -109,12 +109,10 @@ class Optimizer(ABC):
         Options go through ``float``: a NumPy scalar from a schedule would make float32 arithmetic float64.
         """
 
-    def _descent(self, p: Array, g: Array, maximize: bool, decay: float) -> tuple[Array, Array, Array]:
-        """Return the gradient to descend, weight decay added, and two scratch arrays; it may lie in the first."""
+    def _descent(self, p: Array, g: Array, decay: float) -> tuple[Array, Array, Array]:
+        """Return the gradient with weight decay added, perhaps in the first scratch array, and both scratch arrays."""
         xp = array_namespace(p)
         update, product = self._workspace.like(p)
-        if maximize:
-            g = xp.negative(g, out=update)
         if decay:
             g = xp.add(g, xp.multiply(p, decay, out=product), out=update)
         return g, update, product

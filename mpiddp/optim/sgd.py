@@ -26,8 +26,6 @@ class SGD(Optimizer):
         dampening: float = 0,
         weight_decay: float = 0,
         nesterov: bool = False,
-        *,
-        maximize: bool = False,
     ) -> None:
         check_not_negative(**{"learning rate": lr, "momentum value": momentum, "weight_decay value": weight_decay})
         if nesterov and (momentum <= 0 or dampening != 0):
@@ -38,7 +36,6 @@ class SGD(Optimizer):
             "dampening": dampening,
             "weight_decay": weight_decay,
             "nesterov": nesterov,
-            "maximize": maximize,
         }
         super().__init__(params, options)
 
@@ -48,7 +45,7 @@ class SGD(Optimizer):
         first = momentum != 0 and "momentum_buffer" not in run.state
         xp = array_namespace(run.data)
         for p, g, *state in run.blocks(*["momentum_buffer"] if momentum else []):
-            g, update, product = self._descent(p, g, group["maximize"], decay)
+            g, update, product = self._descent(p, g, decay)
             if momentum:
                 (buffer,) = state
                 if first:

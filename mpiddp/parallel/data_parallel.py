@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,10 +12,10 @@ import numpy as np
 
 from mpiddp.autograd import Tensor, cat, enable_grad, is_grad_enabled, no_grad
 from mpiddp.device import array_namespace, device_count, is_device_array
+from mpiddp.device.conversion import conversion
 from mpiddp.device.place import Place, at, current_stream, moved, place_of
-from mpiddp.nested import leaves, map_nested
+from mpiddp.nested import children, leaves, map_nested
 from mpiddp.nn import Module
-from mpiddp.typing import Array
 
 _PER_THREAD = 2
 """The address of each thread's own default stream (``CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1``)."""
@@ -25,10 +24,11 @@ _PER_THREAD = 2
 class DataParallel(Module):
     """A model that cuts each batch into parts, one for each device, and joins the outputs (``torch.nn.DataParallel``).
 
-    A part has ``ceil(n / devices)`` samples, the last one fewer; short batches make fewer parts. Every forward copies
-    parts and parameters to the devices; on the host nothing is copied. Threads use their device, and its stream that is
-    current in the calling thread. Backward, one thread, adds parameters' gradients up on the first device, the last
-    part's first. The first replica's buffers are the model's.
+    A part has ``ceil(n / devices)`` samples, the last one perhaps fewer; short batches make fewer parts. Every forward
+    copies parts and parameters to the devices; on the host nothing is copied. Each part has a thread, which uses its
+    device and the stream of that device that is current in the calling thread. Backward runs in one thread, and adds up
+    the parameters' gradients on the first device, beginning with the last part. The first replica shares its buffers
+    with the model.
 
     Prefer `DistributedDataParallel`: here the first device also holds all outputs, the sums of gradients and the
     optimizer's state, and the threads share one interpreter.
@@ -64,14 +64,14 @@ class DataParallel(Module):
         if device_ids is None:
             on_device = any(is_device_array(parameter.data) for parameter in module.parameters())
             device_ids = list(range(device_count())) if on_device else ["cpu", "cpu"]
-        places = [_place(device) for device in device_ids]
-        if not places or (None in places and set(places) != {None}):
+        places: list[Any] = [conversion(device).place for device in device_ids]
+        if not places or "kept" in places or (None in places and set(places) != {None}):
             raise ValueError(
                 f'DataParallel needs device_ids of one or more GPUs, or of "cpu" once for each thread, got'
                 f" {list(device_ids)}; to use both start ranks, and use DistributedDataParallel"
             )
-        self.module, self.dim = module, dim
-        self._places, self._output_place = places, places[0] if output_device is None else _place(output_device)
+        self.module, self.dim, self._places = module, dim, places
+        self._output_place: Any = places[0] if output_device is None else conversion(output_device).place
         self.device_ids, self.output_device = [_name(place) for place in places], _name(self._output_place)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -92,19 +92,7 @@ class DataParallel(Module):
         return outputs[0] if self._output_place == first else gather(outputs, self._output_place, self.dim)
 
 
-def _place(device: int | str) -> Place:
-    if device == "cpu":
-        return None
-    known = re.fullmatch(r"(?:cuda:)?(\d+)", str(device))
-    if known is None or int(known[1]) >= device_count():
-        raise ValueError(
-            f'DataParallel: a device is "cpu", "cuda:N" or N, with N below the {device_count()} GPUs that this process'
-            f" sees, got {device!r}"
-        )
-    return int(known[1])
-
-
-def _name(place: Place) -> str:
+def _name(place: object) -> str:
     return "cpu" if place is None else f"cuda:{place}"
 
 
@@ -141,32 +129,16 @@ def replicate(module: Module, places: Sequence[Place]) -> list[Module]:
     """Return a replica for each place; replicas of one place share the memory of parameters."""
     replicas = []
     for index, place in enumerate(places):
-        made: dict[int, Module] = {}
+        twins = {id(original): copy.copy(original) for original in module.modules()}
         tensors = {id(p): _to(p, place) for p in module.parameters()}
-        for original in module.modules():
-            twin = copy.copy(original)
-            state = vars(twin)
-            state["_parameters"] = {
-                name: p if p is None else tensors[id(p)] for name, p in original._parameters.items()
-            }
-            state["_buffers"] = {
-                name: b if b is None or index == 0 else _copied(b, place) for name, b in original._buffers.items()
-            }
-            made[id(original)] = twin
-        for original in module.modules():
-            vars(made[id(original)])["_modules"] = {
-                name: child if child is None else made[id(child)] for name, child in original._modules.items()
-            }
-        replicas.append(made[id(module)])
+        with at(place):
+            arrays = {id(b): b if index == 0 else moved(b, place).copy() for b in module.buffers()}
+        for twin in twins.values():
+            for registry, new in (("_parameters", tensors), ("_buffers", arrays), ("_modules", twins)):
+                old = vars(twin)[registry]
+                vars(twin)[registry] = {name: x if x is None else new[id(x)] for name, x in old.items()}
+        replicas.append(twins[id(module)])
     return replicas
-
-
-def _copied(buffer: Array, place: Place) -> Array:
-    copied = moved(buffer, place)
-    if copied is not buffer:
-        return copied
-    with at(place):
-        return buffer.copy()
 
 
 def parallel_apply(
@@ -209,18 +181,19 @@ def _settle(place: Place) -> None:
         stream.synchronize()
 
 
-def gather(outputs: Sequence[Any], place: Place = None, dim: int = 0) -> Any:
+def gather(outputs: Sequence[Any], place: Any = None, dim: int = 0) -> Any:
     """Join outputs, nested alike; scalars become a vector."""
     first = outputs[0]
+    if first is None:
+        return None
     if _is_batch(first):
         parts, axis = [_to(x.reshape(1) if x.ndim == 0 else x, place) for x in outputs], dim if first.ndim else 0
         with at(place):
             return cat(parts, axis) if isinstance(first, Tensor) else array_namespace(parts[0]).concatenate(parts, axis)
-    if first is None:
-        return None
-    if isinstance(first, dict):
-        return type(first)((key, gather([output[key] for output in outputs], place, dim)) for key in first)
-    if isinstance(first, (list, tuple)):
-        columns = [gather(column, place, dim) for column in zip(*outputs, strict=True)]
-        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
-    raise TypeError(f"outputs must be tensors, arrays, or tuples, lists and dicts of them, got {type(first).__name__}")
+    nested = [children(output) for output in outputs]
+    if nested[0] is None:
+        raise TypeError(
+            f"outputs must be tensors, arrays, or tuples, lists and dicts of them, got {type(first).__name__}"
+        )
+    columns = zip(*(found[0] for found in nested if found is not None), strict=True)
+    return nested[0][1]([gather(column, place, dim) for column in columns])

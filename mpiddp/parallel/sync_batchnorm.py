@@ -13,7 +13,7 @@ from mpiddp.device.half import widened
 from mpiddp.distributed import ProcessGroup, all_gather_single, all_reduce, is_initialized
 from mpiddp.distributed.groups import GroupLike, known, resolve
 from mpiddp.nn import Module
-from mpiddp.nn.normalization import BatchNorm, Normalization, affine, along_channels, blend, rounded
+from mpiddp.nn.normalization import BatchNorm, Normalization, affine, along_channels, blend
 from mpiddp.typing import Array, DTypeLike
 
 from .weights import current_weight
@@ -69,7 +69,7 @@ class _NormalizeAcrossRanks(Normalization):
         self.normal = x - along_channels(means.astype(x.dtype), x.ndim)
         self.normal *= self.inverse
         statistics += [means, squares / (self.count - 1)]
-        return rounded(affine(self.normal, weight, bias), dtype, weight)
+        return affine(self.normal, weight, bias).astype(dtype, copy=False)
 
     def gradient_of_input(self, grad: Array) -> Array:
         channels, normal = grad.shape[1], self.normal
@@ -112,7 +112,7 @@ class SyncBatchNorm(BatchNorm):
         self,
         num_features: int,
         eps: float = 1e-5,
-        momentum: float | None = 0.1,
+        momentum: float = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
         process_group: GroupLike = None,
@@ -131,16 +131,16 @@ class SyncBatchNorm(BatchNorm):
             raise ValueError("SyncBatchNorm number of input channels should be non-zero")
         return super().forward(input)
 
-    def normalize(self, input: Any, training: bool, momentum: float) -> Tensor:
+    def normalize(self, input: Any, training: bool) -> Tensor:
         group = self._group()
         if not (training and self.training) or group is None or group.size() == 1:
-            return super().normalize(input, training, momentum)
+            return super().normalize(input, training)
         scale, shift = along_channels(self.weight, input.ndim), along_channels(self.bias, input.ndim)
         statistics: list[Array] = []
         output: Tensor = _NormalizeAcrossRanks.apply(input, scale, shift, self.eps, group, statistics)
         for running, new in zip((self.running_mean, self.running_var), statistics, strict=True):
             if running is not None:
-                blend(running, new.astype(running.dtype), momentum)
+                blend(running, new.astype(running.dtype), self.momentum)
         return output
 
     def _group(self) -> ProcessGroup | None:

@@ -10,6 +10,14 @@ from mpiddp.autograd import Function, Tensor, enable_grad, is_grad_enabled, queu
 from .leaves import leaf
 
 
+class Cut(Function):
+    def forward(self, a: np.ndarray) -> np.ndarray:
+        return a * 1
+
+    def backward(self, grad: np.ndarray) -> None:
+        return None
+
+
 def test_hooks_fire_once_each_in_the_order_of_readiness() -> None:
     a, b, c = leaf(1), leaf(2), leaf(3)
     order = []
@@ -33,14 +41,6 @@ def test_leaf_without_gradient_does_not_fire() -> None:
     fired = []
     for name, p in (("x", x), ("unused", unused), ("cut", cut)):
         p.register_post_accumulate_grad_hook(lambda p, name=name: fired.append(name))
-
-    class Cut(Function):
-        def forward(self, a: np.ndarray) -> np.ndarray:
-            return a * 1
-
-        def backward(self, grad: np.ndarray) -> None:
-            return None
-
     (Cut.apply(cut * 2) + x).backward()
     assert fired == ["x"] and cut.grad is None and unused.grad is None
 
@@ -48,14 +48,6 @@ def test_leaf_without_gradient_does_not_fire() -> None:
 def test_leaf_whose_last_use_has_no_gradient_still_fires() -> None:
     x, fired = leaf(1), []
     x.register_post_accumulate_grad_hook(lambda p: fired.append(float(p.grad[0])))
-
-    class Cut(Function):
-        def forward(self, a: np.ndarray) -> np.ndarray:
-            return a * 1
-
-        def backward(self, grad: np.ndarray) -> None:
-            return None
-
     early = Cut.apply(x) * 3
     (early + x * 2).backward()
     assert fired == [2.0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpiddp.data import ArrayDataset, DataPartitioner, Dataset, Subset, default_collate, random_split
-from mpiddp.data.dataset import BatchDataset, fetch
+from mpiddp.data.dataset import fetch
 
 
 def arrays(n: int = 5) -> tuple[np.ndarray, np.ndarray]:
@@ -24,7 +24,7 @@ def same(left: Any, right: Any) -> None:
 def test_array_dataset() -> None:
     x, y = arrays()
     data = ArrayDataset(x, y)
-    assert len(data) == 5 and isinstance(data, BatchDataset) and isinstance([], Dataset)
+    assert len(data) == 5 and isinstance(data, Dataset) and isinstance([], Dataset)
     same(data[3], (x[3], y[3]))
     same(data[-1], (x[4], y[4]))
     for index in ([4, 0, 0], np.array([4, 0, 0]), slice(1, 3), np.array([], int)):

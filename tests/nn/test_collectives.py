@@ -63,13 +63,24 @@ def square(x):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_all_reduce(world, op, shape):
+def test_reductions(world, op, shape):
+    def scattered(*xs):
+        return [F.reduce_scatter(np.empty(shape[::-1]), [square(x) for x in xs], op)]
+
     gradcheck_over_ranks(lambda x: [F.all_reduce(square(x), op)], leaves(world, shape))
+    gradcheck_over_ranks(scattered, leaves(world, *[shape] * world.size))
+    for dst in {0, world.size - 1}:
+        gradcheck_over_ranks(lambda x, dst=dst: [F.reduce(square(x), dst, op)], leaves(world, shape))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_all_gather(world, shape):
+def test_copies(world, shape):
     gradcheck_over_ranks(lambda x: F.all_gather(square(x)), leaves(world, shape))
+    for root in {0, world.size - 1}:
+        gradcheck_over_ranks(lambda x, root=root: F.gather(square(x), root), leaves(world, shape))
+        (x,) = leaves(world, shape)
+        gradcheck_over_ranks(lambda x, root=root: [F.broadcast(square(x), root)], [x])
+        assert world.rank == root or not x.grad.any()
 
 
 def test_all_gather_of_which_parts_are_used(world):
@@ -80,15 +91,6 @@ def test_all_gather_of_which_parts_are_used(world):
         return [parts[0] * parts[-1], parts[0].sum() * parts[0]]
 
     gradcheck_over_ranks(twice, leaves(world, (3,)))
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_reduce_scatter(world, op, shape):
-    def fn(*xs):
-        return [F.reduce_scatter(np.empty(shape[::-1]), [square(x) for x in xs], op)]
-
-    gradcheck_over_ranks(fn, leaves(world, *[shape] * world.size))
 
 
 def test_all_to_all(world):
@@ -113,26 +115,6 @@ def test_all_to_all_single(world, equal):
         return [F.all_to_all_single(np.empty((sum(received), 2)), square(x), *splits)]
 
     gradcheck_over_ranks(fn, leaves(world, (2, sum(sent))))
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_broadcast(world, shape):
-    for src in {0, world.size - 1}:
-        (x,) = leaves(world, shape)
-        gradcheck_over_ranks(lambda x, src=src: [F.broadcast(square(x), src)], [x])
-        assert world.rank == src or not x.grad.any()
-
-
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_reduce(world, op):
-    for dst in {0, world.size - 1}:
-        gradcheck_over_ranks(lambda x, dst=dst: [F.reduce(square(x), dst, op)], leaves(world, (2, 3)))
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_gather(world, shape):
-    for dst in {0, world.size - 1}:
-        gradcheck_over_ranks(lambda x, dst=dst: F.gather(square(x), dst), leaves(world, shape))
 
 
 def test_scatter(world):

@@ -1,4 +1,4 @@
-"""Functions of networks against central differences in float64, and against torch if installed."""
+"""Functions of networks against torch, and against central differences in float64."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.oracle import compare, draw
 
 import mpiddp.nn.functional as F  # noqa: N812
 from mpiddp import nn
@@ -18,82 +19,101 @@ from mpiddp.nn import conv
 from mpiddp.nn.activation import erf
 from mpiddp.nn.window import Window
 
-
-def draw(*shapes: tuple[int, ...], seed: int = 0) -> list[np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return [rng.normal(size=shape) for shape in shapes]
-
-
-def compare(function: Callable[..., Any], torch_function: Callable[..., Any], inputs: list[Any], dtype: str) -> None:
-    """Assert equal values and gradients; inputs of floating point are differentiated, others passed on."""
-    torch = pytest.importorskip("torch")
-    ours, theirs = [], []
-    for value in inputs:
-        if isinstance(value, np.ndarray) and value.dtype.kind == "f":
-            ours.append(Tensor(value.astype(dtype), requires_grad=True))
-            theirs.append(torch.tensor(value.astype(dtype), requires_grad=True))
-        else:
-            ours.append(value)
-            theirs.append(torch.from_numpy(value) if isinstance(value, np.ndarray) else value)
-    out, expected = function(*ours), torch_function(*theirs)
-    assert out.shape == tuple(expected.shape) and out.dtype == dtype
-    weights = np.asarray(np.random.default_rng(1).normal(size=out.shape), dtype)
-    out.backward(weights)
-    expected.backward(torch.from_numpy(weights))
-    tolerance = 1e-10 if dtype == "float64" else 1e-4
-    np.testing.assert_allclose(out.data, expected.detach().numpy(), rtol=tolerance, atol=tolerance)
-    for mine, other in zip(ours, theirs, strict=True):
-        if isinstance(mine, Tensor):
-            assert mine.grad is not None and mine.grad.dtype == dtype and mine.grad.flags.c_contiguous
-            np.testing.assert_allclose(mine.grad, other.grad.numpy(), rtol=tolerance, atol=tolerance)
-
-
-DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
-
-SIMPLE: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
-    ("relu", {}, (3, 4)),
-    ("tanh", {}, (3, 4)),
-    ("sigmoid", {}, (3, 4)),
-    ("gelu", {}, (3, 40)),
-    ("gelu", {"approximate": "tanh"}, (3, 40)),
-    ("silu", {}, (3, 4)),
-    ("logsigmoid", {}, (3, 4)),
-    ("softmax", {"dim": 1}, (3, 4)),
-    ("softmax", {"dim": 0}, (3, 4, 2)),
-    ("log_softmax", {"dim": -1}, (3, 4, 2)),
-    ("log_softmax", {"dim": 1}, (3, 4)),
-    ("layer_norm", {"normalized_shape": (4, 2)}, (3, 4, 2)),
-    ("max_pool2d", {"kernel_size": 2}, (2, 3, 6, 4)),
-    ("max_pool2d", {"kernel_size": 2}, (2, 3, 7, 5)),
-    ("max_pool2d", {"kernel_size": 3, "stride": 2, "padding": 1}, (2, 3, 7, 6)),
-    ("max_pool2d", {"kernel_size": (1, 3), "stride": (2, 1)}, (1, 2, 5, 6)),
-    ("max_pool2d", {"kernel_size": 2, "stride": 3}, (1, 2, 8, 7)),
-    ("max_pool2d", {"kernel_size": 2}, (3, 6, 4)),
-    ("adaptive_avg_pool2d", {"output_size": 1}, (2, 3, 7, 6)),
-    ("adaptive_avg_pool2d", {"output_size": (2, 3)}, (2, 3, 7, 5)),
-    ("adaptive_avg_pool2d", {"output_size": (None, 2)}, (2, 3, 3, 5)),
-    ("pad", {"pad": (1, 2, 0, 3), "value": 1.5}, (2, 3, 4)),
-    ("pad", {"pad": (-1, 2)}, (2, 4)),
+INDEX = np.array([[0, 2, 2], [4, 0, 2]])
+TIES = np.random.default_rng(0).integers(0, 3, (2, 2, 6, 6)).astype(float)
+CONVOLUTIONS: list[tuple[Any, ...]] = [  # image, kernels, stride, padding
+    ((2, 3, 6, 5), (4, 3, 3, 3), 1, 0),
+    ((2, 1, 7, 6), (3, 1, 5, 5), 1, 0),
+    ((3, 2, 7, 5), (6, 2, 3, 2), (2, 1), (1, 2)),
+    ((2, 4, 6, 6), (8, 4, 3, 3), 2, 1),
+    ((2, 2, 9, 8), (3, 2, 3, 2), (2, 3), 2),
+    ((2, 5, 4, 4), (3, 5, 1, 1), 1, 0),
+    ((2, 3, 4, 4), (2, 3, 4, 4), 1, 0),
+    ((3, 6, 5), (4, 3, 3, 3), 1, 1),
 ]
-IDS = [f"{name}{options}" for name, options, _ in SIMPLE]
+LABELS: list[tuple[tuple[int, ...], Any]] = [
+    ((5, 4), np.array([0, 3, -100, 1, 1])),
+    ((2, 4, 3), np.array([[0, 3, -100], [1, 1, 2]])),
+    ((4,), np.array(2)),
+]
+REDUCTIONS = ("mean", "sum", "none")
+CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
+    *((name, draw((3, 4)), {}) for name in ("relu", "tanh", "sigmoid")),
+    ("gelu", draw((3, 40)), {}),
+    ("softmax", draw((3, 4)), {"dim": 1}),
+    ("softmax", draw((3, 4, 2)), {"dim": 0}),
+    ("log_softmax", draw((3, 4)), {"dim": 1}),
+    ("log_softmax", draw((3, 4, 2)), {"dim": -1}),
+    *(("linear", draw(shape, (2, 3), (2,))[:n], {}) for shape in ((5, 3), (3,), (2, 4, 3), (1, 3)) for n in (2, 3)),
+    *(
+        ("conv2d", [*draw(image, kernels, kernels[:1])[:n], *(() if n == 3 else (None,)), *options], {})
+        for image, kernels, *options in CONVOLUTIONS
+        for n in (2, 3)
+    ),
+    ("max_pool2d", draw((2, 3, 6, 4)), {"kernel_size": 2}),
+    ("max_pool2d", draw((2, 3, 7, 5)), {"kernel_size": 2}),
+    ("max_pool2d", draw((2, 3, 7, 6)), {"kernel_size": 3, "stride": 2, "padding": 1}),
+    ("max_pool2d", draw((1, 2, 5, 6)), {"kernel_size": (1, 3), "stride": (2, 1)}),
+    ("max_pool2d", draw((1, 2, 8, 7)), {"kernel_size": 2, "stride": 3}),
+    ("max_pool2d", draw((3, 6, 4)), {"kernel_size": 2}),
+    ("adaptive_avg_pool2d", draw((2, 3, 7, 6)), {"output_size": 1}),
+    ("adaptive_avg_pool2d", draw((2, 3, 7, 5)), {"output_size": (2, 3)}),
+    ("adaptive_avg_pool2d", draw((2, 3, 3, 5)), {"output_size": (None, 2)}),
+    ("embedding", [INDEX, *draw((5, 3))], {}),
+    ("layer_norm", [*draw((3, 4, 2)), (4, 2)], {}),
+    ("layer_norm", [*draw((2, 5, 4)), (4,), *draw((4,), (4,))], {}),
+    *(
+        (name, [*draw(shape), labels], {"reduction": reduction})
+        for name in ("cross_entropy", "nll_loss")
+        for (shape, labels), reduction in itertools.product(LABELS, REDUCTIONS)
+    ),
+    *(("mse_loss", draw((3, 4), (3, 4)), {"reduction": reduction}) for reduction in REDUCTIONS),
+]
 
 
-@pytest.mark.parametrize(("name", "options", "shape"), SIMPLE, ids=IDS)
-def test_central_differences(name: str, options: dict[str, Any], shape: tuple[int, ...]) -> None:
-    # Distinct values, none near 0 and none near another: the largest stays the largest.
-    values = np.random.default_rng(0).permutation(np.prod(shape)).reshape(shape) / np.prod(shape) * 4 - 2.003
-    assert gradcheck(lambda x: getattr(F, name)(x, **options), [values])
+def shown(case: tuple[str, list[Any], dict[str, Any]]) -> str:
+    name, inputs, options = case
+    return f"{name}{[x.shape if isinstance(x, np.ndarray) else x for x in inputs]}{options or ''}"
 
 
-@DTYPES
-@pytest.mark.parametrize(("name", "options", "shape"), SIMPLE, ids=IDS)
-def test_torch(name: str, options: dict[str, Any], shape: tuple[int, ...], dtype: str) -> None:
+@pytest.mark.parametrize(("name", "inputs", "options"), CASES, ids=map(shown, CASES))
+def test_central_differences(name: str, inputs: list[Any], options: dict[str, Any]) -> None:
+    assert gradcheck(lambda *x: getattr(F, name)(*x, **options), inputs)
+
+
+ONLY_TORCH: list[tuple[str, list[Any], dict[str, Any]]] = [
+    ("linear", draw((0, 3), (2, 3), (2,)), {}),
+    ("max_pool2d", [TIES], {"kernel_size": 3, "stride": 1}),  # the first of equal values gets the gradient
+    ("max_pool2d", draw((1, 2, 40, 40)), {"kernel_size": 17}),  # more positions than a byte tells
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("name", "inputs", "options"), CASES + ONLY_TORCH, ids=map(shown, CASES + ONLY_TORCH))
+def test_torch(name: str, inputs: list[Any], options: dict[str, Any], dtype: str) -> None:
     torch = pytest.importorskip("torch")
-    theirs = options
-    if name == "pad":
-        theirs = {"mode": "constant", "value": 0.0, **options}
-    function = torch.tanh if name == "tanh" else getattr(torch.nn.functional, name)
-    compare(lambda x: getattr(F, name)(x, **options), lambda x: function(x, **theirs), draw(shape), dtype)
+    theirs = torch.tanh if name == "tanh" else getattr(torch.nn.functional, name)
+    compare(lambda *x: getattr(F, name)(*x, **options), lambda *x: theirs(*x, **options), inputs, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (2, 3, 4, 5)])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm(shape: tuple[int, ...], training: bool, affine: bool, dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    mean, var = np.array([0.5, -1, 2], dtype), np.array([1.5, 0.7, 2], dtype)
+    theirs = torch.tensor(mean), torch.tensor(var)
+    inputs = draw(shape, (3,), (3,)) if affine else draw(shape)
+    compare(
+        lambda x, w=None, b=None: F.batch_norm(x, mean, var, w, b, training, 0.2, 1e-4),
+        lambda x, w=None, b=None: torch.nn.functional.batch_norm(x, *theirs, w, b, training, 0.2, 1e-4),
+        inputs,
+        dtype,
+    )
+    np.testing.assert_allclose(mean, theirs[0].numpy(), rtol=1e-5)
+    np.testing.assert_allclose(var, theirs[1].numpy(), rtol=1e-5)
+    assert gradcheck(lambda x, *wb: F.batch_norm(x, mean.copy(), var.copy(), *(wb or (None, None)), training), inputs)
 
 
 def test_erf_is_exact_to_the_dtype() -> None:
@@ -102,41 +122,6 @@ def test_erf_is_exact_to_the_dtype() -> None:
     # The coefficients come from a least-squares fit, whose last bits are the BLAS kernel's, and so the processor's.
     np.testing.assert_allclose(erf(x), exact, rtol=0, atol=4e-15)
     np.testing.assert_allclose(erf(x.astype(np.float32)), exact, rtol=0, atol=3e-7)
-
-
-@DTYPES
-@pytest.mark.parametrize("shape", [(5, 3), (3,), (2, 4, 3), (0, 3), (1, 3)])
-@pytest.mark.parametrize("bias", [True, False])
-def test_linear(shape: tuple[int, ...], bias: bool, dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-    inputs = draw(shape, (2, 3), (2,))[: 3 if bias else 2]
-    compare(F.linear, torch.nn.functional.linear, inputs, dtype)
-    if dtype == "float64" and shape[0]:
-        assert gradcheck(F.linear, inputs)
-
-
-CONVOLUTIONS = [
-    # input, weight, stride, padding, dilation, groups
-    ((2, 3, 6, 5), (4, 3, 3, 3), 1, 0, 1, 1),
-    ((2, 1, 7, 6), (3, 1, 5, 5), 1, 0, 1, 1),
-    ((3, 4, 7, 5), (6, 2, 3, 2), (2, 1), (1, 2), 1, 2),
-    ((1, 4, 6, 6), (4, 1, 3, 3), 1, 1, 1, 4),
-    ((2, 4, 6, 6), (8, 1, 3, 3), 2, 1, 1, 4),
-    ((2, 2, 9, 8), (3, 2, 3, 2), (2, 3), 2, (2, 3), 1),
-    ((2, 5, 4, 4), (3, 5, 1, 1), 1, 0, 1, 1),
-    ((2, 3, 4, 4), (2, 3, 4, 4), 1, 0, 1, 1),
-    ((3, 6, 5), (4, 3, 3, 3), 1, 1, 1, 1),
-]
-
-
-@DTYPES
-@pytest.mark.parametrize("case", CONVOLUTIONS, ids=str)
-@pytest.mark.parametrize("bias", [True, False])
-def test_conv2d_torch(case: tuple[Any, ...], bias: bool, dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-    image, kernel, *options = case
-    inputs = draw(image, kernel, (kernel[0],)) if bias else [*draw(image, kernel), None]
-    compare(F.conv2d, torch.nn.functional.conv2d, [*inputs, *options], dtype)
 
 
 LIMITS = [(0, 0, 1), (0, 10**9, 1), (10**9, 600, 1), (3000, 600, 2), (3000, 0, 1)]
@@ -153,7 +138,7 @@ def test_conv2d_is_the_same_in_blocks(cache: int, unpacked: int, least: int, mon
         parts.add(block.shape[1])
         return block
 
-    for image, kernel, *options in CONVOLUTIONS[:8]:
+    for image, kernel, *options in CONVOLUTIONS[:7]:
         inputs = [Tensor(each, requires_grad=True) for each in draw((5, *image[1:]), kernel, kernel[:1])]
         results = []
         for limits in ((10**9, 0, 1), (cache, unpacked, least)):
@@ -174,14 +159,8 @@ def test_conv2d_is_the_same_in_blocks(cache: int, unpacked: int, least: int, mon
 def test_conv2d_of_many_images_is_cut() -> None:
     torch = pytest.importorskip("torch")
     compare(F.conv2d, torch.nn.functional.conv2d, [*draw((48, 6, 17, 16), (20, 6, 5, 5)), None], "float64")
-    cut = conv.Columns(Window((17, 16), (5, 5), (1, 1), (0, 0), (1, 1)), np.zeros((6, 17, 16, 48)), 1, 20)
+    cut = conv.Columns(Window((17, 16), (5, 5), (1, 1), (0, 0)), np.zeros((6, 17, 16, 48)), 20)
     assert len(list(cut.blocks())) > 1 and cut.gather(np.zeros((6, 17, 16, 48)), slice(0, 1)).shape[1] > 1
-
-
-@pytest.mark.parametrize("case", CONVOLUTIONS[1:6], ids=str)
-def test_conv2d_central_differences(case: tuple[Any, ...]) -> None:
-    image, kernel, *options = case
-    assert gradcheck(lambda x, w, b: F.conv2d(x, w, b, *options), draw(image, kernel, (kernel[0],)))
 
 
 def test_empty_batch_goes_through_a_network() -> None:
@@ -217,21 +196,8 @@ def test_images_lie_with_the_batch_innermost() -> None:
     assert np.shares_memory(y.flatten(1).data, y.data)
 
 
-def test_max_pool_gives_a_tie_to_the_first() -> None:
-    torch = pytest.importorskip("torch")
-    compare(
-        lambda x: F.max_pool2d(x, 3, 1, 1),
-        lambda x: torch.nn.functional.max_pool2d(x, 3, 1, 1),
-        [np.random.default_rng(0).integers(0, 3, (2, 2, 6, 6)).astype(float)],
-        "float64",
-    )
-
-
 def test_max_pool_of_many_positions_keeps_one_number_a_window() -> None:
-    torch = pytest.importorskip("torch")
-    x = draw((1, 2, 40, 40))[0]
-    compare(lambda x: F.max_pool2d(x, 17), lambda x: torch.nn.functional.max_pool2d(x, 17), [x], "float64")
-    image = nn.Parameter(x)
+    image = nn.Parameter(draw((1, 2, 40, 40))[0])
     tracemalloc.start()
     try:
         y = F.max_pool2d(image, 15, 1)
@@ -273,125 +239,12 @@ def test_shared_weight_in_a_slot() -> None:
         np.testing.assert_allclose(slot, value, rtol=1e-6)
 
 
-@DTYPES
-@pytest.mark.parametrize("padding_idx", [None, 2, -1])
-def test_embedding(padding_idx: int | None, dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-    index = np.array([[0, 2, 2], [4, 0, 2]])
-    compare(
-        lambda w: F.embedding(index, w, padding_idx),
-        lambda w: torch.nn.functional.embedding(torch.from_numpy(index), w, padding_idx),
-        draw((5, 3)),
-        dtype,
-    )
-
-
 def test_embedding_into_a_slot() -> None:
     layer = nn.Embedding(4, 2)
     layer.weight.grad_slot = np.full((4, 2), np.nan, np.float32)
     layer(np.array([1, 1, 3])).sum().backward()
     assert layer.weight.grad is layer.weight.grad_slot
     np.testing.assert_array_equal(layer.weight.grad, [[0, 0], [2, 2], [0, 0], [1, 1]])
-
-
-@DTYPES
-@pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (2, 3, 4, 5)])
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("affine", [True, False])
-def test_batch_norm(shape: tuple[int, ...], training: bool, affine: bool, dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-    mean, var = np.array([0.5, -1, 2], dtype), np.array([1.5, 0.7, 2], dtype)
-    theirs = torch.tensor(mean), torch.tensor(var)
-    inputs = draw(shape, (3,), (3,)) if affine else draw(shape)
-    compare(
-        lambda x, w=None, b=None: F.batch_norm(x, mean, var, w, b, training, 0.2, 1e-4),
-        lambda x, w=None, b=None: torch.nn.functional.batch_norm(x, *theirs, w, b, training, 0.2, 1e-4),
-        inputs,
-        dtype,
-    )
-    np.testing.assert_allclose(mean, theirs[0].numpy(), rtol=1e-5)
-    np.testing.assert_allclose(var, theirs[1].numpy(), rtol=1e-5)
-    assert gradcheck(lambda x, *wb: F.batch_norm(x, mean.copy(), var.copy(), *(wb or (None, None)), training), inputs)
-
-
-@DTYPES
-def test_layer_norm(dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-    inputs = draw((2, 5, 4), (4,), (4,))
-    compare(
-        lambda x, w, b: F.layer_norm(x, (4,), w, b),
-        lambda x, w, b: torch.nn.functional.layer_norm(x, (4,), w, b),
-        inputs,
-        dtype,
-    )
-    assert gradcheck(lambda x, w, b: F.layer_norm(x, (4,), w, b), inputs)
-
-
-TARGETS = {
-    (5, 4): np.array([0, 3, -100, 1, 1]),
-    (2, 4, 3): np.array([[0, 3, -100], [1, 1, 2]]),
-    (4,): np.array(2),
-}
-LOSS_CASES = list(itertools.product(TARGETS, ["mean", "sum", "none"], [False, True], [0.0, 0.1]))
-
-
-@DTYPES
-@pytest.mark.parametrize(("shape", "reduction", "weighted", "smoothing"), LOSS_CASES)
-def test_cross_entropy(shape: tuple[int, ...], reduction: str, weighted: bool, smoothing: float, dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-    target = TARGETS[shape]
-    weight = np.array([0.5, 1, 2, 3], dtype) if weighted else None
-    theirs = torch.from_numpy(weight) if weighted else None
-    options = {"reduction": reduction, "label_smoothing": smoothing}
-    compare(
-        lambda x: F.cross_entropy(x, target, weight, **options),
-        lambda x: torch.nn.functional.cross_entropy(x, torch.from_numpy(target), theirs, **options),
-        draw(shape),
-        dtype,
-    )
-    if smoothing == 0:
-        compare(
-            lambda x: F.nll_loss(x, target, weight, reduction=reduction),
-            lambda x: torch.nn.functional.nll_loss(x, torch.from_numpy(target), theirs, reduction=reduction),
-            draw(shape),
-            dtype,
-        )
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-@pytest.mark.parametrize("shape", [(3, 4), (2, 4, 3)])
-def test_cross_entropy_of_probabilities(shape: tuple[int, ...], reduction: str, smoothing: float) -> None:
-    torch = pytest.importorskip("torch")
-    target = np.random.default_rng(3).dirichlet(np.ones(4), (shape[0], *shape[2:]))
-    target = np.moveaxis(target, -1, 1)
-    options = {"reduction": reduction, "label_smoothing": smoothing}
-    compare(
-        lambda x: F.cross_entropy(x, target, **options),
-        lambda x: torch.nn.functional.cross_entropy(x, torch.from_numpy(target), **options),
-        draw(shape),
-        "float64",
-    )
-
-
-DISTANCES = [
-    ("mse_loss", {}),
-]
-
-
-@DTYPES
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize(("name", "options"), DISTANCES, ids=str)
-def test_losses_of_values(name: str, options: dict[str, Any], reduction: str, dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-    a, b = draw((3, 4), (3, 4))
-    b[0, 0] = a[0, 0]
-    compare(
-        lambda a, b: getattr(F, name)(a, b, reduction=reduction, **options),
-        lambda a, b: getattr(torch.nn.functional, name)(a, b, reduction=reduction, **options),
-        [a, b],
-        dtype,
-    )
 
 
 def test_losses_of_values_warn_of_other_shapes_as_torchs() -> None:
@@ -406,95 +259,35 @@ def test_losses_of_values_warn_of_other_shapes_as_torchs() -> None:
     assert loss.item() == pytest.approx(expected.item())
 
 
-@DTYPES
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("positive", [False, True])
-def test_binary_cross_entropy(reduction: str, weighted: bool, positive: bool, dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-    x, target = draw((5, 3))[0] * 20, np.random.default_rng(2).uniform(size=(5, 3))
-    target[0] = [0, 1, 1]
-    weight = np.array([0.5, 1, 2], dtype) if weighted else None
-    pos_weight = np.array([3, 1, 0.1], dtype) if positive else None
-    compare(
-        lambda x, y: F.binary_cross_entropy_with_logits(x, y, weight, reduction=reduction, pos_weight=pos_weight),
-        lambda x, y: torch.nn.functional.binary_cross_entropy_with_logits(
-            x,
-            y,
-            None if weight is None else torch.from_numpy(weight),
-            reduction=reduction,
-            pos_weight=None if pos_weight is None else torch.from_numpy(pos_weight),
-        ),
-        [x, target],
-        dtype,
-    )
-
-
-def test_binary_cross_entropy_does_not_overflow() -> None:
-    x = Tensor(np.array([1e4, -1e4, 1e4, -1e4], np.float32), requires_grad=True)
-    with np.errstate(over="raise", invalid="raise", divide="raise"):
-        loss = F.binary_cross_entropy_with_logits(x, np.array([1, 0, 0, 1], np.float32), reduction="none")
-        loss.sum().backward()
-    assert loss.tolist() == [0, 0, 1e4, 1e4] and x.grad.tolist() == [0, 0, 1, -1]
-
-
 @pytest.mark.filterwarnings("error")
 def test_mean_of_no_sample_is_nan_without_a_warning() -> None:
     x = Tensor(np.zeros((0, 3), np.float32), requires_grad=True)
     loss = F.cross_entropy(x, np.zeros(0, np.int64))
     loss.backward()
     assert math.isnan(loss.item()) and x.grad is not None and x.grad.shape == (0, 3)
-    for loss in (F.cross_entropy, F.mse_loss):
-        assert math.isnan(loss(np.zeros((0, 3), np.float32), np.zeros((0, 3), np.float32)).item())
+    assert math.isnan(F.mse_loss(x.data, x.data).item())
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("weight", [None, np.array([0.5, 1, 2])])
-def test_batch_of_ignored_targets_has_no_gradient(weight: np.ndarray | None, smoothing: float) -> None:
+def test_batch_of_ignored_targets_has_no_gradient() -> None:
     x = Tensor(draw((2, 3))[0], requires_grad=True)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        loss = F.cross_entropy(x, np.array([-100, -100]), weight, label_smoothing=smoothing)
-        loss.backward()
+    loss = F.cross_entropy(x, np.array([-100, -100]))
+    loss.backward()
     assert math.isnan(loss.item())
     np.testing.assert_array_equal(x.grad, np.zeros((2, 3)))  # as torch's
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_losses_keep_the_dtype_of_the_scores(smoothing: float) -> None:
-    x = draw((5, 4))[0].astype(np.float32)
-    for target in (TARGETS[5, 4], np.full((5, 4), 0.25)):
-        loss = F.cross_entropy(x, target, weight=np.array([0.5, 1, 2, 3]), label_smoothing=smoothing)
-        assert loss.dtype == np.float32
-
-
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_losses_of_many_samples_in_float16(smoothing: float, weighted: bool) -> None:
+def test_losses_of_many_samples_in_float16() -> None:
     """The sum of so many losses is no float16, and neither is their number."""
     torch = pytest.importorskip("torch")
     x = draw((70_000, 3))[0].astype(np.float16)
     labels = np.arange(len(x)) % 3
-    weight = np.array([1, 2, 3], np.float16) if weighted else None
     ours, theirs = Tensor(x, requires_grad=True), torch.tensor(x.astype(np.float32), requires_grad=True)
-    loss = F.cross_entropy(ours, labels, weight, label_smoothing=smoothing)
-    expected = torch.nn.functional.cross_entropy(
-        theirs,
-        torch.from_numpy(labels),
-        None if weight is None else torch.from_numpy(weight).float(),
-        label_smoothing=smoothing,
-    )
+    loss, expected = F.cross_entropy(ours, labels), torch.nn.functional.cross_entropy(theirs, torch.from_numpy(labels))
     loss.backward(np.float16(1024))
     expected.backward(torch.tensor(1024.0))
     assert loss.dtype == np.float16 and loss.item() == pytest.approx(expected.item(), rel=1e-3)
     np.testing.assert_allclose(ours.grad, theirs.grad.numpy(), rtol=2e-3, atol=2e-5)
-
-
-@pytest.mark.parametrize("shape", [(3,), (3, 1), (2, 3)])
-def test_cross_entropy_of_floats_that_are_no_probabilities(shape: tuple[int, ...]) -> None:
-    """Classes as floats would be spread over the scores, without a word if there are as many as classes."""
-    with pytest.raises(ValueError, match=r"integer classes, or probabilities of shape \(3, 3\)"):
-        F.cross_entropy(np.zeros((3, 3), np.float32), np.zeros(shape, np.float32))
 
 
 def test_cross_entropy_does_not_overflow() -> None:
@@ -506,34 +299,43 @@ def test_cross_entropy_does_not_overflow() -> None:
     np.testing.assert_allclose(x.grad, [[0, 0], [-0.5, 0.5]])
 
 
-def test_errors() -> None:
-    x = np.zeros((2, 3), np.float32)
-    with pytest.raises(IndexError, match="Target 3 is out of bounds"):
-        F.nll_loss(x, np.array([0, 3]))
-    with pytest.raises(IndexError, match="Target -1 is out of bounds"):
-        F.nll_loss(x, np.array([0, -1]))
-    with pytest.raises(ValueError, match="to match target batch_size"):
-        F.nll_loss(x, np.array([0, 1, 2]))
-    with pytest.raises(TypeError, match="expected integer classes"):
-        F.nll_loss(x, np.array([0.0, 1.0]))
-    with pytest.raises(ValueError, match="is not a valid value for reduction"):
-        F.mse_loss(x, x, reduction="average")
-    with pytest.raises(RuntimeError, match=r"mat1 and mat2 shapes cannot be multiplied \(2x3 and 4x5\)"):
-        F.linear(x, np.zeros((5, 4), np.float32))
-    with pytest.raises(RuntimeError, match=r"expected input\[1, 2, 5, 5\] to have 3 channels, but got 2"):
-        F.conv2d(np.zeros((1, 2, 5, 5)), np.zeros((4, 3, 3, 3)))
-    with pytest.raises(RuntimeError, match="Kernel size can't be greater than actual input size"):
-        F.conv2d(np.zeros((1, 3, 2, 5)), np.zeros((4, 3, 3, 3)))
-    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
-        F.batch_norm(np.zeros((1, 3)), None, None, training=True)
-    with pytest.raises(ValueError, match="dropout probability has to be between 0 and 1"):
-        F.dropout(x, 1.5)
-    with pytest.raises(IndexError, match="index out of range"):
-        F.embedding(np.array([3]), np.zeros((3, 2)))
-    with pytest.raises(ValueError, match="must be the same as input size"):
-        F.binary_cross_entropy_with_logits(x, x[:, 0])
-    with pytest.raises(RuntimeError, match="either none or tanh"):
-        F.gelu(x, "exact")
+IMAGE = np.zeros((2, 3), np.float32)
+ERRORS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+    (IndexError, "Target 3 is out of bounds", lambda: F.nll_loss(IMAGE, np.array([0, 3]))),
+    (IndexError, "Target -1 is out of bounds", lambda: F.nll_loss(IMAGE, np.array([0, -1]))),
+    (ValueError, "to match target batch_size", lambda: F.nll_loss(IMAGE, np.array([0, 1, 2]))),
+    (TypeError, "expected integer classes", lambda: F.cross_entropy(IMAGE, np.array([0.0, 1.0]))),
+    (TypeError, "not probabilities: got float64", lambda: F.cross_entropy(IMAGE, np.full((2, 3), 1 / 3))),
+    (ValueError, "is not a valid value for reduction", lambda: F.mse_loss(IMAGE, IMAGE, reduction="average")),
+    (
+        RuntimeError,
+        r"mat1 and mat2 shapes cannot be multiplied \(2x3 and 4x5\)",
+        lambda: F.linear(IMAGE, np.zeros((5, 4), np.float32)),
+    ),
+    (
+        RuntimeError,
+        r"expected input\[1, 2, 5, 5\] to have 3 channels, but got 2",
+        lambda: F.conv2d(np.zeros((1, 2, 5, 5)), np.zeros((4, 3, 3, 3))),
+    ),
+    (
+        RuntimeError,
+        "Kernel size can't be greater than actual input size",
+        lambda: F.conv2d(np.zeros((1, 3, 2, 5)), np.zeros((4, 3, 3, 3))),
+    ),
+    (
+        ValueError,
+        "Expected more than 1 value per channel",
+        lambda: F.batch_norm(np.zeros((1, 3)), None, None, training=True),
+    ),
+    (ValueError, "dropout probability has to be between 0 and 1", lambda: F.dropout(IMAGE, 1.5)),
+    (IndexError, "index out of range", lambda: F.embedding(np.array([3]), np.zeros((3, 2)))),
+]
+
+
+@pytest.mark.parametrize(("error", "text", "call"), ERRORS, ids=[text for _, text, _ in ERRORS])
+def test_errors(error: type[Exception], text: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(error, match=text):
+        call()
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int64", "uint8"])
@@ -565,25 +367,6 @@ def test_plain_arrays_and_tensors_alike() -> None:
     )
 
 
-@pytest.mark.parametrize("kernel", [(3, 4), (2, 1), (5, 5)])
-@pytest.mark.parametrize("dilation", [1, (2, 3)])
-def test_conv2d_with_padding_in_words(kernel: tuple[int, int], dilation: Any) -> None:
-    torch = pytest.importorskip("torch")
-    inputs = draw((2, 3, 13, 14), (4, 3, *kernel), (4,))
-    for padding in ("same", "valid"):
-        compare(
-            lambda *a, p=padding: F.conv2d(*a, padding=p, dilation=dilation),
-            lambda *a, p=padding: torch.nn.functional.conv2d(*a, padding=p, dilation=dilation),
-            inputs,
-            "float64",
-        )
-    for framework in (nn, torch.nn):
-        with pytest.raises(ValueError, match="strided"):
-            framework.Conv2d(3, 4, 3, stride=2, padding="same")
-        with pytest.raises(ValueError, match="Invalid padding string"):
-            framework.Conv2d(3, 4, 3, padding="full")
-
-
 NORMALIZATIONS: list[Callable[..., Tensor]] = [
     lambda x, weight, bias: F.layer_norm(x, (4,), weight, bias),
     lambda x, weight, bias: F.batch_norm(x, None, None, weight, bias, training=True),
@@ -594,21 +377,15 @@ NORMALIZATIONS: list[Callable[..., Tensor]] = [
 def test_normalizations_refuse_other_dtypes(normalize: Callable[..., Tensor]) -> None:
     single, double, half = (np.ones(4, dtype) for dtype in ("float32", "float64", "float16"))
     x = draw((3, 4))[0]
-    for parameters in ((double, single), (single, double), (None, double), (half, single)):
-        cure = (
-            r"float64: convert weight.astype\('float32'\)"
-            if parameters[0] is not half
-            else r"float16: convert x.astype"
-        )
-        with pytest.raises(RuntimeError, match="needs input and weight of one dtype, got float32 and " + cure):
-            normalize(x.astype("float32"), *parameters)
+    for given, parameters, cure in (
+        ("float32", (double, single), r"float64: convert weight.astype\('float32'\)"),
+        ("float32", (None, double), r"float64: convert weight.astype\('float32'\)"),
+        ("float32", (half, single), r"float16: convert x.astype"),
+        ("float16", (single, single), r"float32: convert x.astype"),
+    ):
+        with pytest.raises(RuntimeError, match=f"needs input and weight of one dtype, got {given} and {cure}"):
+            normalize(x.astype(given), *parameters)
     assert normalize(x, double, double).dtype == "float64"
-    assert normalize(x.astype("float16"), single, single).shape == (3, 4)  # as torch's
-
-
-def test_pad_knows_one_mode() -> None:
-    with pytest.raises(NotImplementedError, match="'constant' only, got 'reflect'"):
-        F.pad(np.zeros((2, 2)), (1, 1), "reflect")
 
 
 def foreign(x: np.ndarray) -> Any:

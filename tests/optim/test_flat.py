@@ -16,10 +16,10 @@ SHAPES: list[tuple[int, ...]] = [(3, 4), (5,), (), (2, 1, 3), (BLOCK + 7,), (0, 
 OPTIMIZERS: list[tuple[type[Optimizer], dict[str, Any]]] = [
     (SGD, {"lr": 0.1}),
     (SGD, {"lr": 0.1, "momentum": 0.9}),
-    (SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "maximize": True}),
+    (SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
     (SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.4}),
-    (Adam, {"weight_decay": 0.1, "amsgrad": True}),
-    (AdamW, {"betas": (0.3, 0.99), "maximize": True}),
+    (Adam, {"weight_decay": 0.1}),
+    (AdamW, {"betas": (0.3, 0.99)}),
 ]
 
 

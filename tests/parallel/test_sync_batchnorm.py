@@ -31,9 +31,9 @@ def parts(world: World, kind: str) -> tuple[slice, int]:
 
 @pytest.mark.parametrize("kind", COUNTS)
 @pytest.mark.parametrize("shape", [(5,), (5, 7), (2, 3, 4)], ids=str)
-@pytest.mark.parametrize(("affine", "momentum"), [(True, 0.1), (False, None)])
+@pytest.mark.parametrize(("affine", "momentum"), [(True, 0.1), (False, 0.3)])
 def test_forward_backward_and_statistics_are_those_of_the_joined_batch(
-    world: World, kind: str, shape: tuple[int, ...], affine: bool, momentum: float | None
+    world: World, kind: str, shape: tuple[int, ...], affine: bool, momentum: float
 ) -> None:
     mine, total = parts(world, kind)
     if total == 1 and len(shape) == 1:
@@ -118,12 +118,12 @@ def test_a_converted_model_under_ddp_trains_as_one_process_does(world: World) ->
 
 
 def test_conversion_keeps_parameters_buffers_and_mode() -> None:
-    plain = nn.BatchNorm1d(4, eps=1e-3, momentum=None, affine=True).eval()
+    plain = nn.BatchNorm1d(4, eps=1e-3, momentum=0.3, affine=True).eval()
     plain.running_mean[...] = 3  # type: ignore[index]
     sync: Any = dist.SyncBatchNorm.convert_sync_batchnorm(plain)
     assert isinstance(sync, dist.SyncBatchNorm) and not sync.training
     assert sync.weight is plain.weight and sync.running_mean is plain.running_mean
-    assert (sync.eps, sync.momentum) == (1e-3, None)
+    assert (sync.eps, sync.momentum) == (1e-3, 0.3)
     assert dist.SyncBatchNorm.convert_sync_batchnorm(sync) is sync
     bare: Any = dist.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(2, affine=False, track_running_stats=False))
     assert bare.weight is None and bare.running_var is None

@@ -56,10 +56,10 @@ def send(tensor: Any, dst: int, group: GroupLike = None, tag: int = 0) -> Any:
     ...     loss = criterion(nn.functional.recv(np.empty((8, 16), np.float32), src=0), target)
     >>> loss.backward()  # doctest: +SKIP
     """
-    found = member(group, "send")
-    if found is None:
+    group = member(group, "send")
+    if group is None:
         return None
-    return _Send.apply(recording(own_flags((tensor,)) & NEEDED, "send"), tensor, dst, found, tag)
+    return _Send.apply(recording(own_flags((tensor,)) & NEEDED, "send"), tensor, dst, group, tag)
 
 
 def recv(tensor: ArrayLike, src: int | None = None, group: GroupLike = None, tag: int = 0) -> Any:
@@ -68,15 +68,15 @@ def recv(tensor: ArrayLike, src: int | None = None, group: GroupLike = None, tag
     The result lies in the memory of ``tensor``, which has the message's size and dtype. It requires a gradient if the
     sender's does, which raises RuntimeError where this rank does not record the call (no_grad).
     """
-    found = member(group, "recv")
-    if found is None:
+    group = member(group, "recv")
+    if group is None:
         return None
     output = as_array(tensor, "recv")
     header = np.empty(2, np.int64)
-    sender = p2p.recv(header, src, found, tag)
-    p2p.recv(output, sender, found, tag)
+    sender = p2p.recv(header, src, group, tag)
+    p2p.recv(output, sender, group, tag)
     needed, size = header.tolist()
     if size != output.size:
         raise ArrayError(f"recv: rank {sender} sends {size} elements, `tensor` has shape {output.shape}")
     recorded = recording(needed | own_flags(()), "recv")
-    return _Recv.apply(recorded, output, sender, found, tag)
+    return _Recv.apply(recorded, output, sender, group, tag)

@@ -16,14 +16,14 @@ from mpiddp.mpi.message import as_array
 from mpiddp.typing import Array
 
 _recording = Tensor(0.0, requires_grad=True)
-"""First input of each recorded operation, whatever its others require; it gets no gradient."""
+"""First input of each recorded operation, so that it is recorded whatever the others require. It gets no gradient."""
 
 NEEDED, _UNRECORDED = 1, 2
 _DIFFERENTIABLE = ("SUM", "AVG", "PREMUL_SUM")
 
 
 def own_flags(inputs: Sequence[Any]) -> int:
-    """Return this rank's flags: an input needs a gradient, or nothing is recorded."""
+    """Return whether, on this rank, an input needs a gradient, and whether nothing is recorded."""
     if not is_grad_enabled():
         return _UNRECORDED
     return NEEDED if any(isinstance(x, Tensor) and x.requires_grad for x in inputs) else 0
@@ -101,9 +101,9 @@ class _Output(Function):
 
 
 class Several(Function):
-    """An operation with several outputs: ``run`` fills them, ``adjoint`` gets their gradients, zeros for unused ones.
+    """An operation with several outputs: `run` fills them, `adjoint` gets their gradients, zeros for unused ones.
 
-    Its node comes after those of its outputs in backward.
+    Each output has a node of its own on the tape, which backward runs before this operation's node.
     """
 
     arrived: dict[int, Array]

@@ -85,10 +85,10 @@ def broadcast(tensor: Any, src: int, group: GroupLike = None) -> Any:
 
     The gradient on rank ``src`` is the sum over all ranks; on others it is zero.
     """
-    found = member(group, "broadcast")
-    if found is None:
+    group = member(group, "broadcast")
+    if group is None:
         return None
-    return _Broadcast.apply(record(found, "broadcast", tensor), tensor, src, found)
+    return _Broadcast.apply(record(group, "broadcast", tensor), tensor, src, group)
 
 
 def reduce(tensor: Any, dst: int, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None) -> Any:
@@ -96,24 +96,24 @@ def reduce(tensor: Any, dst: int, op: ReduceOp = ReduceOp.SUM, group: GroupLike 
 
     The gradient is that on rank ``dst``, times the factor of ``op`` (torch leaves that out).
     """
-    found = member(group, "reduce")
-    if found is None:
+    group = member(group, "reduce")
+    if group is None:
         return None
-    return _Reduce.apply(record(found, "reduce", tensor, op=op), tensor, dst, op, found)
+    return _Reduce.apply(record(group, "reduce", tensor, op=op), tensor, dst, op, group)
 
 
 def gather(tensor: Any, dst: int = 0, group: GroupLike = None) -> Any:
     """Return the tuple of all ranks' tensors on rank ``dst``; zeros elsewhere."""
-    found = member(group, "gather")
-    if found is None:
+    group = member(group, "gather")
+    if group is None:
         return None
-    return _Gather.outputs(record(found, "gather", tensor), [], tensor, dst, found)
+    return _Gather.outputs(record(group, "gather", tensor), [], tensor, dst, group)
 
 
 def scatter(tensors: Sequence[Any], src: int = 0, group: GroupLike = None) -> Any:
     """Return ``tensors[r]`` of rank ``src`` on rank r; on other ranks they do not count, and get zeros in backward."""
-    found = member(group, "scatter")
-    if found is None:
+    group = member(group, "scatter")
+    if group is None:
         return None
-    inputs = one_for_each(tensors, found, "scatter", "tensors")
-    return _Scatter.apply(record(found, "scatter", *inputs), src, found, *inputs)
+    inputs = one_for_each(tensors, group, "scatter", "tensors")
+    return _Scatter.apply(record(group, "scatter", *inputs), src, group, *inputs)

@@ -95,19 +95,19 @@ class _AllToAllSingle(Function):
 
 
 def all_reduce(tensor: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None) -> Any:
-    """Return the reduction of all ranks' tensors, on every rank; so is the gradient, with the same ``op``."""
-    found = member(group, "all_reduce")
-    if found is None:
+    """Return the reduction of all ranks' tensors, on every rank. The gradients are reduced in the same way."""
+    group = member(group, "all_reduce")
+    if group is None:
         return None
-    return _AllReduce.apply(record(found, "all_reduce", tensor, op=op), tensor, op, found)
+    return _AllReduce.apply(record(group, "all_reduce", tensor, op=op), tensor, op, group)
 
 
 def all_gather(tensor: Any, group: GroupLike = None) -> Any:
     """Return the tuple of all ranks' tensors, on every rank; gradients are summed over the ranks."""
-    found = member(group, "all_gather")
-    if found is None:
+    group = member(group, "all_gather")
+    if group is None:
         return None
-    return _AllGather.outputs(record(found, "all_gather", tensor), [], tensor, found)
+    return _AllGather.outputs(record(group, "all_gather", tensor), [], tensor, group)
 
 
 def reduce_scatter(
@@ -117,12 +117,12 @@ def reduce_scatter(
 
     Gradients are multiplied with the factor of ``op`` (torch leaves that out).
     """
-    found = member(group, "reduce_scatter")
-    if found is None:
+    group = member(group, "reduce_scatter")
+    if group is None:
         return None
     result = as_array(output, "reduce_scatter", name="output")
-    inputs = one_for_each(input_list, found, "reduce_scatter", "input_list")
-    return _ReduceScatter.apply(record(found, "reduce_scatter", *inputs, op=op), result, op, found, *inputs)
+    inputs = one_for_each(input_list, group, "reduce_scatter", "input_list")
+    return _ReduceScatter.apply(record(group, "reduce_scatter", *inputs, op=op), result, op, group, *inputs)
 
 
 def all_to_all(
@@ -132,12 +132,12 @@ def all_to_all(
 
     Results lie in ``output_tensor_list``; gradients go the same way back.
     """
-    found = member(group, "all_to_all")
-    if found is None:
+    group = member(group, "all_to_all")
+    if group is None:
         return None
-    outputs = as_arrays(output_tensor_list, "all_to_all", found.size(), name="output_tensor_list")
-    inputs = one_for_each(input_tensor_list, found, "all_to_all", "input_tensor_list")
-    return _AllToAll.outputs(record(found, "all_to_all", *inputs), outputs, found, *inputs)
+    outputs = as_arrays(output_tensor_list, "all_to_all", group.size(), name="output_tensor_list")
+    inputs = one_for_each(input_tensor_list, group, "all_to_all", "input_tensor_list")
+    return _AllToAll.outputs(record(group, "all_to_all", *inputs), outputs, group, *inputs)
 
 
 def all_to_all_single(
@@ -151,9 +151,9 @@ def all_to_all_single(
 
     Split sizes are rows from and to each rank, equal by default. Gradients go the same way back.
     """
-    found = member(group, "all_to_all_single")
-    if found is None:
+    group = member(group, "all_to_all_single")
+    if group is None:
         return None
     result = as_array(output, "all_to_all_single", name="output")
-    recorded = record(found, "all_to_all_single", input)
-    return _AllToAllSingle.apply(recorded, result, input, output_split_sizes or None, input_split_sizes or None, found)
+    recorded = record(group, "all_to_all_single", input)
+    return _AllToAllSingle.apply(recorded, result, input, output_split_sizes or None, input_split_sizes or None, group)

@@ -1,0 +1,67 @@
+"""Products of matrices and sums along an axis, also of half precision, which NumPy computes slowly or coarsely."""
+
+from __future__ import annotations
+
+import math
+
+from mpiddp.device import array_namespace, is_device_array
+from mpiddp.device.half import assign, converted, is_half, sum_dtype, widened
+from mpiddp.typing import Array
+
+from .function import Function, unbroadcast
+
+
+def product(a: Array, b: Array, out: Array | None = None) -> Array:
+    """Return ``a @ b``, into ``out`` if given; half precision on the host is computed in float32 and rounded.
+
+    NumPy multiplies float16 in a plain loop, and bfloat16 to float32; CuPy 14 has no kernel for stacks of bfloat16.
+    """
+    xp = array_namespace(a)
+    if not (is_half(a) or is_half(b)) or (is_device_array(a) and not _is_of_bfloat16_stacks(a, b)):
+        return xp.matmul(a, b, out=out)  # type: ignore[no-any-return]
+    wide = xp.matmul(widened(a), widened(b))
+    if out is None:
+        return converted(wide, a.dtype) if a.dtype == b.dtype else wide
+    assign(out, wide)
+    return out
+
+
+def _is_of_bfloat16_stacks(a: Array, b: Array) -> bool:
+    return max(a.ndim, b.ndim) > 2 and "V" in (a.dtype.kind, b.dtype.kind)
+
+
+def total(a: Array, axis: int, out: Array | None = None) -> Array:
+    """Return the sum along an axis; of half precision a float32."""
+    return array_namespace(a).add.reduce(a, axis=axis, dtype=sum_dtype(a), out=out)  # type: ignore[no-any-return]
+
+
+class MatMul(Function):
+    def forward(self, a: Array, b: Array) -> Array:
+        self.a, self.b = a, b
+        return product(a, b)
+
+    def backward(self, grad: Array) -> tuple[Array | None, Array | None]:
+        a, b = self.a, self.b
+        if a.ndim == 2 and b.ndim == 2:
+            return (
+                product(grad, b.T, out=self.out(0)) if self.needs(0) else None,
+                product(a.T, grad, out=self.out(1)) if self.needs(1) else None,
+            )
+        left = a[None, :] if a.ndim == 1 else a  # (..., n, k)
+        right = b[:, None] if b.ndim == 1 else b  # (..., k, m)
+        if b.ndim == 1:
+            grad = grad[..., None]
+        if a.ndim == 1:
+            grad = grad[..., None, :]
+        for_a = for_b = None
+        if self.needs(0):
+            for_a = unbroadcast(product(grad, right.swapaxes(-1, -2)), left.shape).reshape(a.shape)
+        if self.needs(1):
+            if right.ndim == 2:
+                # The sum over the stack is part of the product.
+                rows = math.prod(left.shape[:-1])
+                stacked, grads = left.reshape(rows, left.shape[-1]), grad.reshape(rows, grad.shape[-1])
+                for_b = product(stacked.T, grads).reshape(b.shape)
+            else:
+                for_b = unbroadcast(product(left.swapaxes(-1, -2), grad), right.shape).reshape(b.shape)
+        return for_a, for_b
