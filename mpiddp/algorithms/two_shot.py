@@ -36,20 +36,22 @@ from .peer_access import Views, in_place
 ONE_SHOT_BYTES = 1 << 17
 """One shot saves a barrier; in two, more than two ranks read less."""
 CHUNK_BYTES = 1 << 19
-"""An array's part and its copy stay in a core's cache."""
+"""What a pipeline moves at once: a part of the array and its copy stay in a core's cache."""
 _BEGUN = Location(-1, 0)
 
 Step = Callable[[int, int, list[Array]], None]
-"""Takes start and stop in an array, and the buffers of all ranks."""
+"""A function of the start and stop of a chunk in the array, and of all ranks' buffers."""
 
 
 class Pipeline:
-    """An array's way through the scratch chunk by chunk: put, barrier, take.
+    """Moves an array through the scratch chunk by chunk: put, barrier, take.
 
-    The first chunk is put before the ranks meet, if possible: short arrays need one synchronisation. One chunk is
-    written while another is read. ``put`` writes to this rank's buffer; ``take`` reads all buffers after a barrier, and
-    may write to this rank's; ``collect`` reads the results of the others' ``take``, after another barrier. A chunk has
-    ``rows`` side by side, of ``length`` elements in all chunks.
+    ``put`` writes a chunk to this rank's buffer. ``take`` reads all ranks' buffers after a barrier, and may write to
+    this rank's. ``collect``, if given, reads after another barrier what the others' ``take`` has written. A chunk
+    consists of ``rows`` pieces side by side; ``length`` is the number of elements of a row in all chunks together.
+
+    One chunk is written while another is read. The first is put before the ranks meet, if that is possible, so that
+    short arrays need a single barrier.
     """
 
     def __init__(
@@ -67,13 +69,14 @@ class Pipeline:
         self._dtype, self._length, self._rows = like.dtype, length, rows
         self._put, self._take, self._collect = put, take, collect
         self.factors: list[float] | None = None
-        """Of the arrays (``PREMUL_SUM``), known once the ranks have met."""
+        """The ranks' factors of ``PREMUL_SUM``, known once they have met."""
         self._step = max(min(CHUNK_BYTES, self._scratch.buffer_bytes) // like.itemsize // rows, 1)
 
     def begin(self) -> bool:
-        """Put the first chunk; return False if that is not possible.
+        """Put the first chunk; return False if that is not possible yet.
 
-        It needs the memory, and no unfinished round of this rank: ranks count rounds in the order of operations.
+        It is not before the memory is there, and not while this rank has unfinished operations: all ranks count rounds
+        in the order of operations.
         """
         stop = min(self._step, self._length)
         if not self._scratch.ready or len(self._link.queue):
@@ -82,7 +85,7 @@ class Pipeline:
         return True
 
     def run(self, begun: bool) -> Steps:
-        """Run all chunks; ``begun``: on all ranks, before they met."""
+        """Run all chunks. ``begun`` says that all ranks have put the first one before they met."""
         before: tuple[int, int, list[Array]] | None = None
         for start in range(0, self._length, self._step):
             stop = min(start + self._step, self._length)
