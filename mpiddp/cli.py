@@ -60,38 +60,43 @@ def build_parser() -> argparse.ArgumentParser:
 
     info = commands.add_parser(
         "info",
-        help="print what one needs to know when something is wrong",
-        description="Print versions, MPI library, ranks and their places. Works alone and under mpirun or srun.",
+        help="print MPI, launcher, ranks, cores and GPUs, and what looks wrong with them",
+        description="Print versions, the MPI library, the launcher, each rank's node, cores and GPU, and what looks"
+        " wrong. It works alone, and under mpirun or srun as a job would be started.",
     )
     info.add_argument("--json", action="store_true", help="print one JSON object")
     info.add_argument(
         "--probe-gpu",
         action="store_true",
-        help="try in a job of 2 ranks, which may crash, whether MPI takes addresses of GPU memory, and remember it",
+        help="try whether MPI takes addresses of GPU memory, in a job of 2 ranks that may crash, and keep the answer",
     )
     info.set_defaults(run=run_info)
     again = commands.add_parser(
         "run",
         help="run a job, and start it again when it ends badly",
         description="Run a job: python -m mpiddp run --restarts 3 -- mpirun -np 4 python -m mpiddp train --output DIR."
-        " train goes on from its last checkpoint; a program of your own has to.",
+        " When the job ends badly it is started again. train goes on from its last checkpoint, and a program of your"
+        " own has to do so, too.",
     )
     supervisor.add_options(again)
     again.set_defaults(run=supervisor.run)
     where = commands.add_parser(
         "where",
-        help="print what all ranks of a running job do",
+        help="print what each rank of a running job does",
         description="Print the state and the stacks of all ranks of a job that has a rank on this machine.",
     )
-    where.add_argument("job", nargs="?", help="the job, as this command lists it when there are several")
+    where.add_argument(
+        "job", nargs="?", help="the name of the job, needed if several run on this machine; this command lists them"
+    )
     where.set_defaults(run=run_where)
     flight = commands.add_parser(
         "flight",
-        help="line up the ranks' flight recorders, and print where they part",
-        description="Read the flight recorder's files of a job, and print the first call that not all ranks share.",
+        help="show where the ranks of a job went different ways, from its flight recorder",
+        description="Read the files that the ranks of a job wrote when something was wrong, and print the first call"
+        " that not all ranks made.",
     )
     flight.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="the files of all ranks, as the job names them"
+        "files", nargs="+", type=Path, metavar="FILE", help="the files of all ranks; the job has printed their names"
     )
     flight.add_argument("--json", action="store_true", help="print the files as one JSON object, by rank")
     flight.set_defaults(run=run_flight)

@@ -71,7 +71,7 @@ def _across(link: Link) -> Channel | None:
 def _where_they_lie(link: Link, peers: PeerAccess, x: Array, op: ReduceOp, factors: list[float] | None) -> Steps:
     across = _across(link)
     if across is not None:
-        edges = bounds(x.size, link.places, x.itemsize)
+        edges = bounds(x.size, link.leaders, x.itemsize)
         first, last = edges[link.node.rank], edges[link.node.rank + 1]
 
         def summed(start: int, stop: int) -> Array:
@@ -104,7 +104,7 @@ def _by_messages(link: Link, x: Array, op: ReduceOp) -> Steps:
         yield from exchange.in_turn(lambda _, piece: _by_messages(link, piece, op), link, x)
         return
     across = _across(link)
-    sizes = exchange.slice_sizes(x, link.places) + [0] * (link.node.size - link.places)
+    sizes = exchange.slice_sizes(x, link.leaders) + [0] * (link.node.size - link.leaders)
     sums: Array = yield from exchange.reduce_slices(link.node.after(), x, op, sizes, link.size)
     mine = np.empty(sums.size, x.dtype)
     if across is not None:

@@ -1,13 +1,13 @@
-"""Two shots in a node's memory: every rank reduces its slice over all ranks' arrays and writes it to all.
+"""Two shots in a node's memory: every rank reduces its slice over all ranks' arrays and writes the result to all.
 
-After the handshake the arrays' places decide:
+In the handshake the ranks tell each other where their arrays lie, which decides what follows:
 
-- Symmetric arrays, unless short, are reduced in place, at about the cost of one copy.
-- Others pass through a scratch in chunks; for two ranks and for short arrays in one shot: every rank reduces all.
-  Copies by the kernel, from one process to another, save a copy and were not faster.
+- Symmetric arrays, unless they are short, are reduced without a copy, in about the time that one copy would take.
+- Other arrays pass through a scratch in chunks. For two ranks, and for short arrays, this is done in one shot, in which
+  every rank reduces everything. Copies by the kernel, from one process to another, were not faster.
 
-The barriers are MPI's: a flag to spin on does not see a failure. Reference: the two shots of PyTorch's symmetric memory
-and NVIDIA's TensorRT-LLM.
+The barriers are MPI's, because a rank that polls a flag in memory would not see that another has failed. The two shots
+are those of PyTorch's symmetric memory and NVIDIA's TensorRT-LLM.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""``MPIDDP_DEBUG``: logs every operation (INFO); finds disagreeing ranks and buffers changed too early (DETAIL).
+"""``MPIDDP_DEBUG``: INFO logs every operation. DETAIL finds calls that differ, and arrays that change too early.
 
-DETAIL precedes every collective by an all-gather of 8-byte digests, and lets asynchronous operations, but coalesced
-ones, work on copies: a change of the program's arrays before ``wait()`` shows in their checksums.
+With DETAIL, the ranks exchange 8-byte digests of each collective before they run it. Collectives, except coalesced
+ones, work on copies, so that a change of the program's arrays before ``wait()`` shows in their checksums.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from mpiddp.typing import Array
 logger = logging.getLogger("mpiddp")
 
 on = False
-"""The one attribute read when debugging is off."""
+"""Whether the level is INFO or DETAIL. This is all that a call reads while debugging is off."""
 detail = False
+"""Whether the level is DETAIL."""
 
 _TEXT_BYTES = 1024
 _MAX_LISTED = 8
 
-# Copied ones; True where all ranks give equal shapes.
+# The operations that work on copies, and whether their arrays have the same shape on all ranks.
 _EQUAL_SHAPES = {
     "broadcast": True,
     "all_reduce": True,
@@ -69,7 +70,7 @@ def log(operation: Operation) -> None:
 
 
 class Watched:
-    """Not to be changed before ``wait()`` returns."""
+    """Arrays that the program must not change before ``wait()`` has returned."""
 
     def __init__(self, operation: Operation, arrays: Sequence[Array]) -> None:
         self._operation = operation
@@ -77,6 +78,7 @@ class Watched:
         self._sums = [_checksum(x) for x in arrays]
 
     def check(self) -> None:
+        """Raise ArrayError if an array has changed."""
         for x, checksum in zip(self._arrays, self._sums, strict=True):
             if _checksum(x) != checksum:
                 raise ArrayError(
@@ -86,6 +88,7 @@ class Watched:
                 )
 
     def renew(self) -> None:
+        """Take the arrays as they are now."""
         self._sums = [_checksum(x) for x in self._arrays]
 
 
@@ -94,14 +97,14 @@ def _checksum(x: Array) -> int:
 
 
 def self_comparing(call: Call) -> Call:
-    """Return the call as one whose comparison here replaces that in `faults.calls`."""
+    """Return the call marked as compared here, so that `faults.calls` does not compare it again."""
     return replace(call, record=call.record.marked())
 
 
 def traced(
     operation: Operation, link: Link, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array]
 ) -> tuple[Steps, Callable[[], None]]:
-    """Return steps that compare the call and watch copies of the arrays, and the last check."""
+    """Return steps that compare the call and work on copies of the arrays, and a check for the operation's end."""
     twins: dict[int, tuple[Array, Array]] = {}
     copied = _EQUAL_SHAPES.get(plan.call.operation)
     description = _describe(operation, args, equal_shapes=bool(copied))
@@ -129,14 +132,14 @@ def traced(
 
 
 def _describe(operation: Operation, args: Sequence[Any], *, equal_shapes: bool) -> str:
-    """Return the text, with a shape that must be equal on all ranks."""
+    """Return the text of which ranks compare digests: the call, and a shape that has to be equal on all ranks."""
     text = operation.call.record.text(operation.number)
     x = next((x for each in args for x in (each if isinstance(each, list) else [each]) if hasattr(x, "dtype")), None)
     return f"{text}, shape {x.shape}" if equal_shapes and x is not None else text
 
 
 def _listed(args: Sequence[Any]) -> str:
-    """Return the sizes in the first list of arrays, which a call's record holds as a hash."""
+    """Return the sizes of the arrays in the first list. They are for the error: ranks compare a hash of them."""
     lists = [[x.size for x in each] for each in args if isinstance(each, list) and each and hasattr(each[0], "size")]
     return f", sizes {lists[0][:_MAX_LISTED]}" if lists else ""
 

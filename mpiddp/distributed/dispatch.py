@@ -158,7 +158,10 @@ def submit(
 
 
 def root_rank(group: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None) -> int:
-    """Return the group rank of ``src`` or ``group_src``; ValueError for both, neither, or no member."""
+    """Return the group rank of ``src`` or ``group_src``.
+
+    ValueError if both are given, or neither without a ``default``, or a rank that is no member.
+    """
     if group_rank is not None:
         if global_rank is not None:
             raise ValueError("Can't specify both group_rank and global_rank")

@@ -1,4 +1,4 @@
-"""Start and end: ranks come from MPI, without address, port or rendezvous."""
+"""The beginning and the end of process groups. Ranks come from MPI, without address, port or rendezvous."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FORKED = (
 
 
 def is_available() -> bool:
-    """Return True."""
+    """Return True: torch's may be built without it."""
     return True
 
 
@@ -71,29 +71,40 @@ def init_process_group(
     *,
     comm: MPI.Intracomm | None = None,
 ) -> None:
-    """Make the default process group, of the ranks of ``MPI.COMM_WORLD``.
+    """Start MPI, if the program has not, and make the default process group of all its ranks.
 
     Parameters
     ----------
     backend : str, optional
-        None, "mpi", "gloo" (an alias), "nccl", or by device ("cpu:gloo,cuda:nccl").
+        None or "mpi"; "gloo", an alias; "nccl", for CuPy arrays; or by device, as "cpu:gloo,cuda:nccl".
     timeout : timedelta or float, optional
-        Of an operation; by default ``MPIDDP_TIMEOUT`` seconds, or 30 minutes.
+        The limit of an operation, in seconds; by default ``MPIDDP_TIMEOUT``, or 30 minutes.
     world_size, rank : int, default -1
-        A contradiction to MPI is an error, with the backend "mpi" torch's warning.
+        What the launcher has said anyway: a contradiction is an error. With the backend "mpi" it is a warning, as in
+        torch.
     device_id : int, optional
-        This rank's GPU. In a program that has imported CuPy and not used a GPU, by default the rank on its node modulo
-        the visible GPUs.
+        This rank's GPU. By default, if the program has imported CuPy and has not used a GPU yet, it is the rank's
+        number on its node modulo the number of visible GPUs.
     comm : mpi4py intracommunicator, optional
-        The ranks of the group. Every rank of the world calls, each with its communicator, also one that never
-        communicates (``comm=MPI.COMM_WORLD.Split(reads_files)``).
+        The ranks of the default group, by default those of ``MPI.COMM_WORLD``. Every rank of the world calls, each with
+        its own communicator, also a rank that never communicates: ``comm=MPI.COMM_WORLD.Split(reads_files)``.
+    init_method, store, group_name, pg_options
+        Without effect; ``init_method`` and ``store`` are checked as in torch.
 
     Raises
     ------
     ValueError
         If called twice, the backend is unknown, or ``comm`` is ``MPI.COMM_NULL``.
     DistError
-        If the launch cannot work, with the cure.
+        If the job cannot work as it was launched. The text has the cure.
+
+    Examples
+    --------
+    A program begins with ``import mpiddp as dist`` and ``dist.init_process_group()``.
+
+    >>> dist.init_process_group()
+    Traceback (most recent call last):
+    ValueError: trying to initialize the default process group twice!
     """
     if groups.is_initialized():
         raise ValueError("trying to initialize the default process group twice!")
@@ -137,7 +148,7 @@ def _start(claims: Claims, comm: MPI.Intracomm | None, timeout_s: float, backend
 
 
 def begin(job: Job, comm: MPI.Intracomm | None, timeout_s: float, backend: str) -> ProcessGroup:
-    """Make the default group of ``comm``, or of all ranks that run; collective."""
+    """Make the default group of ``comm``, or of all ranks that are alive; its ranks call this together."""
     world = job.world
     if comm is None and len(world.running) < world.size:
         own = among(world.comm, world.running)
@@ -151,7 +162,7 @@ def begin(job: Job, comm: MPI.Intracomm | None, timeout_s: float, backend: str) 
 
 
 def _choose_device(device_id: int | None) -> None:
-    """Call before MPI starts: some libraries keep the current GPU for good."""
+    """Make this rank's GPU current. Called before MPI starts, because some libraries keep the current GPU for good."""
     launched = launchers.launch()
     if device_id is not None:
         choice.set_device(device_id)
@@ -160,10 +171,16 @@ def _choose_device(device_id: int | None) -> None:
 
 
 def destroy_process_group(group: GroupLike = None) -> None:
-    """Free a group; None or ``group.WORLD``: all, after which `init_process_group` may be called again.
+    """Free a group; its ranks call this together. None or ``group.WORLD`` frees all groups.
 
-    DistError if operations of the group are pending. MismatchError, of a group that is gone, if its ranks are found to
-    have made different calls; the others are waited for some seconds at most.
+    After that `init_process_group` may be called again. DistError if operations of the group are pending. The ranks
+    compare their last calls, waiting for each other for 2 seconds at most: if they differ it is a `MismatchError`,
+    and the group is gone nevertheless.
+
+    Examples
+    --------
+    >>> pair = dist.new_group([0, 1])
+    >>> dist.destroy_process_group(pair)
     """
     doomed = groups.doomed(group)
     error = parting.part(doomed)
@@ -173,10 +190,15 @@ def destroy_process_group(group: GroupLike = None) -> None:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """Return this process's rank on its node.
+    """Return this process's rank on its node, from 0.
 
-    Before `init_process_group`: LOCAL_RANK, which ``import mpiddp`` fills from the launcher, ``fallback_rank``, or
-    RuntimeError.
+    Before `init_process_group` it is LOCAL_RANK, which ``import mpiddp`` takes from the launcher. Without it the result
+    is ``fallback_rank``, and RuntimeError if that is None.
+
+    Examples
+    --------
+    >>> dist.get_node_local_rank() <= dist.get_rank()
+    True
     """
     job = this_job.current()
     if job is not None:
@@ -191,12 +213,24 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
 
 def get_backend(group: GroupLike = None) -> str:
-    """Return "nccl" where a group's arrays on GPUs go by NCCL, else "mpi"."""
+    """Return "nccl" if the group sends arrays on GPUs by NCCL, else "mpi"; ValueError on a rank that is no member.
+
+    Examples
+    --------
+    >>> dist.get_backend()
+    'mpi'
+    """
     return backends.backend_of(groups.known(group).link)
 
 
 def get_backend_config(group: GroupLike = None) -> str:
-    """Return a group's backend by device, such as "cpu:mpi,cuda:mpi"."""
+    """Return a group's backend for each kind of device; errors are those of `get_backend`.
+
+    Examples
+    --------
+    >>> dist.get_backend_config()
+    'cpu:mpi,cuda:mpi'
+    """
     return f"cpu:mpi,cuda:{get_backend(group)}"
 
 

@@ -26,12 +26,14 @@ _PASSED, _FAILED = 1, 0
 def monitored_barrier(
     group: GroupLike = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """Return when every rank has called it, or name those that have not.
+    """Wait until every rank has called it, and name those that have not when the time is up.
 
     Parameters
     ----------
+    group : ProcessGroup, optional
+        All ranks by default.
     timeout : timedelta or float, optional
-        Rank 0's limit.
+        The limit, in seconds; rank 0's counts. By default the group's.
     wait_all_ranks : bool, default False
         Name all missing ranks, instead of the first.
 
@@ -39,18 +41,22 @@ def monitored_barrier(
     ------
     DistTimeoutError
         On rank 0, with the missing ranks; elsewhere with a pointer to rank 0.
+
+    Examples
+    --------
+    >>> dist.monitored_barrier(timeout=10)
     """
-    found = member(group, "monitored_barrier")
-    if found is None:
+    group = member(group, "monitored_barrier")
+    if group is None:
         return
     given_s = seconds(timeout)
-    timeout_s = found.link.timeout_s if given_s is None else given_s
-    found.monitored_barriers += 1
-    with calling(found, _call(found, found.link.others)):
-        if found.rank() == 0:
-            _gather(found, timeout_s, wait_all_ranks)
+    timeout_s = group.link.timeout_s if given_s is None else given_s
+    group.monitored_barriers += 1
+    with calling(group, _call(group, group.link.others)):
+        if group.rank() == 0:
+            _gather(group, timeout_s, wait_all_ranks)
         else:
-            _report(found, timeout_s)
+            _report(group, timeout_s)
 
 
 def _send(group: ProcessGroup, to: int, *numbers: int) -> Work:

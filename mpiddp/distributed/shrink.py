@@ -1,4 +1,4 @@
-"""Shrinking: going on without failed ranks, or without others."""
+"""A smaller default group: the ranks go on without those that have failed, or without others."""
 
 from __future__ import annotations
 
@@ -27,21 +27,24 @@ def shrink_group(
     shrink_flags: int = SHRINK_DEFAULT,
     pg_options: Any = None,
 ) -> ProcessGroup:
-    """Make the default group anew without some ranks.
+    """Make the default group anew, without some ranks, and return it.
 
-    After a `RankFailedError` all survivors call it, and failed ranks are left out, listed or not; otherwise the ranks
-    that are not listed call it. Ranks are numbered anew, in the old order, and all groups end. Under Open MPI's
-    ``mpirun --with-ft ulfm`` ranks survive if a signal ends another, as a lack of memory does; the loss of a node ends
-    the job.
+    After a `RankFailedError` all survivors call it, and failed ranks are left out whether they are listed or not.
+    Without a failure, the ranks that are not listed call it. Ranks are numbered anew, in the old order, and all other
+    groups end. Ranks survive another's death only under Open MPI's ``mpirun --with-ft ulfm``, and only if a signal
+    has ended it, as the system does when memory runs out; the loss of a node ends the job.
 
     Parameters
     ----------
     ranks_to_exclude : sequence of int
         Global ranks.
     group : ProcessGroup, optional
-        All ranks, the only one allowed.
+        None or the group of all ranks; ValueError for another.
     shrink_flags : int
-        ``SHRINK_ABORT``: abandon pending operations, as after a failure; else they are a `DistError`.
+        With ``SHRINK_ABORT`` pending operations are abandoned, as they are after a failure. With the default they are a
+        `DistError`.
+    pg_options
+        Without effect.
 
     Examples
     --------
@@ -81,7 +84,7 @@ def survivable() -> bool:
 
 
 def _without(old: ProcessGroup, excluded: set[int]) -> MPI.Intracomm:
-    """Make a communicator; collective over the remaining ranks."""
+    """Make a communicator of the remaining ranks, which call this together."""
     left = [rank for rank in range(old.size()) if rank not in excluded]
     others = tuple(old.link.ranks[rank] for rank in left if rank != old.rank())
     with calling(old, Call(old.link.members, "shrink_group", peers=others)) as operation:

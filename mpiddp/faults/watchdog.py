@@ -1,7 +1,8 @@
 """The watchdog: a thread that ends the job, with the reason, if this process waits in vain.
 
-It knows an unchanged wait by its number: a watch costs the program nothing, and keeps no array alive. It sees a Ctrl-C
-while the main thread waits in MPI, where Python sees none. It needs MPI_THREAD_MULTIPLE.
+Twice a second it looks at what each thread of the program waits for (`operation.waiting`). A wait is the same as before
+if its number is: so waits cost the program no look at the clock, and no array is kept alive. The watchdog also sees a
+Ctrl-C while the main thread waits in MPI, where Python would not. It needs MPI_THREAD_MULTIPLE.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from mpiddp.errors import SetupError
 from . import processes, stdio
 
 _FIRST_WORD_S = 3.0
-"""For rank 0's child to say why, before the child of another rank ends the job."""
+"""How long the children of other ranks wait before they end the job, so that rank 0's can say why."""
 
 
 def refuse_children(launch: launchers.Launch) -> None:

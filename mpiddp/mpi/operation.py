@@ -16,11 +16,11 @@ _LISTED = 16
 
 
 class Monitor(Protocol):
-    """Implemented by `mpiddp.faults`."""
+    """What a group needs to know of its ranks' faults. `mpiddp.faults` implements it."""
 
     @property
     def survivable(self) -> bool:
-        """Ranks survive the failure of one: waits poll, as one in MPI would never end."""
+        """Whether ranks survive the death of one. Then every wait polls, because a wait in MPI would never end."""
 
     def check(self) -> None: ...
 
@@ -29,7 +29,7 @@ class Monitor(Protocol):
     def unheard(self) -> MismatchError | None: ...
 
     def explain(self, operation: Operation) -> str:
-        """Describe the ranks that keep an operation from ending."""
+        """Return a text about the ranks that keep an operation from ending."""
 
     def unmatched(self) -> str: ...
 
@@ -38,7 +38,7 @@ class Monitor(Protocol):
 
 
 class Members:
-    """A group's world ranks, number (equal on all) and terms of waits."""
+    """A group as its operations know it: ranks in the world, a number that is equal on all ranks, the timeout."""
 
     __slots__ = ("monitor", "number", "ranks", "timeout_s", "world_size")
 
@@ -64,14 +64,14 @@ class Call:
     operation: str
     dtype: Any = None
     input_shape: tuple[int, ...] | None = None
-    """Of several arrays, their elements; None where unknown, as of objects."""
+    """The shape of the array, or the elements of several together; None where unknown, as for Python objects."""
     output_shape: tuple[int, ...] | None = None
     peers: Sequence[int] | None = None
-    """World ranks; None: all of the group."""
+    """The other ranks, by their numbers in the world; None for a call of the whole group."""
     tag: int | None = None
-    """Of a message."""
+    """The tag of a message."""
     algorithm: str | None = None
-    """That the program has asked for."""
+    """The algorithm that the program has asked for, if any."""
     note: str = ""
     """Says whose call it is, instead of the operation: "DDP bucket 3"."""
     record: Any = None
@@ -106,14 +106,14 @@ class Operation:
     ) -> None:
         self.call = call
         self.number = number
-        """Among the group's collectives, or this rank's messages in it."""
+        """The number among the group's collectives, or among this rank's messages in the group."""
         self.code = code
-        """Python's, of the program; with ``offset``, its line."""
+        """The Python code of the program that made the call; ``offset`` in it tells the line."""
         self.offset = offset
         self.start = start
         self.end = end
         self.limited = False
-        """The waiter watches the clock."""
+        """Whether whoever waits watches the clock."""
 
     def as_limited(self) -> Operation:
         """Return the operation as one whose waiter watches the clock, as the watchdog would end the job."""
@@ -139,7 +139,7 @@ class Operation:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """A key that keeps no array alive."""
+        """A key for this operation, which keeps no array alive."""
         return self.name, self.members.number, self.peers is None, self.number
 
     def __str__(self) -> str:
@@ -158,4 +158,4 @@ class Operation:
 
 
 waiting: dict[int, Operation] = {}
-"""By thread: two stores and no clock, as the watchdog recognises an unchanged wait."""
+"""What each thread waits for. No time is noted, because the watchdog recognises an unchanged wait."""

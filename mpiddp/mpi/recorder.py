@@ -1,6 +1,7 @@
 """The flight recorder: the last operations of this rank, in a ring.
 
-An `Operation` is made at the beginning of a call, and all else for a dump. It keeps no array, plan or group alive.
+A call makes an `Operation` when it begins. All else is worked out when a dump is written. An operation keeps no array,
+plan or group alive.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from .operation import Call, Operation
 SIZE = 2000
 
 Recorded: TypeAlias = Operation | tuple[Any, ...]
-"""A short call that waited for no rank is a tuple of an operation's arguments, made at its end: both times are that, as
-a second look at the clock would be a third of the recorder's cost."""
+"""A short call that waited for no rank is recorded at its end, as a tuple of an operation's arguments. Its beginning
+and
+end are the same time, because a second look at the clock would be a third of the recorder's cost."""
 
 ring: deque[Recorded] = deque(maxlen=SIZE)
 append = ring.append
@@ -51,7 +53,7 @@ groups: dict[int, Group] = {}
 
 
 def register(name: str, description: str, link: _Link) -> None:
-    """Note a group; of many, forget ended ones that the ring does not hold."""
+    """Note a group. When there are many, forget those that have ended and have no operation in the ring."""
     if len(groups) >= _MAX_GROUPS:
         held = {each.members.number for each in entries()}
         for number in [number for number, each in groups.items() if each.link is None and number not in held]:
@@ -66,7 +68,7 @@ def retire(link: _Link) -> None:
 
 
 def clear() -> None:
-    """Forget everything: the ranks are numbered anew."""
+    """Forget everything, because the ranks are numbered anew."""
     ring.clear()
     groups.clear()
 
@@ -77,7 +79,7 @@ def entries() -> list[Operation]:
 
 
 def begin(call: Call, number: int) -> Operation:
-    """Record a beginning, with the program's line up the stack."""
+    """Record that a call begins, with the program's line, which is further up the stack."""
     try:
         frame = getframe(3)  # beyond the bracket and the operation
     except ValueError:  # called from C, as by atexit
@@ -100,19 +102,19 @@ _other_files: set[str] = set()
 
 
 def add_library(folder: str) -> None:
-    """Take a folder's files for a library's."""
+    """Let the files of a folder count as a library's."""
     global _libraries
     _libraries += (folder + os.sep,)
     program_files.clear()
 
 
 def is_program(file: str) -> bool:
-    """Return False for files of a library, Python or the package but for its own programs."""
+    """Return False for files of libraries, of Python, and of this package except its commands and examples."""
     return file.startswith(_PROGRAMS) or not file.startswith(_libraries)
 
 
 def program_frame(frame: FrameType) -> FrameType:
-    """Return the innermost frame of the program, else ``frame``."""
+    """Return the innermost frame that belongs to the program, or ``frame`` if none does."""
     found: FrameType | None = frame
     while found is not None:
         file = found.f_code.co_filename

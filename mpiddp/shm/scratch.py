@@ -1,4 +1,4 @@
-"""Staging memory of a group on a node."""
+"""Scratch: memory that a node's ranks share, through which ordinary arrays are pipelined."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from mpiddp.typing import Array
 from . import segment
 
 BUFFER_BYTES = 1 << 21
-"""Less if many ranks' buffers exceed `_NODE_BYTES`."""
+"""The size of a buffer. With many ranks it is smaller, so that those of a node stay within `_NODE_BYTES`."""
 _NODE_BYTES = 1 << 24
 _SMALLEST_BYTES = 1 << 17
 
 
 class Scratch(Resource):
-    """Three buffers a rank, used in rounds, one for each barrier.
+    """Three buffers for each rank, used in turn. A round is what happens between two barriers.
 
-    A rank that writes in round t has left the barrier of round t - 1: all ranks have read the buffers of round t - 3,
-    which are read at the latest after the barrier of round t - 2.
+    Buffers of round t - 3 are read after the barrier of round t - 2 at the latest. A rank that writes in round t has
+    left the barrier of round t - 1, so all ranks have finished reading them.
     """
 
     _BUFFERS = 3
@@ -38,41 +38,42 @@ class Scratch(Resource):
         self._round = 0
         self.ready = False
         self.fault = ""
-        """Reason of missing memory; empty before a try."""
+        """Why there is no memory; empty if there is, and before it has been asked for."""
 
     def prepare(self) -> Steps:
-        """Allocate on first use; return True if there is memory; collective."""
+        """Allocate the memory on first use; return True if there is some. All ranks of the group call this together."""
         if not self.ready and not self.fault:
             node = self._link.node
-            found: segment.Allocation = yield from segment.allocate(node, self._link, self._BUFFERS * self.buffer_bytes)
-            self.fault = found.fault
-            if found.memory is not None:
-                self._regions = list(np.frombuffer(found.memory, np.uint8).reshape(node.size, -1))
+            made: segment.Allocation = yield from segment.allocate(node, self._link, self._BUFFERS * self.buffer_bytes)
+            self.fault = made.fault
+            if made.memory is not None:
+                self._regions = list(np.frombuffer(made.memory, np.uint8).reshape(node.size, -1))
                 self.ready = True
         return self.ready
 
     def next_buffers(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
-        """Return those of the next `begin_round`."""
+        """Return all ranks' buffers of the next round, each as ``count`` elements of ``dtype``."""
         index = self._round % self._BUFFERS
-        found = self._views.get((index, count, dtype))
-        if found is None:
+        buffers = self._views.get((index, count, dtype))
+        if buffers is None:
             start = index * self.buffer_bytes
-            found = [region[start : start + count * dtype.itemsize].view(dtype) for region in self._regions]
+            buffers = [region[start : start + count * dtype.itemsize].view(dtype) for region in self._regions]
             if len(self._views) >= self._MAX_VIEWS:
                 self._views.clear()
-            self._views[index, count, dtype] = found
-        return found
+            self._views[index, count, dtype] = buffers
+        return buffers
 
     def begin_round(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
+        """Begin a round, and return its buffers as `next_buffers` does."""
         buffers = self.next_buffers(count, dtype)
         self._round += 1
         return buffers
 
     def close(self) -> None:
-        """Unmap the memory after its last view."""
+        """Give up the memory; it is unmapped when its last view is gone."""
         self.ready = False
         self._regions, self._views = [], {}
 
     def drop(self, error: DistError) -> None:
-        """Unmap the memory: MPI does not know it."""
+        """Close: MPI does not write to this memory."""
         self.close()

@@ -96,7 +96,7 @@ def test_another_number_of_objects(world):
     if world.size == 1:
         return
     if world.rank == 0:
-        with pytest.raises(ValueError, match="rank 1 sent 3 objects, object_list has 1 places"):
+        with pytest.raises(ValueError, match="rank 1 sent 3 objects, object_list has 1 elements"):
             dist.recv_object_list([None], src=1)
         found = [None]
         dist.recv_object_list(found, src=1)
