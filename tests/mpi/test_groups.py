@@ -12,6 +12,7 @@ import pytest
 import mpiddp as dist
 from mpiddp import nn, optim
 from mpiddp.faults import monitor
+from mpiddp.mpi import cuda_aware
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Resource
 from mpiddp.parallel import DiLoCo, GradBucket, Timeline, allreduce_hook
@@ -39,6 +40,13 @@ def test_world(world):
     assert dist.is_initialized()
     with pytest.raises(ValueError, match="twice"):
         dist.init_process_group()
+
+
+def test_without_a_gpu_mpi_is_not_asked_about_them(world, monkeypatch):
+    """MPICH 3.4 ends a process that asks."""
+    monkeypatch.setattr(cuda_aware, "_answer", lambda library: pytest.fail("asked"))
+    dist.destroy_process_group()
+    dist.init_process_group()
 
 
 def test_every_subset(world):
