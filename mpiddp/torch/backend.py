@@ -34,7 +34,7 @@ def register() -> None:
 
 def _create(options: Any, _: Any) -> Any:
     """Make the default group, or one of some ranks, which alone call."""
-    from mpiddp import distributed as mpiddp  # slow: `import torch` would wait for it
+    from mpiddp import distributed  # slow: `import torch` would wait for it
 
     from . import default
     from .process_group import ProcessGroup
@@ -42,8 +42,8 @@ def _create(options: Any, _: Any) -> Any:
     with translated():
         if options.global_ranks_in_group:
             ranks = list(options.global_ranks_in_group)
-            group = mpiddp.new_group(ranks, options.timeout, use_local_synchronization=True, sort_ranks=False)
-            assert isinstance(group, mpiddp.ProcessGroup), "torch asks members only"
+            group = distributed.new_group(ranks, options.timeout, use_local_synchronization=True, sort_ranks=False)
+            assert isinstance(group, distributed.ProcessGroup), "torch asks members only"
             close = default.free
         else:
             group = default.begin(options.timeout, options.group_rank, options.group_size)
@@ -60,13 +60,13 @@ def _create_another(
     store: torch.distributed.Store, rank: int, size: int, timeout: timedelta, device: torch.device, **_: object
 ) -> Any:
     """Make a group of all ranks that ``torch.distributed`` does not know (``torch.distributed._dist2``)."""
-    from mpiddp import distributed as mpiddp
+    from mpiddp import distributed
 
     from . import default
     from .process_group import ProcessGroup
 
     with translated():
         default.begin(timeout, rank, size)
-        group = mpiddp.new_group(timeout=timeout)
-    assert isinstance(group, mpiddp.ProcessGroup), "all ranks are members"
+        group = distributed.new_group(timeout=timeout)
+    assert isinstance(group, distributed.ProcessGroup), "all ranks are members"
     return ProcessGroup(group, timeout, default.free, store)

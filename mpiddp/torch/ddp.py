@@ -103,7 +103,7 @@ class DistributedDataParallel(Wrapper, torch.nn.Module):
     module : torch.nn.Module
         The model, in the host's memory (else ValueError). Its parameters are moved side by side and take the first
         rank's values.
-    process_group : mpiddp.ProcessGroup, optional
+    process_group : distributed.ProcessGroup, optional
         A group of torch's backend "mpiddp" has it as ``group``.
     """
 

@@ -6,10 +6,9 @@ import warnings
 from collections.abc import Sequence
 from datetime import timedelta
 
-import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from mpiddp import distributed as mpiddp
+from mpiddp import distributed
 from mpiddp.distributed import groups
 
 from . import cuda
@@ -17,40 +16,40 @@ from . import cuda
 _ours = False
 
 
-def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> mpiddp.ProcessGroup:
+def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> distributed.ProcessGroup:
     """Return the group of all ranks; raise if rank or size, if not -1, contradict MPI.
 
     ``timeout`` holds where the group is made here.
     """
     global _ours
-    if not mpiddp.is_initialized():
-        mpiddp.init_process_group(timeout=timeout, rank=rank, world_size=size, device_id=cuda.chosen())
+    if not distributed.is_initialized():
+        distributed.init_process_group(timeout=timeout, rank=rank, world_size=size, device_id=cuda.chosen())
         _ours = True
-    found = mpiddp.group.WORLD
+    found = distributed.group.WORLD
     assert found is not None
     if (rank, size) not in ((-1, -1), (found.rank(), found.size())):
-        raise mpiddp.DistError(
+        raise distributed.DistError(
             f"init_process_group was told rank {rank} of {size}, and MPI says rank {found.rank()} of {found.size()}:"
             " start one process for each rank with mpirun or srun, and leave rank and world_size out"
         )
     return found
 
 
-def end(group: mpiddp.ProcessGroup) -> None:
+def end(group: distributed.ProcessGroup) -> None:
     """End the group of all ranks, and with it all others."""
     global _ours
-    if _ours and group is mpiddp.group.WORLD:
+    if _ours and group is distributed.group.WORLD:
         _ours = False
         free(group)
 
 
-def free(group: mpiddp.ProcessGroup) -> None:
+def free(group: distributed.ProcessGroup) -> None:
     """End a group; unfinished operations, as after a timeout, are given up, as by torch's own backends."""
     try:
-        mpiddp.destroy_process_group(group)
-    except mpiddp.MismatchError:
+        distributed.destroy_process_group(group)
+    except distributed.MismatchError:
         raise  # the group has ended
-    except mpiddp.DistError as error:
+    except distributed.DistError as error:
         warnings.warn(f"{error}; they are given up", stacklevel=2)
         groups.discard(group)
 
@@ -69,8 +68,8 @@ def shrink_group(ranks_to_exclude: Sequence[int] = ()) -> None:
     ...     shrink_group(error.ranks)
     ...     model = DistributedDataParallel(model.module)
     """
-    backend = dist.get_backend()
+    backend = c10d.get_backend()
     timeout = c10d._get_default_group().timeout
-    mpiddp.shrink_group(ranks_to_exclude)
-    dist.destroy_process_group()
-    dist.init_process_group(backend, init_method="mpi://", timeout=timeout)
+    distributed.shrink_group(ranks_to_exclude)
+    c10d.destroy_process_group()
+    c10d.init_process_group(backend, init_method="mpi://", timeout=timeout)
