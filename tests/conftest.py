@@ -10,18 +10,22 @@ from harness import launcher
 UNDER_LAUNCHER = launcher.announced_size() > 0 or launcher.PLAN in os.environ
 
 # harness.ranks starts MPI when it is imported, which the plain process must never do.
-pytest_plugins = ["harness.ranks" if UNDER_LAUNCHER else "harness.parent"]
+pytest_plugins = ["harness.ranks", "harness.world"] if UNDER_LAUNCHER else ["harness.parent"]
 
 MARKS = {
-    "core": "touches MPI: of tests/mpi, so run on 1 to 4 ranks, with both MPI libraries and without eager buffers",
-    "ranks(*numbers)": "of tests/mpi, run on these numbers of ranks",
+    "launch": "starts jobs itself",
+    "core": "an mpi test that touches MPI, so run on 1 to 4 ranks, with both MPI libraries and without eager buffers",
+    "ranks(*numbers)": "an mpi test, run on these numbers of ranks",
     "once": "says nothing of the MPI library, so to run it with one of them is enough",
     "long": "run by --long only: another case of a promise that an everyday test holds",
 }
+"""``mpi``, which runs under mpiexec, is pytest-mpi's own; a test with neither runs in this process."""
+LAUNCH = {"launch", "with_torch", "gpu"}
+"""Folders whose tests start jobs."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="run the long tier, too, and all of tests/mpi on 1 to 4 ranks")
+    parser.addoption("--long", action="store_true", help="run the long tier, too, and all mpi tests on 1 to 4 ranks")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,18 +33,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {meaning}")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.path.parent.name in LAUNCH:
+        item.add_marker("launch")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the long tier, and tests that start launchers from a rank."""
+    """Leave out the long tier, and on a rank what is not for ranks."""
     # Ranks that a plain process has started are told which tests to run.
-    if not config.option.long and launcher.PLAN not in os.environ:
-        long = [item for item in items if item.get_closest_marker("long")]
-        if long:
-            config.hook.pytest_deselected(items=long)
-            items[:] = [item for item in items if not item.get_closest_marker("long")]
-    if UNDER_LAUNCHER:
-        skip = pytest.mark.skip(reason="starts mpiexec itself, so it is run from a plain pytest, not under mpiexec")
-        for item in items:
-            if not {config.rootpath / "tests" / folder for folder in ("launch", "with_torch")}.isdisjoint(
-                item.path.parents
-            ):
-                item.add_marker(skip)
+    every_tier = config.option.long or launcher.PLAN in os.environ
+
+    def runs_here(item: pytest.Item) -> bool:
+        for_ranks = item.get_closest_marker("mpi") is not None or not UNDER_LAUNCHER
+        return for_ranks and (every_tier or item.get_closest_marker("long") is None)
+
+    config.hook.pytest_deselected(items=[item for item in items if not runs_here(item)])
+    items[:] = filter(runs_here, items)

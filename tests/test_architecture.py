@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from harness import tiers
 
 LAYERS = (
     ("arguments", "errors", "moved", "settings", "typing", "device", "serialization", "nested"),
@@ -424,7 +423,3 @@ def test_top_level_of_the_repository():
     if not listed:
         pytest.skip("no checkout, or no git")
     assert {name for line in listed if not (name := Path(line).parts[0]).startswith(".")} <= TOP_LEVEL
-
-
-def test_files_of_one_number_of_ranks_are_there() -> None:
-    assert not [name for name in tiers.ONE_NUMBER if not (Path(__file__).parent / "mpi" / name).exists()]

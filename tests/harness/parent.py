@@ -1,7 +1,7 @@
-"""The pytest plugin of the plain process: every test of tests/mpi becomes one item for each number of ranks.
+"""The pytest plugin of the plain process: every test marked as ``mpi`` becomes one item for each number of ranks.
 
-pytest under mpiexec (`harness.ranks`) collects and runs them, one job for each number; reports appear here as if the
-tests had run here. This process imports neither MPI nor tests/mpi.
+pytest under mpiexec (`harness.ranks`) runs them, one job for each number; reports appear here as if the tests had run
+here. This process imports the files of tests, and must not start MPI.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,8 +24,6 @@ from harness import launcher, tiers, workers
 from harness.summary import Summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from _pytest._io import TerminalWriter
 
 LIMIT_S = float(os.environ.get("MPIDDP_TEST_LIMIT", "60"))
@@ -39,17 +37,15 @@ RESTARTS = 3
 class Job:
     """One pytest under mpiexec, and the events that its rank 0 writes."""
 
-    def __init__(self, config: pytest.Config, ranks: int, files: list[str], run: list[str] | None) -> None:
+    def __init__(self, config: pytest.Config, ranks: int, files: list[str], run: list[str]) -> None:
         mpiexec = launcher.mpiexec()
-        assert mpiexec is not None, "checked when the files were collected"
+        assert mpiexec is not None, "checked when the tests were collected"
         self._folder = Path(tempfile.mkdtemp(prefix="mpiddp-job-"))
         events = self._folder / "events"
         events.touch()
         self._events = events.open("rb")
         self._half_line = b""
-        plan: dict[str, Any] = {"ranks": ranks, "events": str(events), "folder": str(self._folder)}
-        if run is not None:
-            plan["run"] = run
+        plan = {"ranks": ranks, "events": str(events), "folder": str(self._folder), "run": run}
         (self._folder / "plan").write_text(json.dumps(plan))
         option = config.option
         arguments = [f"--rootdir={config.rootpath}", "-p", "no:cacheprovider", f"--tb={option.tbstyle}"]
@@ -58,14 +54,13 @@ class Job:
         arguments += [part for warning in option.pythonwarnings or () for part in ("-W", warning)]
         arguments += [part for setting in option.override_ini or () for part in ("-o", setting)]
         arguments += ["-s"] if option.capture == "no" else []
-        arguments += ["--collect-only", "-q"] if run is None else []
         arguments += ["--long"] * option.long
         interpreter = [sys.executable, *(["-P"] if sys.flags.safe_path else [])]
         self.program = launcher.Program(
             [mpiexec, "-n", str(ranks), *interpreter, "-m", "pytest", *arguments, *files],
             {launcher.PLAN: str(self._folder / "plan")},
             cwd=config.rootpath,
-            echo=option.capture == "no" and run is not None,
+            echo=option.capture == "no",
             scratch=self._folder,
         )
 
@@ -209,15 +204,14 @@ def _failure(item: MpiItem, text: str, when: Literal["call", "teardown"] = "call
 
 
 class MpiItem(pytest.Item):
-    def __init__(self, *, ranks: int, test: dict[str, Any], **kwargs: Any) -> None:
+    """A test on one number of ranks; ``origin`` is its name on the ranks."""
+
+    def __init__(self, *, ranks: int, test: pytest.Function, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.ranks = ranks
-        self.origin: str = test["nodeid"]
-        self.origin_name = _last_part(self.origin)
-        path, line, domain = test["location"]
-        self.origin_location: tuple[str, int | None, str] = (path, line, domain)
-        for mark in test["marks"]:
-            self.add_marker(mark)
+        self.origin, self.origin_name, self.origin_location = test.nodeid, test.name, test.location
+        for mark in test.own_markers:
+            self.add_marker(getattr(pytest.mark, mark.name)(*mark.args, **mark.kwargs))
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         _, line, domain = self.origin_location
@@ -227,76 +221,9 @@ class MpiItem(pytest.Item):
         raise NotImplementedError
 
 
-def _last_part(nodeid: str) -> str:
-    """Return the part after the last ``::`` outside of parameters."""
-    head, bracket, parameters = nodeid.partition("[")
-    return head.rpartition("::")[2] + bracket + parameters
-
-
-class MpiNode(pytest.Collector):
-    def __init__(self, *, children: list[tuple[tuple[str, ...], dict[str, Any]]], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.children = children
-
-    def collect(self) -> list[pytest.Item | pytest.Collector]:
-        return _nodes(self, self.children)
-
-
-class MpiFile(pytest.File):
-    """A file of tests/mpi; collected by asking one rank."""
-
-    def collect(self) -> list[pytest.Item | pytest.Collector]:
-        """Return an item for each test and number of ranks; the tests of one number stay together."""
-        found = self.config.stash[_KEY].collected()
-        nodeid = self.path.relative_to(self.config.rootpath).as_posix()
-        if nodeid in found.reports:
-            report = found.reports[nodeid]
-            if report.skipped:
-                raise pytest.skip.Exception(report.longreprtext, allow_module_level=True)
-            raise self.CollectError(report.longreprtext)
-        if found.failure:
-            raise self.CollectError(found.failure)
-        tests = []
-        for test in found.tests:
-            if test["nodeid"].partition("::")[0] == nodeid:
-                head, bracket, parameters = test["nodeid"].partition("[")
-                _, *classes, name = head.split("::")
-                tests.append(((*classes, name + bracket + parameters), test))
-        return _nodes(self, tests)
-
-
-def _nodes(
-    parent: pytest.Collector, tests: list[tuple[tuple[str, ...], dict[str, Any]]]
-) -> list[pytest.Item | pytest.Collector]:
-    """Return the nodes below ``parent``; ``tests`` pairs the names from there on with the test."""
-    nodes: list[pytest.Item | pytest.Collector] = []
-    classes: dict[str, list[tuple[tuple[str, ...], dict[str, Any]]]] = {}
-    for (name, *rest), test in tests:
-        if rest:
-            classes.setdefault(name, []).append((tuple(rest), test))
-            continue
-        nodes += [
-            MpiItem.from_parent(parent, name=f"{name}[np={ranks}]", ranks=ranks, test=test)
-            for ranks in parent.config.stash[_KEY].numbers(test)
-        ]
-    nodes += [MpiNode.from_parent(parent, name=name, children=below) for name, below in classes.items()]
-    return nodes
-
-
-@dataclass
-class Collected:
-    """One rank's findings in tests/mpi: tests, reports of files that did not pass, or a failure."""
-
-    tests: list[dict[str, Any]] = field(default_factory=list)
-    reports: dict[str, pytest.CollectReport] = field(default_factory=dict)
-    failure: str = ""
-
-
 class Parent:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._folder = config.rootpath / "tests" / "mpi"
-        self._collected: Collected | None = None
         self._runners: dict[int, Runner] = {}
         self._workers: workers.Workers | None = None
         self._began = time.time()
@@ -308,44 +235,29 @@ class Parent:
         except ValueError:
             raise pytest.UsageError(f"--ranks takes numbers of ranks, like 2,3; got {given!r}") from None
 
-    def numbers(self, test: dict[str, Any]) -> list[int]:
-        if self._given:
-            return self._given
-        return tiers.numbers(Path(test["location"][0]).name, test["marks"], self._config.option.long)
-
-    def collected(self) -> Collected:
-        if self._collected is None:
-            self._collected = found = Collected()
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pycollect_makeitem(self, collector: pytest.Collector) -> Any:
+        """Put an item for each number of ranks in the place of a test that is marked as ``mpi``."""
+        made = yield
+        if not isinstance(made, list):
+            return made
+        items: list[pytest.Item] = []
+        for item in made:
+            if item.get_closest_marker("mpi") is None:
+                items.append(item)
+                continue
             if launcher.mpiexec() is None:
-                found.failure = launcher.NO_MPIEXEC
-                return found
-            job = Job(self._config, 1, self._asked(), None)
-            for event in job.events():
-                match event:
-                    case {"collect": data}:
-                        report = _from_data(self._config, data)
-                        found.reports[report.nodeid] = report
-                    case {"collected": tests}:
-                        found.tests = tests
-                    case {"stuck": _, "text": text}:
-                        found.failure = text
-            if not found.failure and not found.tests and not found.reports:
-                found.failure = f"mpiexec -n 1 python -m pytest --collect-only tests/mpi: {job.last_words()}"
-            job.close()
-        return self._collected
+                raise collector.CollectError(launcher.NO_MPIEXEC)
+            items += [
+                MpiItem.from_parent(collector, name=f"{item.name}[np={ranks}]", ranks=ranks, test=item)
+                for ranks in self._given or tiers.numbers(item, self._config.option.long)
+            ]
+        return items
 
-    def _asked(self) -> list[str]:
-        """Return the files of tests/mpi that were named, or the folder."""
-        here = self._config.invocation_params.dir
-        paths = [(here / argument.partition("::")[0]).resolve() for argument in self._config.args]
-        files = [str(path) for path in paths if self._folder in path.parents]
-        whole = not files or any(path == self._folder or path in self._folder.parents for path in paths)
-        return [str(self._folder)] if whole else list(dict.fromkeys(files))
-
-    def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> MpiFile | None:
-        if self._folder in module_path.parents:
-            return MpiFile.from_parent(parent, path=module_path)
-        return None
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if "mpi4py.MPI" in sys.modules:
+            # pytest asks every object of a file whether it is a test, mpiddp's lazy MPI too, which starts MPI then.
+            pytest.exit(f"{report.nodeid} starts MPI when it is imported: use mpiddp.mpi's lazy.MPI", returncode=1)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -417,28 +329,36 @@ class Parent:
 
 
 def _is_plain(item: pytest.Item) -> bool:
-    return "tests/unit" in item.nodeid
+    return not isinstance(item, MpiItem) and not _starts_launchers(item)
 
 
 def _starts_launchers(item: pytest.Item) -> bool:
-    return item.path.parent.name in ("launch", "with_torch")
+    return item.get_closest_marker("launch") is not None
 
 
-_KEY: pytest.StashKey[Parent] = pytest.StashKey()
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """Put the environment back: the command line sets BLAS threads, and later tests start programs."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--ranks", metavar="N,...", help="numbers of ranks for tests/mpi (default: 2,3; what touches MPI 1,2,3,4)"
+        "--ranks", metavar="N,...", help="numbers of ranks of `mpi` tests (default: 2,3; of `core` tests 1,2,3,4)"
     )
-    parser.addoption(
-        "--at-once", metavar="N", type=int, default=3, help="files of tests/launch and tests/with_torch side by side"
-    )
+    parser.addoption("--at-once", metavar="N", type=int, default=3, help="files with `launch` tests side by side")
 
 
+# Last: pytest-mpi has registered its plugin, which would skip the unit tests of a folder named mpi.
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    parent = config.stash[_KEY] = Parent(config)
-    config.pluginmanager.register(parent, "mpi-parent")
+    for plugin in config.pluginmanager.get_plugins():
+        if type(plugin).__name__ == "MPIPlugin":
+            config.pluginmanager.unregister(plugin)
+    config.pluginmanager.register(Parent(config), "mpi-parent")
     config.pluginmanager.register(Summary(config), "parts")
     # As Ctrl-C: pytest ends in order, and no launcher is left behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

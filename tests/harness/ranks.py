@@ -35,8 +35,6 @@ GRACE_S = float(os.environ.get("MPIDDP_TEST_GRACE", "5"))
 STACKS = signal.SIGRTMAX - 3
 """Makes a rank write its stacks; faulthandler does it even inside MPI."""
 
-TESTS = "tests/mpi/"
-
 
 class Watchdog(threading.Thread):
     """Ends the job, with the failures and stacks of all ranks, at this rank's deadline."""
@@ -173,27 +171,9 @@ class Ranks:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self._collect_errors.append(f"{report.nodeid}\n{report.longreprtext}")
-        if report.outcome != "passed":
-            data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
-            if self.rank == 0:
-                self.tell(collect=data)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        if self.rank == 0:
-            tests = [
-                {
-                    "nodeid": item.nodeid,
-                    "location": item.location,
-                    # The closest of a name counts.
-                    "marks": {
-                        mark.name: [number for number in mark.args if isinstance(number, int)]
-                        for mark in reversed(list(item.iter_markers()))
-                    },
-                }
-                for item in items
-            ]
-            self.tell(collected=tests)
         if "run" in self.plan:
             order = {nodeid: place for place, nodeid in enumerate(self.plan["run"])}
             chosen = sorted((item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid])
@@ -236,9 +216,8 @@ class Ranks:
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         if any(unusable):
             self._end_here(item.nodeid, reports, next(filter(None, unusable)))
-        if item.nodeid.startswith(TESTS):
-            skipped = any(report.skipped and not hasattr(report, "wasxfail") for report in reports)
-            self._ran, self._skipped = self._ran + (not skipped), self._skipped + skipped
+        skipped = any(report.skipped and not hasattr(report, "wasxfail") for report in reports)
+        self._ran, self._skipped = self._ran + (not skipped), self._skipped + skipped
         return True
 
     @pytest.hookimpl(wrapper=True)

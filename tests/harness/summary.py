@@ -1,4 +1,4 @@
-"""pytest's summary: a line for each part of the suite (folder, or number of ranks), and for each reason of skips."""
+"""pytest's summary: a line for each kind of test (``unit``, number of ranks, ``launch``) and each reason of skips."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ _ON_RANKS = re.compile(r"\[np=(\d+)\]$")
 MPI = re.compile(r"\d+ ranks?$")
 
 
-def part_of(nodeid: str) -> str:
-    """Return ``3 ranks`` for a test of tests/mpi, and the folder of another one."""
-    found = _ON_RANKS.search(nodeid)
+def part_of(item: pytest.Item) -> str:
+    found = _ON_RANKS.search(item.name)
     if found:
         return f"{found[1]} rank{'s' * (found[1] != '1')}"
-    folders = nodeid.partition("::")[0].split("/")[:-1]
-    return "/".join(folders[:2]) or "."
+    return "launch" if item.get_closest_marker("launch") else "unit"
 
 
 def _reason(report: pytest.CollectReport | pytest.TestReport) -> str:
@@ -29,17 +27,18 @@ def _reason(report: pytest.CollectReport | pytest.TestReport) -> str:
 class Summary:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._sizes: Counter[str] = Counter()
+        self._parts: dict[str, str] = {}
         self._part = ""
         self._outcomes: dict[str, Counter[str]] = defaultdict(Counter)
         self._seconds: dict[str, float] = defaultdict(float)
-        self._clock = 0.0
+        self._clock = self._began = self._told = 0.0
+        self._done = 0
         self._skipped: dict[str, str] = {}
         self._passed: set[str] = set()
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._sizes.update(part_of(item.nodeid) for item in session.items)
-        self._clock = time.monotonic()
+        self._parts = {item.nodeid: part_of(item) for item in session.items}
+        self._clock = self._began = self._told = time.monotonic()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.skipped:
@@ -47,7 +46,7 @@ class Summary:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        part = part_of(nodeid)
+        part = self._parts[nodeid]
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         if part == self._part or reporter is None or reporter.verbosity < 0:
             return
@@ -56,10 +55,10 @@ class Summary:
         if self._part:
             reporter.write_line("")
         self._part = part
-        reporter.write_line(f"{part}: {self._sizes[part]} tests")
+        reporter.write_line(f"{part}: {[*self._parts.values()].count(part)} tests")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        part, origin = part_of(report.nodeid), _ON_RANKS.sub("", report.nodeid)
+        part, origin = self._parts[report.nodeid], _ON_RANKS.sub("", report.nodeid)
         now = time.monotonic()
         self._seconds[part] += now - self._clock
         self._clock = now
@@ -70,6 +69,16 @@ class Summary:
             self._passed.add(origin)
         elif outcome == "skipped":
             self._skipped[report.nodeid] = _reason(report)
+
+    def pytest_runtest_logfinish(self) -> None:
+        """Say once a minute how far the suite is, for a log; on a terminal pytest shows it all the time."""
+        self._done += 1
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is None or reporter.isatty or time.monotonic() - self._told < 60:
+            return
+        self._told = time.monotonic()
+        minutes = (self._told - self._began) / 60
+        reporter.write_line(f"\n{self._done} of {len(self._parts)} tests after {minutes:.0f} min")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

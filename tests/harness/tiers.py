@@ -1,7 +1,7 @@
 """The tiers of the suite: at every change a test of each promise; ``--long`` adds other cases, marked as ``long``.
 
-A test of tests/mpi runs on the numbers of a ``ranks`` mark, else on 1 to 4 if marked as ``core``, else on 2 and 3;
-files about the same on any number, on one.
+A test marked as ``mpi`` runs on the numbers of its ``ranks`` mark, else on 1 to 4 if it is marked as ``core``, else on
+2 and 3. What is the same on any number of ranks has ``ranks`` with one number.
 """
 
 from __future__ import annotations
@@ -16,35 +16,14 @@ if TYPE_CHECKING:
 CORE, REST = (1, 2, 3, 4), (2, 3)
 """Numbers of ranks of core tests, and of others."""
 
-ONE_NUMBER = {
-    "test_bench.py": 2,
-    "test_data_training.py": 3,
-    "test_device_training.py": 2,
-    "test_local_sgd.py": 3,
-    "test_names.py": 2,
-    "test_nccl.py": 3,
-    "test_training_batchnorm.py": 2,
-    "test_training_reproducibility.py": 3,
-    "test_training_local.py": 3,
-    "test_training_models.py": 3,
-    "test_training_options.py": 2,
-    "test_training_resume.py": 3,
-    "test_training_sanity_check.py": 3,
-    "test_training_shards.py": 3,
-    "test_training_skips.py": 3,
-    "test_training_windows.py": 3,
-}
-"""Files of tests/mpi on options, files and texts, the same on any number of ranks."""
 
-
-def numbers(file: str, marks: dict[str, list[int]], long: bool) -> list[int]:
-    if long:
-        return list(CORE)
-    if marks.get("ranks"):
-        return sorted(marks["ranks"])
-    if "core" in marks:
-        return list(CORE)
-    return [ONE_NUMBER[file]] if file in ONE_NUMBER else list(REST)
+def numbers(test: pytest.Item, long: bool) -> tuple[int, ...]:
+    for mark in test.iter_markers():  # the closest one first
+        if mark.name == "ranks" and not long:
+            return mark.args
+        if mark.name == "core":
+            return CORE
+    return CORE if long else REST
 
 
 def thinned(cases: Iterable[Any], *everyday: Any) -> list[Any]:

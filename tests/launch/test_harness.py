@@ -14,21 +14,30 @@ from harness import launcher
 from harness.tiers import thinned
 
 HERE = Path(__file__).parents[1]
-HEADER = "import os\nimport time\nimport pytest\nfrom mpi4py import MPI\nworld = MPI.COMM_WORLD\n"
+HEADER = """
+import os, sys, time
+import pytest
+pytestmark = pytest.mark.mpi
+is_rank = "harness.ranks" in sys.modules
+if is_rank:
+    from mpi4py import MPI
+    world = MPI.COMM_WORLD
+"""
 # For the suites that hang on purpose; a busy machine may take seconds.
 FAST = {"MPIDDP_TEST_LIMIT": "5", "MPIDDP_TEST_GRACE": "1"}
 
 
 @pytest.fixture
 def suite(tmp_path):
-    """Return a function that runs pytest on a suite whose tests/mpi holds ``tests``."""
+    """Return a function that runs pytest on a suite of one file with ``tests``, marked as ``mpi``."""
     shutil.copytree(HERE / "harness", tmp_path / "tests" / "harness", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(HERE / "conftest.py", tmp_path / "tests")
-    (tmp_path / "tests" / "mpi").mkdir()
+    # Without the process group.
+    conftest = (HERE / "conftest.py").read_text().replace(', "harness.world"', "")
+    (tmp_path / "tests" / "conftest.py").write_text(conftest)
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["tests"]\n')
 
     def run(tests: str, *args: str, ranks: int | None = None, env: dict[str, str | None] | None = None):
-        (tmp_path / "tests" / "mpi" / "test_sample.py").write_text(HEADER + tests)
+        (tmp_path / "tests" / "test_sample.py").write_text(HEADER + tests)
         command = [*launcher.launch(ranks), sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
         with launcher.Program(command, env, cwd=tmp_path) as program:
             return program.wait(120)
@@ -58,6 +67,21 @@ def test_tiers(suite):
     assert done.rc == 0, done
     found = set(re.findall(r"sample.py::(\S+)$", done.stdout, re.M))
     assert found == {f"{name}[np={n}]" for name in names for n in (1, 2, 3, 4)}, done
+
+
+@pytest.mark.once
+def test_units_and_tests_for_ranks_in_one_file(suite):
+    tests = """
+del pytestmark
+def test_unit(): assert "mpi4py.MPI" not in sys.modules
+
+@pytest.mark.mpi
+def test_on_ranks(): assert world.size == 2
+"""
+    done = suite(tests, "--ranks", "2")
+    assert done.rc == 0 and re.search("unit: 1 passed.*\n2 ranks: 1 passed", done.stdout), done
+    done = suite(tests + "from mpi4py import MPI")
+    assert done.rc == 1 and "tests/test_sample.py starts MPI when it is imported" in done.stdout, done
 
 
 @pytest.mark.once
@@ -156,14 +180,18 @@ def test_next(request):
 
 @pytest.mark.once
 def test_bad_end_after_the_last_test_is_an_error(suite):
-    done = suite("import atexit\natexit.register(os._exit, 9)\ndef test_fine(): pass\n", "--ranks", "1")
+    done = suite(
+        "import atexit\nif is_rank:\n    atexit.register(os._exit, 9)\ndef test_fine(): pass\n", "--ranks", "1"
+    )
     assert done.rc == 1, done
     assert "after its last test" in done.stdout
 
 
 @pytest.mark.once
 def test_ranks_that_collect_differently_do_not_run(suite):
-    done = suite("if world.rank == 0:\n    def test_mine(): pass\ndef test_ours(): pass\n", "--ranks", "2")
+    done = suite(
+        "if not is_rank or world.rank == 0:\n    def test_mine(): pass\ndef test_ours(): pass\n", "--ranks", "2"
+    )
     assert done.rc == 1, done
     assert "the ranks do not collect the same tests" in done.stdout
 
@@ -196,7 +224,7 @@ def test_other(n): pass
 class TestClass:
     def test_method(self): pass
 """
-    file = "tests/mpi/test_sample.py"
+    file = "tests/test_sample.py"
     for arguments, expected in [
         (["-m", "mpi", "-k", "3 and marked"], ["test_marked[np=3]"]),
         (
@@ -212,6 +240,8 @@ LAUNCH_FILE = """
 import os, time
 from pathlib import Path
 import pytest
+
+pytestmark = pytest.mark.launch
 
 def test_waits_for_the_other_file():
     print("printed by {own}")
@@ -254,7 +284,7 @@ def test_sum(): assert world.allreduce(1) == world.size == 3
 
 def test_fails(): assert world.rank != 2
 """
-    done = suite(tests, "tests/mpi", "--color=no", ranks=3)
+    done = suite(tests, "tests", "--color=no", ranks=3)
     assert done.rc not in (0, launcher.TIMED_OUT), done
     assert done.stdout.count("1 failed, 1 passed") == 1, "one rank alone speaks"
     assert "test_fails (rank 2 of 3)" in done.stdout
@@ -267,7 +297,7 @@ def test_no_mpiexec_is_a_failure_with_a_cure(suite, tmp_path):
     (tmp_path / "bin" / "python").symlink_to(Path(sys.executable).resolve())
     packages = ":".join(path for path in sys.path if "site-packages" in path)
     command = [tmp_path / "bin" / "python", "-m", "pytest", "-p", "no:cacheprovider"]
-    (tmp_path / "tests" / "mpi" / "test_sample.py").write_text("def test_fine(): pass\n")
+    (tmp_path / "tests" / "test_sample.py").write_text("import pytest\n@pytest.mark.mpi\ndef test_fine(): pass\n")
     env = {"PATH": str(tmp_path / "bin"), "PYTHONPATH": packages}
     with launcher.Program(command, env, cwd=tmp_path) as program:
         done = program.wait(60)
@@ -281,7 +311,10 @@ def test_pytest_that_is_ended_leaves_no_process(tmp_path, forked):
 import sys
 from pathlib import Path
 sys.path.insert(0, {str(HERE)!r})
+import pytest
 from harness import launcher, parent
+
+pytestmark = pytest.mark.launch
 
 def test_long():
     with launcher.start(2, "import time; print('up', flush=True); time.sleep(60)") as program:

@@ -372,6 +372,6 @@ def test_main_job(two, tmp_path):
 
 
 def test_suite_across_hosts(two):
-    tests = [CHECKOUT / "tests" / "mpi" / f"test_{name}.py" for name in ("naive", "p2p")]
+    tests = [CHECKOUT / "tests" / f"{name}.py" for name in ("parallel/test_naive", "distributed/test_p2p")]
     done = run(two, 4, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no", "--rootdir", CHECKOUT, *tests)
     assert len(re.findall(r"\d+ passed", done.stdout)) == 1, f"one rank alone speaks: {done}"

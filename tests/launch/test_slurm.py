@@ -169,7 +169,7 @@ def submit_long(jobs: Jobs) -> None:
     jobs.submit("gpu", SLURM / "train_gpu.sbatch", *little, PYTHONPATH=f"{faking.FOLDER}:{path}")
     jobs.submit("host", SLURM / "train_gpu.sbatch", *little, "--device", "cpu")
     jobs.submit("bench", SLURM / "bench.sbatch", *BENCH)
-    jobs.submit("test", SLURM / "test.sbatch", "-q", "tests/mpi/test_naive.py")
+    jobs.submit("test", SLURM / "test.sbatch", "-q", "tests/parallel/test_naive.py")
     infos = [
         f'{start} "$PYTHON" -m mpiddp info --json > {name}.json 2> {name}.err || echo {name} $? >> codes'
         for name, start in LAUNCHERS.items()

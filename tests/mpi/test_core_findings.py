@@ -11,7 +11,7 @@ import mpiddp as dist
 from mpiddp import nn
 from mpiddp.autograd import Tensor
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 HALF = ["float16"]
 if importlib.util.find_spec("ml_dtypes"):

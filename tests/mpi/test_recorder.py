@@ -21,7 +21,7 @@ from mpiddp.faults import monitor
 from mpiddp.faults.dumps import Dumps
 from mpiddp.mpi import recorder, requests
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 
 @pytest.fixture

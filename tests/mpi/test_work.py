@@ -15,7 +15,7 @@ import mpiddp as dist
 from mpiddp.distributed import debug
 from mpiddp.mpi import operation, requests
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 Op = dist.ReduceOp
 

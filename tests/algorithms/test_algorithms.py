@@ -1,0 +1,641 @@
+"""Every algorithm against NumPy, on every reduction, dtype and odd size, on one node and on pretended ones."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import errno
+import functools
+import importlib.util
+import itertools
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from harness.inputs import CLASSES, thinned
+from harness.pretend import connect
+
+import mpiddp as dist
+from mpiddp.algorithms import exchange, hierarchical, local_reduce, peer_access, plan, two_shot
+from mpiddp.distributed.groups import default_group
+from mpiddp.mpi import message, requests
+from mpiddp.mpi.link import Channel, Link
+from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.reduction import ReduceOp, check, is_half, mpi_op, premultiply
+from mpiddp.shm import cma, scratch, segment
+from mpiddp.shm.cma import CrossMemory
+from mpiddp.shm.eager import EagerBuffers
+from mpiddp.shm.scratch import Scratch
+
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
+
+Array = Any
+_FLOATING = ("float32", "float64", "float16", "longdouble", "complex64")
+DTYPES = [np.dtype(name) for name in (*_FLOATING, "int8", "int64", "uint16", "bool")]
+if importlib.util.find_spec("ml_dtypes"):
+    import ml_dtypes
+
+    DTYPES.append(np.dtype(ml_dtypes.bfloat16))
+REDUCTIONS = [
+    *(ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX),
+    *(ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR, ReduceOp.PREMUL_SUM(0.5)),
+]
+NODES = {"one node": "0000", "two nodes": "0011", "cyclic": "0101", "uneven": "0010", "a node each": "0123"}
+KINDS = ("ordinary", "symmetric", "mixed")
+POOL_BYTES = 1 << 21
+
+
+@dataclasses.dataclass
+class Case:
+    """A group on pretended nodes, and memory for arrays."""
+
+    link: Link
+    pool: Array
+    """Bytes; the ranks of a node share them."""
+    rng: np.random.Generator
+    """The same on all ranks."""
+    long: bool
+    """The long tier runs."""
+
+    def array(self, like: Array, kind: str = "ordinary", shift: int = 0) -> Array:
+        """Return a copy of an array in memory of a kind; mixed: every other rank's is symmetric."""
+        if kind == "ordinary" or (kind == "mixed" and self.link.rank % 2):
+            return like.copy()
+        x = self.pool[64 * shift : 64 * shift + like.nbytes].view(like.dtype).reshape(like.shape)
+        x[...] = like
+        return x
+
+    def run(self, steps: requests.Steps, submitted: bool = False) -> None:
+        """Run steps as a blocking or as an asynchronous operation does."""
+        if submitted:
+            self.link.queue.submit(steps, Operation("test", self.link.members), []).wait()
+        else:
+            requests.drive(steps)
+
+    def rows(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
+        shape = (self.link.size, count)
+        if dtype.kind == "b":
+            return list(self.rng.integers(0, 2, shape).astype(dtype))
+        if dtype.kind in "iu":
+            return list(self.rng.integers(0, 100, shape).astype(dtype))
+        return list(self.rng.uniform(0.5, 1.5, shape).astype(dtype))
+
+
+@pytest.fixture(params=NODES, scope="module")
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
+    if not dist.is_initialized():
+        dist.init_process_group()
+    group = default_group()
+    nodes = tuple(int(node) for node in NODES[request.param][: group.size()])
+    if request.param != "one node" and (len(set(nodes)) == 1 or (request.param == "cyclic" and group.size() < 3)):
+        pytest.skip("needs more ranks")
+    link, _ = connect(nodes)
+    pool = np.empty(POOL_BYTES, np.uint8)
+    if link.shares_memory:
+        found = requests.drive(segment.allocate(link.node, link, POOL_BYTES))
+        assert not found.fault
+        segment.register(found, link.node.ranks, link.node.rank)
+        pool = np.frombuffer(found.memory, np.uint8, POOL_BYTES, link.node.rank * POOL_BYTES)
+    yield Case(link, pool, np.random.default_rng(zlib.crc32(request.param.encode())), request.config.option.long)
+    link.close()
+
+
+def own_factor(op: ReduceOp, rank: int) -> ReduceOp:
+    return op if op.factor is None else ReduceOp.PREMUL_SUM(0.5 + rank)
+
+
+def reduced(op: ReduceOp, rows: list[Array]) -> Array:
+    dtype = rows[0].dtype
+    if dtype.kind in "fV" or is_half(dtype):
+        rows = [row.astype(np.longdouble) for row in rows]
+    elif dtype.kind == "c":
+        rows = [row.astype(np.clongdouble) for row in rows]
+    if op.factor is not None:
+        rows = [row * (0.5 + rank) for rank, row in enumerate(rows)]
+    ufunc = {
+        **dict.fromkeys(("SUM", "AVG", "PREMUL_SUM"), np.add),
+        "PRODUCT": np.multiply,
+        "MIN": np.minimum,
+        "MAX": np.maximum,
+        "BAND": np.bitwise_and,
+        "BOR": np.bitwise_or,
+        "BXOR": np.bitwise_xor,
+    }[op.name]
+    result = functools.reduce(ufunc, rows)
+    return result / len(rows) if op.name == "AVG" else result
+
+
+def expect(result: Array, expected: Array, ranks: int, what: str) -> None:
+    """Compare, with the error of a sum in the result's type; a half type is rounded once."""
+    dtype = result.dtype
+    if dtype.kind in "biu":
+        assert np.array_equal(result, expected.astype(dtype)), what
+        return
+    epsilon = {"bfloat16": 2.0**-8, "float16": 2.0**-11}.get(dtype.name)
+    epsilon = 3 * epsilon if epsilon else 4 * ranks * float(np.finfo(dtype).eps)
+    wide = np.clongdouble if dtype.kind == "c" else np.longdouble
+    assert np.allclose(result.astype(wide), expected.astype(wide), rtol=epsilon, atol=0), what
+
+
+def bits(x: Array) -> int:
+    if x.dtype.char == "g":  # 80 bits, and padding that is anything
+        high = x.astype(np.float64)
+        x = np.stack([high, (x - high).astype(np.float64)])
+    return zlib.crc32(x.tobytes())
+
+
+def algorithms(operation: str, link: Link) -> list[str]:
+    """Return the tested algorithms: on several nodes only what knows of nodes, the others do the same as on one."""
+    if not link.one_node:
+        return ["hierarchical"] if "hierarchical" in plan.offering(operation) else []
+    return [name for name in plan.offering(operation) if name != "one_shot" or link.find(EagerBuffers)]
+
+
+def steps(operation: str, name: str, link: Link, *args: Any) -> requests.Steps:
+    if name != "one_shot":
+        made: requests.Steps = getattr(plan.MODULES[name], operation)(link, *args)
+        return made
+    output, x = args[0], args[1 if operation in ("reduce_scatter", "all_gather") else 0]
+    op = next((arg for arg in args if isinstance(arg, ReduceOp)), None)
+    root = {"root": args[1]} if operation in ("reduce", "broadcast") else {}
+    places = (0, 0) if output is x else (0, 1)
+    return plan.make(link, operation, name, output, x, op, places=places, **root).steps(link, *args)
+
+
+def reductions(name: str, dtype: np.dtype[Any]) -> Iterator[ReduceOp]:
+    """Yield the reductions that an algorithm can do on a dtype."""
+    for op in REDUCTIONS:
+        try:
+            check(dtype, op)
+        except TypeError:
+            continue
+        if name != "native" or mpi_op(dtype, op) is not None:
+            yield op
+
+
+def dtypes(case: Case) -> Sequence[np.dtype[Any]]:
+    """Return one dtype of each class; all of them on one and two ranks, for kernels know nothing of their number."""
+    return DTYPES if case.long or case.link.size < 3 else [dtype for dtype in DTYPES if dtype.name in CLASSES]
+
+
+def sizes(case: Case, dtype: np.dtype[Any]) -> Sequence[int]:
+    return thinned(case, dtype, (0, 1, case.link.size - 1, case.link.size + 1, 1009), 1009)
+
+
+def variants(name: str) -> Iterator[tuple[str, int, bool, int]]:
+    """Yield kinds of memory, shifts in it, whether to submit, and a number that grows, for ever.
+
+    Kinds matter to algorithms in shared memory only. There is another number of variants than of sizes, so all meet.
+    """
+    kinds = KINDS if name in ("two_shot", "hierarchical") else ("ordinary",)
+    for index in itertools.count():
+        yield kinds[index % len(kinds)], index % 7, index // len(kinds) % 2 == 1, index
+
+
+@pytest.mark.parametrize("name", plan.offering("all_reduce"))
+def test_all_reduce(case: Case, name: str) -> None:
+    if name not in algorithms("all_reduce", case.link):
+        pytest.skip("the same on one node")
+    ways, seen = variants(name), []
+    for dtype in dtypes(case):
+        for op in reductions(name, dtype):
+            for count in sizes(case, dtype):
+                kind, shift, submitted, _ = next(ways)
+                rows = case.rows(count, dtype)
+                x = case.array(rows[case.link.rank], kind, shift)
+                own = own_factor(op, case.link.rank)
+                case.run(steps("all_reduce", name, case.link, x, own), submitted)
+                what = f"{name} {op} {dtype} {count} {kind} submitted={submitted}"
+                expect(x, reduced(op, rows), case.link.size, what)
+                seen.append((what, bits(x)))
+    assert all(told == seen for told in case.link.now.allgather(seen)), "ranks differ in their bits"
+
+
+@pytest.mark.parametrize("name", plan.offering("reduce"))
+def test_reduce(case: Case, name: str) -> None:
+    if name not in algorithms("reduce", case.link):
+        pytest.skip("the same on one node")
+    link, ways = case.link, variants(name)
+    for dtype in dtypes(case):
+        for op in reductions(name, dtype):
+            for count in sizes(case, dtype):
+                kind, shift, submitted, index = next(ways)
+                root = index % link.size
+                rows = case.rows(count, dtype)
+                x = case.array(rows[link.rank], kind, shift)
+                case.run(steps("reduce", name, link, x, root, own_factor(op, link.rank)), submitted)
+                what = f"{name} {op} {dtype} {count} {kind} submitted={submitted} root={root}"
+                if link.rank == root:
+                    expect(x, reduced(op, rows), link.size, what)
+                else:
+                    assert np.array_equal(x, rows[link.rank]), f"{what}: an array that is no result changed"
+
+
+@pytest.mark.parametrize("name", plan.offering("reduce_scatter"))
+def test_reduce_scatter(case: Case, name: str) -> None:
+    if name not in algorithms("reduce_scatter", case.link):
+        pytest.skip("the same on one node")
+    link, ways = case.link, variants(name)
+    for dtype in dtypes(case):
+        for op in reductions(name, dtype):
+            for count in sizes(case, dtype):
+                kind, shift, submitted, _ = next(ways)
+                rows = case.rows(count * link.size, dtype)
+                x = case.array(rows[link.rank], kind, shift)
+                output = np.empty(count, dtype)
+                own = own_factor(op, link.rank)
+                case.run(steps("reduce_scatter", name, link, output, x, own), submitted)
+                what = f"{name} {op} {dtype} {count} {kind} submitted={submitted}"
+                mine = slice(link.rank * count, (link.rank + 1) * count)
+                expect(output, reduced(op, rows)[mine], link.size, what)
+                assert np.array_equal(x, rows[link.rank]), f"{what}: the input changed"
+
+
+@pytest.mark.parametrize("name", plan.offering("all_gather"))
+def test_all_gather(case: Case, name: str) -> None:
+    if name not in algorithms("all_gather", case.link):
+        pytest.skip("the same on one node")
+    ways = variants(name)
+    for dtype in [*dtypes(case), np.dtype("datetime64[s]"), np.dtype("i4,f8")]:
+        for count in sizes(case, dtype):
+            kind, shift, submitted, _ = next(ways)
+            rows = list(case.rng.integers(0, 99, (case.link.size, count)).astype("int8").astype(dtype))
+            output = np.zeros((case.link.size, count), dtype)
+            x = case.array(rows[case.link.rank], kind, shift)
+            case.run(steps("all_gather", name, case.link, output, x), submitted)
+            assert np.array_equal(output, np.stack(rows)), f"{name} {dtype} {count} {kind} {submitted}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_block_may_be_input_and_output(case: Case, kind: str) -> None:
+    link = case.link
+    for count, submitted in itertools.product((0, 1, 1000), (False, True)):
+        rows = case.rows(count * link.size, np.dtype(np.float32))
+        for name in algorithms("reduce_scatter", link):
+            x = case.array(rows[link.rank], kind).reshape(link.size, count)
+            case.run(steps("reduce_scatter", name, link, x[link.rank], x, ReduceOp.SUM), submitted)
+            mine = slice(link.rank * count, (link.rank + 1) * count)
+            expect(x[link.rank], reduced(ReduceOp.SUM, rows)[mine], link.size, f"{name} {count}")
+        for name in algorithms("all_gather", link):
+            x = case.array(np.zeros((link.size, count), np.float32), kind)
+            x[link.rank] = link.rank + 1
+            case.run(steps("all_gather", name, link, x, x[link.rank]), submitted)
+            assert (x == np.arange(1, link.size + 1)[:, None]).all(), f"{name} {count}"
+
+
+@pytest.mark.parametrize("name", plan.offering("broadcast"))
+def test_broadcast(case: Case, name: str) -> None:
+    if name not in algorithms("broadcast", case.link):
+        pytest.skip("the same on one node")
+    link, ways = case.link, variants(name)
+    for dtype in [*dtypes(case), np.dtype("datetime64[s]"), np.dtype("i4,f8")]:
+        for count in sizes(case, dtype):
+            kind, shift, submitted, index = next(ways)
+            root = index % link.size
+            rows = list(case.rng.integers(0, 99, (link.size, count)).astype("int8").astype(dtype))
+            x = case.array(rows[link.rank], kind, shift)
+            case.run(steps("broadcast", name, link, x, root), submitted)
+            assert np.array_equal(x, rows[root]), f"{name} {dtype} {count} {kind} {submitted} root={root}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_reaches_every_rank(case: Case, kind: str) -> None:
+    for operation in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.SUM):
+        for name in algorithms("all_reduce", case.link):
+            for holder in range(case.link.size):
+                if name == "native" and operation is not ReduceOp.SUM:
+                    continue
+                x = case.array(np.full(100, 1.0 + case.link.rank, np.float32), kind)
+                if case.link.rank == holder:
+                    x[holder::7] = np.nan
+                case.run(steps("all_reduce", name, case.link, x, operation))
+                assert np.array_equal(np.flatnonzero(np.isnan(x)), np.arange(holder, 100, 7)), (name, operation)
+
+
+def test_many_pieces_through_a_small_scratch(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not case.link.one_node:
+        pytest.skip("the same on one node")
+    monkeypatch.setattr(scratch, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(local_reduce, "CHUNK_BYTES", 256)
+    case = dataclasses.replace(case, link=connect(case.link.nodes)[0])
+    for dtype in (np.dtype("float32"), np.dtype("float16"), np.dtype("int8")):
+        for count in (4096 // dtype.itemsize, 4096 // dtype.itemsize + 1, 30_011):
+            rows = case.rows(count, dtype)
+            for submitted in (False, True):
+                x = rows[case.link.rank].copy()
+                case.run(two_shot.all_reduce(case.link, x, ReduceOp.SUM), submitted)
+                expect(x, reduced(ReduceOp.SUM, rows), case.link.size, f"all_reduce {dtype} {count}")
+                x = rows[case.link.rank].copy()
+                case.run(two_shot.broadcast(case.link, x, case.link.size - 1), submitted)
+                assert np.array_equal(x, rows[-1])
+                output = np.empty((case.link.size, count), dtype)
+                case.run(two_shot.all_gather(case.link, output, rows[case.link.rank]), submitted)
+                assert np.array_equal(output, rows)
+    case.link.close()
+
+
+def refuse_scratch(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave a group without staging memory."""
+    monkeypatch.setattr(link.resource(Scratch), "fault", "not in this test")
+    monkeypatch.setattr(link.resource(Scratch), "ready", False)
+
+
+@pytest.fixture(params=["copied by the kernel", "by the scratch", "by messages"])
+def way(request: pytest.FixtureRequest, case: Case, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let ordinary arrays of any length go one way only, in short pieces."""
+    monkeypatch.setattr(two_shot, "ONE_SHOT_BYTES", 256)
+    monkeypatch.setattr(scratch, "CHUNK_BYTES", 1024)
+    monkeypatch.setattr(peer_access, "PIECE_BYTES", 1024)
+    monkeypatch.setattr(hierarchical, "PIECE_BYTES", 1024)
+    monkeypatch.setattr(hierarchical, "_PART_BYTES", 256)
+    monkeypatch.setattr(local_reduce, "CHUNK_BYTES", 256)
+    if request.param != "copied by the kernel":
+        monkeypatch.setattr(case.link.resource(CrossMemory), "fault", "not in this test")
+    if request.param == "by messages":
+        refuse_scratch(case.link, monkeypatch)
+    return str(request.param)
+
+
+def test_every_way_of_ordinary_arrays(case: Case, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "copied by the kernel" and case.link.one_node:
+        pytest.skip("only between nodes, and the scratch is another way")
+    copies: list[int] = []
+    read = CrossMemory.read
+    monkeypatch.setattr(
+        CrossMemory, "read", lambda self, rank, address, into: copies.append(rank) or read(self, rank, address, into)
+    )
+    link, size, rank = case.link, case.link.size, case.link.rank
+    name = "two_shot" if link.one_node else "hierarchical"
+    algorithm: Any = plan.MODULES[name]
+    cases = itertools.product(
+        (np.dtype("float32"), np.dtype("float16"), np.dtype("int8")), (0, 63, 3001), (ReduceOp.SUM, REDUCTIONS[-1])
+    )
+    for number, (dtype, count, op) in enumerate(cases):
+        submitted = bool(number // 2 % 2)
+        if op.factor is not None and dtype.kind == "i":
+            continue
+        what, rows, own = f"{dtype} {count} {submitted} {op}", case.rows(count * size, dtype), own_factor(op, rank)
+        root = count % size
+        x = rows[rank].copy()
+        case.run(algorithm.all_reduce(link, x, own), submitted)
+        expect(x, reduced(op, rows), size, f"all_reduce {what}")
+        if name != "two_shot":
+            continue
+        x = rows[rank].copy()
+        case.run(algorithm.reduce(link, x, root, own), submitted)
+        expect(x, reduced(op, rows) if rank == root else rows[rank].astype(np.longdouble), size, f"reduce {what}")
+        x, output = rows[rank].copy(), np.empty(count, dtype)
+        case.run(algorithm.reduce_scatter(link, output, x, own), submitted)
+        expect(output, reduced(op, rows)[rank * count : (rank + 1) * count], size, f"reduce_scatter {what}")
+        gathered = np.empty((size, count * size), dtype)
+        case.run(algorithm.all_gather(link, gathered, rows[rank].copy()), submitted)
+        assert np.array_equal(gathered, np.stack(rows)), f"all_gather {what}"
+        x = rows[rank].copy()
+        case.run(algorithm.broadcast(link, x, root), submitted)
+        assert np.array_equal(x, rows[root]), f"broadcast {what}"
+    if link.resource(CrossMemory).fault in ("", "not in this test"):
+        several = len(set(link.nodes)) < size
+        assert any(link.now.allgather(bool(copies))) == (way == "copied by the kernel" and several)
+
+
+def test_memory_that_is_gone_is_an_error(case: Case) -> None:
+    memory = case.link.resource(CrossMemory)
+    if not requests.drive(memory.prepare()):
+        pytest.skip(f"the kernel does not copy between processes here: {memory.fault}")
+    with pytest.raises(dist.DistError, match="cannot be reached"):
+        memory.read(case.link.node.rank, 0, np.empty(8, np.uint8))
+
+
+def test_where_the_kernel_does_not_copy_all_ranks_know(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = case.link
+    if link.rank == link.size - 1:
+        monkeypatch.setattr(cma, "_try", lambda told: errno.EPERM)
+    memory = CrossMemory(link)
+    assert not requests.drive(memory.prepare()) and "not permitted" in memory.fault
+    monkeypatch.undo()
+    assert not requests.drive(memory.prepare()), "and it is not tried again"
+
+
+def test_a_rank_that_is_late_in_the_queue_puts_its_array_when_it_comes(case: Case) -> None:
+    # Some ranks' first pieces are in the scratch when they meet, and others' are not.
+    if not case.link.one_node:
+        pytest.skip("the same on one node")
+    link = case.link
+    rng = np.random.default_rng(3)
+    for count in rng.integers(1, 5000, 40):
+        first, second = (np.full(count, 1.0 + link.rank) for _ in range(2))
+        submitted = [
+            link.queue.submit(two_shot.all_reduce(link, x, ReduceOp.SUM), Operation("test", link.members), [x])
+            for x in (first, second)[: 2 if link.rank % 2 else 1]
+        ]
+        for each in submitted:
+            each.wait()
+        if not link.rank % 2:
+            case.run(two_shot.all_reduce(link, second, ReduceOp.SUM))
+        for x in (first, second):
+            assert (x == link.size * (link.size + 1) / 2).all()
+
+
+def test_half_types_are_accumulated_in_float32_and_rounded_once(case: Case, way: str) -> None:
+    # 2048 + 1 is 2048 in float16, so ones that are added one by one would be lost; and 2^20 is infinite.
+    if case.link.size < 3:
+        pytest.skip("needs three numbers")
+    ones = np.float16(2048 if case.link.rank == 0 else 1)
+    power = 2.0 ** (10 if case.link.rank < case.link.size - case.link.size // 2 else -10)
+    product = 2.0 ** (10 * (case.link.size % 2))
+    for name in algorithms("all_reduce", case.link):
+        for kind in KINDS if name != "native" else ():
+            for op, own, expected in (
+                (ReduceOp.SUM, ones, 2048 + case.link.size - 1),
+                (ReduceOp.PRODUCT, power, product),
+            ):
+                x = case.array(np.full(70, own, np.float16), kind)
+                case.run(steps("all_reduce", name, case.link, x, op))
+                assert (x == np.float16(expected)).all(), f"{name} {op} {kind} {way}"
+
+
+def test_half_sums_over_nodes_are_those_of_float64_rounded_once(case: Case, way: str) -> None:
+    rows = [case.rng.uniform(-1, 1, 999).astype(np.float16) for _ in range(case.link.size)]
+    x = rows[case.link.rank].copy()
+    case.run(hierarchical.all_reduce(case.link, x, ReduceOp.SUM))
+    # Sums of a few of these are exact in float32.
+    assert np.array_equal(x, np.sum([row.astype(np.float64) for row in rows], axis=0).astype(np.float16)), way
+
+
+def test_an_average_of_large_half_numbers_is_no_infinity(case: Case) -> None:
+    for name in algorithms("all_reduce", case.link):
+        if name == "native":
+            continue
+        for kind in KINDS:
+            x = case.array(np.full(70, 40_000, np.float16), kind)
+            case.run(steps("all_reduce", name, case.link, x, ReduceOp.AVG))
+            assert (x == np.float16(40_000)).all(), f"{name} {kind}"
+
+
+def test_arrays_between_nodes_longer_than_mpi_can_count(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    if len(set(case.link.nodes)) == case.link.size:
+        pytest.skip("there are no messages in a node of one rank")
+    monkeypatch.setattr(message, "MAX_COUNT", 40)
+    monkeypatch.setattr(case.link.resource(CrossMemory), "fault", "not in this test")
+    refuse_scratch(case.link, monkeypatch)
+    counted: list[int] = []
+    cut = exchange.slice_sizes
+    monkeypatch.setattr(exchange, "slice_sizes", lambda *args: counted.extend(sizes := cut(*args)) or sizes)
+    for count, submitted in itertools.product((10, 11, 105), (False, True)):
+        rows = case.rows(count, np.dtype(np.int64))
+        x = rows[case.link.rank].copy()
+        case.run(hierarchical.all_reduce(case.link, x, ReduceOp.SUM), submitted)
+        expect(x, reduced(ReduceOp.SUM, rows), case.link.size, f"{count} {submitted}")
+    assert max(counted) <= message.MAX_COUNT
+
+
+def test_ranks_that_disagree_are_both_named(case: Case) -> None:
+    if case.link.size < 2 or not case.link.one_node:
+        pytest.skip("for several ranks on one node")
+    odd = case.link.rank == case.link.size - 1
+    calls: list[Callable[[], requests.Steps]] = [
+        lambda: two_shot.all_reduce(case.link, np.zeros(3 + odd, np.float32), ReduceOp.SUM),
+        lambda: two_shot.all_reduce(case.link, np.zeros(4, np.float64 if odd else np.float32), ReduceOp.SUM),
+        lambda: two_shot.all_reduce(case.link, np.zeros(4), ReduceOp.MAX if odd else ReduceOp.SUM),
+        lambda: two_shot.broadcast(case.link, np.zeros(4), 1 if odd else 0),
+        lambda: (
+            two_shot.broadcast(case.link, np.zeros(4), 0)
+            if odd
+            else two_shot.all_reduce(case.link, np.zeros(4), ReduceOp.SUM)
+        ),
+    ]
+    for call in calls:
+        for submitted in (False, True):
+            with pytest.raises(dist.MismatchError, match=rf"(?s)rank 0 calls.*rank {case.link.size - 1} calls"):
+                case.run(call(), submitted)
+    x = np.ones(3)  # and the group goes on
+    case.run(two_shot.all_reduce(case.link, x, ReduceOp.SUM))
+    assert (x == case.link.size).all()
+
+
+class Recording:
+    def __init__(self, comm: Any, name: str, calls: list[str]) -> None:
+        self._comm, self._name, self._calls = comm, name, calls
+
+    def __getattr__(self, name: str) -> Any:
+        self._calls.append(self._name)
+        return getattr(self._comm, name)
+
+
+def recording(link: Link, calls: list[str]) -> Link:
+    """Return a link that notes on which communicators something is sent."""
+
+    def record(channel: Any, prefix: str) -> Any:
+        changed = copy.copy(channel)
+        changed.now = Recording(channel.now, f"{prefix}now", calls)
+        changed.later = Recording(channel.later, f"{prefix}later", calls)
+        return changed
+
+    recorded: Link = record(link, "")
+    recorded.node = recorded if link.one_node else record(link.node, "node ")
+    recorded.across = None if link.across is None else record(link.across, "across ")
+    return recorded
+
+
+def test_what_follows_the_first_wait_is_sent_on_later(case: Case) -> None:
+    calls: list[str] = []
+    link = recording(case.link, calls)
+    size, rank = link.size, link.rank
+    for operation in plan.ONE_NODE:
+        for name in algorithms(operation, case.link):
+            for kind in KINDS:
+                x = case.array(np.ones(64 * size, np.float32), kind)
+                output = np.empty(64 if operation == "reduce_scatter" else 64 * size * size, np.float32)
+                running = steps(
+                    operation,
+                    name,
+                    link,
+                    *{
+                        "all_reduce": (x, ReduceOp.SUM),
+                        "reduce": (x, 0, ReduceOp.SUM),
+                        "reduce_scatter": (output, x, ReduceOp.SUM),
+                        "all_gather": (output, x),
+                        "broadcast": (x, 0),
+                    }[operation],
+                )
+                calls.clear()
+                try:
+                    awaited = next(running)
+                    first = set(calls)
+                    calls.clear()
+                    while True:
+                        awaited.Wait()
+                        awaited = next(running)
+                except StopIteration:
+                    pass
+                what = f"{name} {operation} {kind} on rank {rank}"
+                assert all(call.endswith("now") for call in first), f"{what} sends {first} when it is submitted"
+                assert all(call.endswith("later") for call in calls), f"{what} sends {set(calls)} in later steps"
+
+
+def test_interleaved_operations_on_several_groups(case: Case, world: Any) -> None:
+    # Each rank waits in an order of its own, and some operations are small and blocking.
+    comm = case.link.now
+    half, _ = connect(case.link.nodes, comm.Split(case.link.rank % 2, case.link.rank))
+    links: list[Link] = [case.link, half]
+    rng, own = np.random.default_rng(7), np.random.default_rng(case.link.rank)
+    pending: list[tuple[Any, Array, float, int]] = []
+    for index in range(100):
+        link = links[int(rng.integers(2))]
+        count = int(rng.integers(1, 3000))
+        names = ["ring", "tree", "native", "exchange", "two_shot" if link.one_node else "hierarchical"]
+        name = str(rng.choice([*names, "one_shot"] if link.find(EagerBuffers) else names))
+        x = np.full(count, 1 + index % 5, np.float32)
+        running = steps("all_reduce", name, link, x, ReduceOp.SUM)
+        operation = Operation(name, link.members)
+        pending.append((link.queue.submit(running, operation, [x]), x, (1 + index % 5) * link.size, index))
+        while pending and own.random() < 0.4:
+            submitted, array, expected, number = pending.pop(int(own.integers(len(pending))))
+            submitted.wait()
+            assert (array == expected).all(), f"operation {number}"
+    for submitted, array, expected, number in pending:
+        submitted.wait()
+        assert (array == expected).all(), f"operation {number}"
+    half.close()
+
+
+def test_every_run_has_the_same_bits(case: Case) -> None:
+    rows = case.rows(5003, np.dtype("float32"))
+    for name in algorithms("all_reduce", case.link):
+        if name == "native":
+            continue
+        seen = set()
+        for _ in range(3):
+            for kind in KINDS if name == "two_shot" else KINDS[:1]:
+                x = case.array(rows[case.link.rank], kind)
+                case.run(steps("all_reduce", name, case.link, x, ReduceOp.SUM))
+                seen.add(x.tobytes())
+        assert len(seen) == 1, name
+
+
+def test_a_factor_of_one_is_no_pass_over_the_array() -> None:
+    x = np.ones(3, np.float32)
+    x.flags.writeable = False
+    premultiply(ReduceOp.PREMUL_SUM(1.0), x)
+    with pytest.raises(ValueError, match="read-only"):
+        premultiply(ReduceOp.PREMUL_SUM(0.5), x)
+
+
+def test_slices_cover_the_array_and_begin_on_cache_lines() -> None:
+    for count in (0, 1, 15, 16, 17, 1000):
+        for parts in (1, 2, 3, 5):
+            edges = local_reduce.bounds(count, parts, 4)
+            assert edges[0] == 0 and edges[-1] == count and len(edges) == parts + 1
+            assert edges == sorted(edges)
+            assert all(edge % 16 == 0 or edge == count for edge in edges)
+
+
+def test_a_channel_knows_its_ranks(case: Case) -> None:
+    link = case.link
+    channels: list[Channel] = [link.node, *([link.across] if link.across is not None else [])]
+    for channel in channels:
+        assert channel.size == channel.now.size and channel.rank == channel.now.rank
+        assert channel.now.allgather(link.ranks[link.rank]) == list(channel.ranks)
+    assert {link.nodes[link.ranks.index(rank)] for rank in link.node.ranks} == {link.nodes[link.rank]}

@@ -1,0 +1,180 @@
+"""The table that chooses algorithms, and what overrides it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpiddp as dist
+from mpiddp import settings
+from mpiddp.algorithms import exchange, fallback, hierarchical, native, plan, ring, tree, two_shot
+from mpiddp.distributed.groups import default_group
+from mpiddp.mpi.reduction import ReduceOp
+from mpiddp.shm import eager
+
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
+
+
+@pytest.fixture(autouse=True)
+def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("MPIDDP_ALGORITHM", raising=False)
+    monkeypatch.delenv("MPIDDP_DETERMINISTIC", raising=False)
+    plan.forget()
+    yield
+    monkeypatch.undo()
+    plan.forget()
+
+
+TABLES = {"one node": plan.ONE_NODE, "several nodes": plan.SEVERAL_NODES, "two ranks": plan.TWO_RANKS}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_every_row_names_an_algorithm_that_can(table: dict[str, plan.Rows]) -> None:
+    for operation, rows in table.items():
+        limits = [limit for limit, _ in rows]
+        assert limits == sorted(limits) and limits[-1] == plan.ANY_SIZE
+        assert all(name in ["short", *plan.offering(operation)] for _, name in rows)
+        assert table is not plan.SEVERAL_NODES or all(not name.endswith("_shot") for _, name in rows)
+
+
+class Pretended:
+    """As much of a link as the table looks at: a group whose rank r is on node ``nodes[r]``."""
+
+    id = 0
+
+    def __init__(self, *nodes: int, eager: bool = True) -> None:
+        self.size, self.one_node, self._some = len(nodes), len(set(nodes)) == 1, eager
+
+    def find(self, kind: type) -> object:
+        return kind if self._some and eager.region_bytes(self) else None  # type: ignore[arg-type]
+
+
+def steps(link: Any, operation: str, algorithm: str | None, x: Any, op: ReduceOp = ReduceOp.SUM) -> Any:
+    return inspect.unwrap(plan.make(link, operation, algorithm, x, x, op).steps)  # from the comparison of calls
+
+
+def test_on_a_node_most_arrays_go_through_its_memory(world: Any) -> None:
+    link = default_group().link
+    short, long = np.zeros(10), np.zeros(1 << 20)
+    found = plan.make(link, "all_reduce", None, short, short, ReduceOp.SUM)
+    shown = world.size > 1 and settings.eager()
+    assert found.run is not None if shown else found.steps is native.all_reduce
+    assert steps(link, "all_reduce", None, long) is (two_shot if world.size > 1 else native).all_reduce
+    assert plan.algorithm_of("all_reduce", link, short.nbytes) == ("one_shot" if shown else "native")
+    assert plan.algorithm_of("all_reduce", link, long.nbytes) == ("two_shot" if world.size > 1 else "native")
+
+
+def test_many_ranks_and_those_without_eager_buffers_send_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MPIDDP_EAGER", raising=False)
+    most = eager.MAX_RANKS
+    assert plan.rows("all_reduce", Pretended(*[0] * most))[0][1] == "one_shot"  # type: ignore[arg-type]
+    assert plan.rows("reduce", Pretended(*[0] * (most + 1)))[0][1] == "native"  # type: ignore[arg-type]
+    several: list[Any] = [Pretended(*[0] * (most + 1)), Pretended(0, 1), Pretended(0, 0, eager=False)]
+    for link in several:
+        assert all(name != "one_shot" for operation in plan.ONE_NODE for _, name in plan.rows(operation, link))
+        assert plan.algorithm_of("all_reduce", link, 8) == ("native" if link.one_node else "short")
+    monkeypatch.setenv("MPIDDP_EAGER", "0")
+    assert plan.rows("all_reduce", Pretended(0, 0))[0][1] == "native"  # type: ignore[arg-type]
+
+
+def test_two_ranks_have_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MPIDDP_EAGER", raising=False)
+    links: dict[str, Any] = {"two": Pretended(0, 0), "three": Pretended(0, 0, 0), "apart": Pretended(0, 1)}
+    chosen = {name: plan.algorithm_of("broadcast", link, 1 << 15) for name, link in links.items()}
+    assert chosen == {"two": "native", "three": "one_shot", "apart": "native"}
+    assert plan.rows("all_reduce", links["two"]) == plan.ONE_NODE["all_reduce"]
+
+
+def test_what_mpi_does_not_define_is_exchanged() -> None:
+    link, half = default_group().link, np.zeros(10, np.float16)
+    assert steps(link, "all_reduce", "native", half) is exchange.all_reduce
+    assert steps(link, "reduce", "native", np.zeros(10), ReduceOp.MAX) is exchange.reduce
+
+
+def test_what_mpi_does_not_define_goes_by_tree_where_it_is_short_and_ranks_are_many() -> None:
+    several, fewer, one_node = Pretended(*[0] * 8, 1), Pretended(*[0] * 7, 1), Pretended(*[0] * 9)
+
+    def chosen(
+        link: Any, dtype: str, size_bytes: int, operation: str = "all_reduce", algorithm: str | None = "native"
+    ) -> Any:
+        x = np.zeros(size_bytes // np.dtype(dtype).itemsize, dtype)
+        return steps(link, operation, algorithm, x, ReduceOp.MAX)
+
+    short, long = fallback.SHORT_BYTES, fallback.SHORT_BYTES + 4
+    assert chosen(several, "float32", short) is tree.all_reduce
+    assert chosen(several, "float32", short, "reduce") is tree.reduce
+    assert chosen(several, "float32", long) is exchange.all_reduce
+    assert chosen(several, "float32", short, "reduce_scatter") is exchange.reduce_scatter
+    assert chosen(several, "int32", short) is native.all_reduce
+    assert chosen(fewer, "float32", short) is exchange.all_reduce
+    assert chosen(one_node, "float32", short) is exchange.all_reduce
+    by_size = [chosen(several, "float16", size, algorithm=None) for size in (short, long, 64 << 10, 128 << 10)]
+    expected = [tree.all_reduce, exchange.all_reduce, exchange.all_reduce, hierarchical.all_reduce]
+    assert by_size == expected, "the table's own rows go on after the short arrays"
+
+
+def test_deterministic_keeps_mpi_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPIDDP_DETERMINISTIC", "1")
+    plan.forget()
+    link = default_group().link
+    assert steps(link, "all_reduce", "native", np.zeros(10)) is exchange.all_reduce
+
+
+def test_the_environment_overrides(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:ring, broadcast:two_shot")
+    plan.forget()
+    x = np.arange(10.0) + world.rank
+    if world.size > 1:
+        assert steps(default_group().link, "all_reduce", None, x) is ring.all_reduce
+        assert plan.algorithm_of("broadcast", default_group().link, 8) == "two_shot"
+    dist.all_reduce(x)
+    assert (x == np.arange(10.0) * world.size + sum(range(world.size))).all()
+
+
+@pytest.mark.parametrize("text", ["all_reduce:rnig", "allreduce:ring", "broadcast:ring", "ring", "all_reduce:"])
+def test_a_wrong_override_says_what_is_there(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPIDDP_ALGORITHM", text)
+    with pytest.raises(ValueError, match=r"MPIDDP_ALGORITHM"):
+        plan.forget()
+
+
+def test_shared_memory_is_refused_across_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:two_shot")
+    plan.forget()
+    with pytest.raises(ValueError, match="several"):
+        plan.algorithm_of("all_reduce", Pretended(0, 0, 1, 1), 1)  # type: ignore[arg-type]
+
+
+def test_the_argument_goes_before_table_and_environment(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:tree")
+    plan.forget()
+    link, x = default_group().link, np.ones(10)
+    if world.size > 1:
+        assert steps(link, "all_reduce", "ring", x) is ring.all_reduce
+    assert steps(link, "all_reduce", None, x) is (tree if world.size > 1 else native).all_reduce
+    ones = np.ones(world.size)
+    for name in ("ring", "one_shot", "two_shot", "exchange"):
+        x = ones.copy()
+        dist.all_reduce(x, algorithm=name)
+        dist.reduce_scatter_single(y := np.empty(1), ones, algorithm=name)
+        assert (x == world.size).all() and y == world.size
+        gathered = np.empty(world.size)
+        dist.all_gather_single(
+            gathered, np.full(1, float(world.rank)), algorithm="native" if name == "exchange" else name
+        )
+        assert np.array_equal(gathered, np.arange(world.size))
+    x = np.full(3, world.rank)
+    dist.broadcast(x, 0, algorithm="two_shot")
+    dist.reduce(y := np.ones(3), 0, algorithm="tree")
+    assert not x.any() and (y == (world.size if world.rank == 0 else 1)).all()
+    submitted = dist.all_reduce(y, async_op=True, algorithm="ring")
+    submitted.wait()
+    assert (y == 2 * world.size - 1).all()
+    with pytest.raises(ValueError, match="no algorithm all_reduce:rnig"):
+        dist.all_reduce(x, algorithm="rnig")
+    with pytest.raises(ValueError, match="no algorithm broadcast:ring"):
+        dist.broadcast(x, 0, algorithm="ring")

@@ -1,0 +1,283 @@
+"""The benchmarks on 1 to 4 ranks: participants do the operation, and wrong results are noticed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+import numpy as np
+import pytest
+
+import mpiddp as dist
+from mpiddp.algorithms import plan
+from mpiddp.bench import overlap, results, sweep, train, tune
+from mpiddp.bench.cli import OPERATIONS
+from mpiddp.bench.compare import Mpi4py
+from mpiddp.bench.job import Bench, job, symmetric
+from mpiddp.bench.operations import Buffers, Mpiddp, choosing
+from mpiddp.bench.timing import Way
+from mpiddp.cli import build_parser
+from mpiddp.mpi import lazy
+from mpiddp.training.config import UsageError
+
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2)]
+
+SIZES = (1, 4 * 1021, 300_000)
+
+
+@pytest.fixture
+def here() -> Bench:
+    with job() as made:
+        yield made
+
+
+def contender(name: str, here: Bench) -> Mpiddp | Mpi4py:
+    return Mpi4py(here.comm) if name == "mpi4py" else Mpiddp(name)
+
+
+def wrong_after(here: Bench, who: Mpiddp | Mpi4py, buffers: Buffers) -> int:
+    call = who.prepare(buffers)
+    assert call is not None
+    buffers.reset()
+    call()
+    buffers.fill()
+    call()
+    return here.sum(buffers.count_wrong())
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("name", ["mpiddp", "symmetric", "mpi4py"])
+def test_operations_are_right(here, operation, name):
+    allocate = symmetric(max(SIZES) + 64) if name == "symmetric" else np.empty
+    for size_bytes in SIZES:
+        buffers = Buffers(operation, here.rank, here.size, size_bytes, np.dtype("float32"), "sum", allocate)
+        assert wrong_after(here, contender(name, here), buffers) == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op"),
+    [("float16", "sum"), ("int8", "product"), ("bool", "bxor"), ("float64", "avg"), ("complex64", "sum")],
+)
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce", "reduce_scatter"])
+def test_reductions_are_right(here, operation, dtype, op):
+    for who in (Mpiddp(), Mpi4py(here.comm)):
+        buffers = Buffers(operation, here.rank, here.size, 50_000, np.dtype(dtype), op)
+        if who.prepare(buffers) is None:
+            assert (who.name, dtype) == ("mpi4py", "float16")
+            continue
+        assert wrong_after(here, who, buffers) == 0
+
+
+@pytest.mark.parametrize(
+    ("operation", "dtype", "deterministic", "named"),
+    [
+        ("broadcast", "float16", "0", "native"),
+        ("all_reduce", "float16", "0", "exchange"),
+        ("all_reduce", "float32", "0", "native"),
+        ("all_reduce", "float32", "1", "exchange"),
+    ],
+)
+def test_algorithm_in_the_place_of_mpis_own_is_named(here, monkeypatch, operation, dtype, deterministic, named):
+    monkeypatch.setenv("MPIDDP_DETERMINISTIC", deterministic)
+    buffers = Buffers(operation, here.rank, here.size, 1024, np.dtype(dtype))
+    with choosing(operation, "native"):
+        assert Mpiddp().algorithm(buffers) == named
+
+
+def options(*given: str) -> argparse.Namespace:
+    found = build_parser().parse_args(["bench", *given])
+    found.sizes = [found.begin, found.end] if hasattr(found, "begin") else []
+    return found
+
+
+def test_one_wrong_element_on_one_rank_fails_the_benchmark(here, monkeypatch, capsys):
+    prepare = Mpiddp.prepare
+
+    def prepare_badly(self, buffers):
+        call = prepare(self, buffers)
+
+        def bad():
+            call()
+            if here.rank == here.size - 1 and buffers.count > 1:
+                buffers.output[1] += 1
+
+        return bad
+
+    arguments = options("all_reduce", "-b", "4", "-e", "4K", "-n", "2", "-w", "1")
+    assert sweep.run(arguments) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(Mpiddp, "prepare", prepare_badly)
+    assert sweep.run(arguments) == 1
+    out = capsys.readouterr().out
+    if here.rank == 0:
+        rows = [line.split() for line in out.splitlines() if not line.startswith("#")]
+        assert [row[10] for row in rows] == ["0", "1"]
+        assert "# Wrong values       : 1 FAILED" in out
+    else:
+        assert out == ""
+
+
+@pytest.mark.parametrize("operation", ["all_gather", "barrier"])
+def test_result_file(here, operation, tmp_path, capsys):
+    file = here.comm.bcast(tmp_path) / "result.json"
+    begin = [] if operation == "barrier" else ["-b", "1", "-e", "1000"]
+    assert sweep.run(options(operation, *begin, "-n", "3", "--json", str(file))) == 0
+    if here.rank == 0:
+        document, (series,) = results.read(file)
+        assert document["environment"]["ranks"] == series.ranks == here.size
+        sizes = [0] if operation == "barrier" else [4 * here.size, 1000 // 4 // here.size * 4 * here.size]
+        assert [point.size_bytes for point in series.points] == sizes
+        assert all(0 < point.min_s <= point.median_s <= point.max_s for point in series.points)
+        assert all(point.wrong == 0 and point.iterations == 3 for point in series.points)
+
+
+def test_file_that_cannot_be_written_is_an_error_on_all_ranks(here, capsys):
+    with pytest.raises(UsageError, match="cannot write /proc/nowhere"):
+        sweep.run(options("barrier", "-n", "1", "--json", "/proc/nowhere/file.json"))
+
+
+@pytest.mark.parametrize("name", ["ring", "exchange", "tree"])
+def test_algorithm_is_the_one_that_was_asked_for(here, name):
+    link = dist.group.WORLD.link
+    before = plan.algorithm_of("all_reduce", link, 8), os.environ.get("MPIDDP_ALGORITHM")
+    buffers = Buffers("all_reduce", here.rank, here.size, 1000, np.dtype("float32"))
+    with choosing("all_reduce", name):
+        if here.size > 1:
+            assert Mpiddp().algorithm(buffers) == name
+        assert wrong_after(here, Mpiddp(), buffers) == 0
+    assert (plan.algorithm_of("all_reduce", link, 8), os.environ.get("MPIDDP_ALGORITHM")) == before
+
+
+def test_unknown_algorithm_is_a_usage_error_and_leaves_no_trace(here, capsys):
+    with pytest.raises(UsageError, match="all_reduce:rink"):
+        sweep.run(options("all_reduce", "--algorithm", "rink"))
+    assert "MPIDDP_ALGORITHM" not in os.environ
+    dist.barrier()
+
+
+def test_reduction_that_means_nothing_is_a_usage_error(here):
+    with pytest.raises(UsageError, match="--op band --dtype float32"):
+        sweep.run(options("all_reduce", "--op", "band"))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_time_is_that_of_the_slowest_rank(here):
+    def call() -> None:
+        if here.rank == 1:
+            time.sleep(0.03)
+
+    took = here.clock.each(call, 3)
+    assert min(took) >= 0.03
+    assert here.comm.allreduce(tuple(took), lazy.MPI.MAX) == tuple(took), "ranks know different times"
+
+
+def test_arrays_are_written_before_each_call(here):
+    seen, x = [], np.zeros(3)
+
+    def before() -> None:
+        x[...] += 1
+
+    here.clock.each(lambda: seen.append(x[0]), 4, before)
+    assert seen == [1, 2, 3, 4]
+
+
+def test_ways_take_turns_in_rotating_order(here):
+    order: list[str] = []
+    ways = {name: Way(lambda name=name: order.append(name), 2) for name in "ab"}
+    took = here.clock.take_turns(ways, 3)
+    assert "".join(order) == "aaabbb" + "bbbaaa" + "aaabbb"  # one call of each turn is not measured
+    assert {name: [len(turn) for turn in turns] for name, turns in took.items()} == {"a": [2, 2, 2], "b": [2, 2, 2]}
+
+
+@pytest.mark.mpi(min_size=2)
+def test_overlap_notices_a_bucket_that_is_not_reduced(here, monkeypatch, capsys):
+    submit = dist.all_reduce
+    launched = []
+
+    def forget_one(tensor, *args, **kwargs):
+        if kwargs.get("async_op"):
+            launched.append(tensor)
+            if len(launched) % 3 == 0:
+                tensor = tensor.copy()
+        return submit(tensor, *args, **kwargs)
+
+    monkeypatch.setattr("mpiddp.distributed.all_reduce", forget_one)
+    assert overlap.run(options("overlap", "--bytes", "1K", "--buckets", "4", "--layers", "4", "--rounds", "1")) == 1
+
+
+def test_overlap_reduces_every_bucket_and_tells_what_it_saw(here, tmp_path, capsys):
+    file = here.comm.bcast(tmp_path) / "overlap.json"
+    given = ("--bytes", "40K", "--buckets", "5", "--layers", "7", "--compute", "0.001", "--rounds", "2")
+    assert overlap.run(options("overlap", *given, "--json", str(file))) == 0
+    if here.rank == 0:
+        rows = results.read(file)[0]["rows"]
+        assert [row["buckets"] for row in rows] == [1, 2, 4]
+        for row in rows:
+            assert row["wrong"] == 0
+            assert all(row[name] > 0 for name in ("compute", "comm", "blocking", "unpolled", "overlapped"))
+        assert "overlap" in capsys.readouterr().out
+
+
+@pytest.fixture
+def lines(here, capsys):
+    def run() -> list[str]:
+        assert tune.run(options("tune", "-b", "1K", "-e", "2K", "--rounds", "1")) == 0
+        return here.comm.bcast(capsys.readouterr().out.splitlines())
+
+    return run
+
+
+@pytest.mark.mpi(min_size=2)
+def test_tune_prints_a_line_that_can_be_set(here, lines, monkeypatch):
+    def ring_is_best(here, pair, names, rounds):
+        return {name: (1.0, 1.0) if name == "ring" else (2.0, 2.0) for name in names}
+
+    monkeypatch.setattr(tune, "_measure", ring_is_best)
+    line = lines()[-1].rpartition("MPIDDP_ALGORITHM=")[2]
+    assert line == "all_reduce:ring,reduce_scatter:ring,all_gather:ring"
+    monkeypatch.setenv("MPIDDP_ALGORITHM", line)
+    plan.forget()
+    try:
+        assert plan.algorithm_of("all_reduce", dist.group.WORLD.link, 8) == "ring"
+        with pytest.raises(UsageError, match="unset it"):
+            lines()
+    finally:
+        monkeypatch.undo()
+        plan.forget()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_tune_measures_every_candidate_and_marks_the_tables(here, lines):
+    link = dist.group.WORLD.link
+    printed = lines()
+    for operation in plan.ONE_NODE:
+        start = next(index for index, line in enumerate(printed) if line.startswith(f"# {operation}: "))
+        names = printed[start + 1].split()[1:]
+        assert names == tune.candidates(operation, link)
+        for row in printed[start + 2 : start + 4]:
+            marked = [name for name, cell in zip(names, row.split()[1:], strict=True) if cell.startswith("*")]
+            assert marked == [plan.algorithm_of(operation, link, 1 << 10)]
+    assert "MPIDDP_ALGORITHM=" in printed[-1] or "nothing to set" in printed[-1]
+
+
+def test_train_shares_the_strong_batch_and_multiplies_the_weak_one(here, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(train, "NETWORKS", {"mlp": train.NETWORKS["mlp"]})
+    file = here.comm.bcast(tmp_path) / "train.json"
+    given = ("train", "--strong-batch", "9", "--weak-batch", "3", "-n", "2", "--json", str(file))
+    assert train.run(options(*given)) == 0
+    if here.rank == 0:
+        rows = results.read(file)[0]["rows"]
+        teams = {1: [1], 2: [1, 2], 3: [1, 2, 3], 4: [1, 2, 4]}[here.size]
+        expected = [("strong", team, 9 // team) for team in teams] + [("weak", team, 3) for team in teams]
+        assert [(row["scaling"], row["ranks"], row["batch"]) for row in rows] == expected
+        for row in rows:
+            assert row["samples_per_s"] == pytest.approx(row["batch"] * row["ranks"] / row["step_s"])
+            alone = rows[0 if row["scaling"] == "strong" else len(teams)]
+            assert row["efficiency"] == pytest.approx(row["samples_per_s"] / alone["samples_per_s"] / row["ranks"])
+
+
+@pytest.mark.mpi(min_size=2)
+def test_train_needs_a_sample_for_each_rank(here):
+    with pytest.raises(UsageError, match="--strong-batch 1"):
+        train.run(options("train", "--strong-batch", "1"))

@@ -1,0 +1,520 @@
+"""CuPy arrays in every operation, on the fake device: late streams, addresses, nodes, several devices, errors."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from harness.inputs import OPS, both_ways, close, draw, dtype_of, end, means_something, reduced, same
+from harness.on_device import by_address, cupy, expected, own_op, renew, sizes
+from harness.pretend import connect
+
+import mpiddp as dist
+from mpiddp import device
+from mpiddp.algorithms import plan
+from mpiddp.algorithms.gpu import staged_ring, table
+from mpiddp.device import pinned, stream
+from mpiddp.distributed.groups import default_group
+from mpiddp.errors import ArrayError, MismatchError
+from mpiddp.mpi import cuda_aware, requests
+from mpiddp.mpi.cuda_aware import DevicePointers, Support
+
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
+
+__all__ = ["by_address", "cupy"]  # fixtures
+Array = Any
+DTYPES = ["bool", "int8", "int64", "uint16", "float16", "bfloat16", "float32", "float64", "complex64"]
+LONG = ("staged_ring", "device_ring")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("staged_ring", kind) for kind in DTYPES] + [("device_ring", kind) for kind in ("float32", "bfloat16", "int8")],
+)
+def test_algorithm(world: Any, cupy: Any, kind: str, name: str) -> None:
+    dtype, link = dtype_of(kind), default_group().link
+    steps = table.ALGORITHMS[name].all_reduce
+    for op, size in itertools.product(OPS, sizes(world, dtype)):
+        if not means_something(op, dtype):
+            continue
+        xs = draw(world.rng, world.size, (size,), dtype)
+        x = cupy.asarray(xs[world.rank])
+        requests.drive(steps(link, x, own_op(op, world.rank)))
+        assert close(x.get(), expected(op, xs)), (op, size)
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_all_reduce(world: Any, cupy: Any, kind: str) -> None:
+    dtype = dtype_of(kind)
+    for op, shape in itertools.product(OPS, [(), (2, 0, 3), (31, 37)]):
+        if not means_something(op, dtype):
+            continue
+        xs = draw(world.rng, world.size, shape, dtype)
+        for options in both_ways():
+            x = cupy.asarray(xs[world.rank])
+            end(dist.all_reduce(x, own_op(op, world.rank), **options), options)
+            assert close(x.get(), expected(op, xs)), (op, shape)
+
+
+def test_half_types_are_summed_in_float32(world: Any, cupy: Any) -> None:
+    xs = [np.full(3000, 1.0 if rank == 0 else 2.0**-12, np.float16) for rank in range(world.size)]
+    exact = np.float16(1 + (world.size - 1) * 2.0**-12)  # in float16, 1 + 2**-12 is 1
+    x = cupy.asarray(xs[world.rank])
+    dist.all_reduce(x)
+    assert (x.get() == exact).all()
+
+
+def test_every_rank_has_the_same_bits(world: Any, cupy: Any) -> None:
+    rows = world.rng.standard_normal((world.size, 5000)).astype(np.float32)
+    for name in LONG if world.size > 1 else ():
+        x = cupy.asarray(rows[world.rank])
+        requests.drive(table.ALGORITHMS[name].all_reduce(default_group().link, x, dist.ReduceOp.SUM))
+        everybody: list[Any] = [None] * world.size
+        dist.all_gather_object(everybody, x.get().tobytes())
+        assert len(set(everybody)) == 1
+
+
+def collectives(world: Any, cupy: Any) -> None:
+    rank, size = world.rank, world.size
+    for kind, shape, options in itertools.product(["float32", "bfloat16"], [(), (0,), (997,)], both_ways()):
+        dtype = dtype_of(kind)
+        xs = draw(world.rng, size, shape, dtype)
+        mine = cupy.asarray(xs[rank])
+        root = size - 1
+        x = mine.copy()
+        end(dist.broadcast(x, root, **options), options)
+        assert same(x.get(), xs[root])
+        if means_something(dist.ReduceOp.SUM, dtype):
+            x = mine.copy()
+            end(dist.reduce(x, root, **options), options)
+            assert close(x.get(), reduced(dist.ReduceOp.SUM, xs) if rank == root else xs[rank])
+        outs = [cupy.empty(shape, dtype) for _ in range(size)]
+        end(dist.all_gather(outs, mine, **options), options)
+        assert all(same(out.get(), x) for out, x in zip(outs, xs, strict=True))
+        stacked = cupy.empty((size, *shape), dtype)
+        end(dist.all_gather_single(stacked, mine, **options), options)
+        assert same(stacked.get(), np.stack(xs))
+        outs = [cupy.empty(shape, dtype) for _ in range(size)]
+        end(dist.gather(mine, outs if rank == 0 else None, **options), options)
+        assert rank or all(same(out.get(), x) for out, x in zip(outs, xs, strict=True))
+        x = cupy.empty(shape, dtype)
+        end(dist.scatter(x, [cupy.asarray(each) for each in xs] if rank == root else None, root, **options), options)
+        assert same(x.get(), xs[rank])
+        end(dist.all_to_all(outs, [mine] * size, **options), options)
+        assert all(same(out.get(), x) for out, x in zip(outs, xs, strict=True))
+        blocks = [draw(world.rng, size, shape, dtype) for _ in range(size)]  # rank's, block
+        given = cupy.asarray(np.stack(blocks[rank]))
+        x = cupy.empty(shape, dtype)
+        end(dist.reduce_scatter_single(x, given, **options), options)
+        assert close(x.get(), reduced(dist.ReduceOp.SUM, [blocks[other][rank] for other in range(size)]))
+        x = cupy.empty(shape, dtype)
+        end(dist.reduce_scatter(x, [cupy.asarray(each) for each in blocks[rank]], **options), options)
+        assert close(x.get(), reduced(dist.ReduceOp.SUM, [blocks[other][rank] for other in range(size)]))
+        stacked = cupy.empty((size, *shape), dtype)
+        end(dist.all_to_all_single(stacked, given, **options), options)
+        assert same(stacked.get(), np.stack([blocks[other][rank] for other in range(size)]))
+
+
+def test_collectives(world: Any, cupy: Any) -> None:
+    collectives(world, cupy)
+
+
+def test_collectives_by_address(world: Any, cupy: Any, by_address: DevicePointers) -> None:
+    collectives(world, cupy)
+
+
+def test_reductions_by_address(world: Any, cupy: Any, by_address: DevicePointers) -> None:
+    link, dtype = default_group().link, np.dtype(np.float64)
+    for op, size in itertools.product(OPS, sizes(world, dtype)):
+        if not means_something(op, dtype):
+            continue
+        xs = draw(world.rng, world.size, (size,), dtype)
+        x = cupy.asarray(xs[world.rank])
+        dist.all_reduce(x, own_op(op, world.rank))
+        assert close(x.get(), expected(op, xs)), (op, size)
+    library = cuda_aware.library_name()
+    steps = table.plan("all_reduce", link, np.dtype(np.float32), dist.ReduceOp.SUM, [(np.inf, len)], None)
+    if world.size > 1:
+        # Open MPI reads device memory with the processor there, and dies: ompi#9845, #12045
+        assert (steps[0][1].__module__.endswith("gpu.pointers")) == (not library.startswith("Open MPI"))
+
+
+def test_in_place(world: Any, cupy: Any) -> None:
+    rank, size = world.rank, world.size
+    whole = cupy.zeros((size, 700), np.float32)
+    whole[rank] = rank + 1.0
+    dist.all_gather_single(whole, whole[rank])
+    assert same(whole.get(), np.repeat(np.arange(1, size + 1, dtype=np.float32), 700).reshape(size, 700))
+    dist.reduce_scatter_single(whole[rank], whole)
+    assert same(whole[rank].get(), np.full(700, size * (rank + 1.0), np.float32))
+
+
+def test_coalesced(world: Any, cupy: Any) -> None:
+    xs = [
+        cupy.full(count, world.rank + 1.0, kind) for count, kind in ((3, "float32"), (500, "float64"), (7, "float32"))
+    ]
+    dist.all_reduce_coalesced(xs)
+    assert all((x.get() == world.size * (world.size + 1) / 2).all() for x in xs)
+    outs = [[cupy.empty_like(x) for x in xs] for _ in range(world.size)]
+    dist.all_gather_coalesced(outs, [x * (world.rank + 1) for x in xs])
+    total = world.size * (world.size + 1) / 2
+    for rank, row in enumerate(outs):
+        assert all((out.get() == total * (rank + 1)).all() for out in row)
+
+
+def messages(world: Any, cupy: Any) -> None:
+    """Send device and host arrays in turns; they arrive in order."""
+    following, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    count = 8
+    for kind in ("float32", "bfloat16"):
+        dtype = dtype_of(kind)
+        sent = [np.full(200 * index, index + 10 * world.rank, dtype) for index in range(count)]
+        one = dtype.type(1)  # 1 makes float32 of bfloat16 before NumPy 2.2
+        works = [dist.isend(cupy.asarray(x) * one if i % 3 else x, following, tag=5) for i, x in enumerate(sent)]
+        received = [(cupy if index % 2 else np).zeros(200 * index, dtype) for index in range(count)]
+        works += [dist.irecv(x, before, tag=5) for x in received]
+        for each in reversed(works):
+            each.wait()
+        for index, x in enumerate(received):
+            found = x.get() if index % 2 else x
+            assert same(found, np.full(200 * index, index + 10 * before, dtype)), index
+    if world.size > 1:
+        x = cupy.zeros(11, np.float32)
+        if world.rank == 0:
+            dist.send(x + 3, 1)
+        elif world.rank == 1:
+            longer = cupy.full(15, 9, np.float32)
+            assert dist.recv(longer) == 0
+            assert longer.get().tolist() == [3.0] * 11 + [9.0] * 4
+        dist.barrier()
+
+
+def test_messages(world: Any, cupy: Any) -> None:
+    messages(world, cupy)
+
+
+def test_messages_by_address(world: Any, cupy: Any, by_address: DevicePointers) -> None:
+    messages(world, cupy)
+
+
+def test_message_that_does_not_fit(world: Any, cupy: Any) -> None:
+    sends = [dist.isend(cupy.full(count, 1, np.float32), world.rank) for count in (9, 4)]
+    posted = [dist.irecv(cupy.empty(4, np.float32), world.rank) for _ in range(2)]
+    with pytest.raises(ArrayError, match="9 elements"):
+        posted[0].wait()
+    posted[1].wait()
+    assert posted[1].count() == 4
+    assert posted[1].result()[0].get().tolist() == [1.0] * 4
+    for each in sends:
+        each.wait()
+
+
+def test_operation_waits_for_the_current_stream(world: Any, cupy: Any) -> None:
+    total = sum(range(1, world.size + 1))
+    for count in (3, 4000):
+        with cupy.cuda.Stream(non_blocking=True):
+            x = cupy.zeros(count, np.float64)
+            for _ in range(60):  # a long kernel
+                x += world.rank + 1
+            dist.all_reduce(x)
+            assert (x.get() == 60 * total).all()
+
+
+def test_message_waits_for_the_current_stream(world: Any, cupy: Any) -> None:
+    if world.size == 1:
+        pytest.skip("nobody to send to")
+    if world.rank == 0:
+        x = cupy.zeros(4000)
+        for _ in range(60):
+            x += 1
+        dist.send(x, 1)
+    elif world.rank == 1:
+        y = cupy.zeros(4000)
+        for _ in range(60):
+            y += 5  # is to be overwritten, not added to what comes
+        dist.recv(y, 0)
+        assert (y.get() == 60).all()
+    dist.barrier()
+
+
+def test_earlier_kernels_read_what_was_there_before(world: Any, cupy: Any) -> None:
+    for count in (3, 4000):
+        x = cupy.full(count, world.rank + 1.0)
+        before = x * 2
+        for _ in range(30):
+            before += x
+        works = [dist.all_reduce(x, async_op=True)]
+        for each in works:
+            each.wait()
+        with cupy.cuda.Stream(non_blocking=True):  # knows nothing of the operation
+            after = (x + 1).get()
+        assert (before.get() == 32 * (world.rank + 1)).all()
+        assert (after == world.size * (world.size + 1) / 2 + 1).all()
+
+
+def test_no_synchronisation_of_the_device(world: Any, cupy: Any) -> None:
+    y = cupy.ones(5000, np.float32)
+    dist.all_reduce(y)
+    before = cupy.cuda.runtime.synchronised
+    for _ in range(3):
+        dist.all_reduce(y)
+        dist.broadcast(y, 0)
+    assert cupy.cuda.runtime.synchronised == before
+
+
+def test_arrays_on_their_way_are_kept(world: Any, cupy: Any) -> None:
+    works = []
+    for index in range(12):
+        works.append(dist.all_reduce(cupy.full(400 * index, index, np.float32), async_op=True))
+        works.append(dist.all_reduce(cupy.full(3, index, np.float32), async_op=True))
+        cupy.full(400 * index, 77, np.float32)  # takes the memory of what was dropped
+        gc.collect()
+    for index, each in enumerate(works):
+        each.wait()
+        assert (each.result()[0].get() == world.size * (index // 2)).all()
+
+
+def test_pinned_memory_is_used_again(world: Any, cupy: Any) -> None:
+    x = cupy.ones(3000)
+
+    def step() -> None:
+        for _ in range(3):
+            dist.all_reduce(x)
+            dist.broadcast(x, 0)
+            requests.drive(staged_ring.all_reduce(default_group().link, x, dist.ReduceOp.MAX))
+
+    step()
+    before = len(cupy._memory.PINNED)
+    step()
+    assert len(cupy._memory.PINNED) == before
+
+
+def test_the_fake_is_late(cupy: Any) -> None:
+    """A missing wait is seen: without it, the other tests could not fail."""
+    x = cupy.arange(1000.0)
+    memory = pinned.take(x.nbytes)
+    memory[...] = 0
+    side = stream.after("down", x)
+    device.transfer.down(memory, x, side)
+    assert not memory.any()
+    stream.mark(side).Wait()
+    assert same(memory[: x.nbytes].view(x.dtype), np.arange(1000.0))
+    with pytest.raises(AssertionError, match="not pinned"):
+        device.transfer.down(np.empty(8000, np.uint8), x, side)
+
+
+@pytest.mark.parametrize("name", [*LONG, "staged"])
+def test_without_events_it_would_be_wrong(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    if world.size == 1:
+        pytest.skip("the sum of one rank is what was there before")
+    monkeypatch.setattr(stream.Mark, "Test", lambda self: True)
+    monkeypatch.setattr(stream.Mark, "Wait", lambda self: None)
+    right = True
+    for _ in range(5):
+        x = cupy.zeros(40 if name == "staged" else 4000)
+        for _ in range(20):
+            x += world.rank + 1
+        steps = (
+            plan.make(default_group().link, "all_reduce", None, x, x, dist.ReduceOp.SUM).steps
+            if name == "staged"
+            else table.ALGORITHMS[name].all_reduce
+        )
+        requests.drive(steps(default_group().link, x, dist.ReduceOp.SUM))
+        right &= bool((x.get() == 10 * world.size * (world.size + 1)).all())
+    everybody: list[Any] = [None] * world.size
+    dist.all_gather_object(everybody, right)
+    assert not all(everybody)
+    cupy.cuda.synchronize_all()
+    pinned.forget()  # what was given back too early
+
+
+def test_interleaved(world: Any, cupy: Any) -> None:
+    """Ranks submit in one order and wait in others, on two groups, with arrays of both kinds."""
+    part = dist.new_group(list(range(max(world.size - 1, 1))))
+    orders = random.Random(world.rank)
+    for trial in range(4):
+        draws = random.Random(trial)
+        running = []
+        for _ in range(14):
+            group = draws.choice([None, part])
+            members = world.size if group is None else max(world.size - 1, 1)
+            on_device, count, what = draws.random() < 0.7, draws.choice([3, 900, 5000]), draws.randrange(2)
+            if group is not None and world.rank >= members:
+                continue
+            x = (cupy if on_device else np).full(count, world.rank + 1.0)
+            if what == 1:
+                running.append((dist.broadcast(x, 0, group, async_op=True), x, 1.0))
+            else:
+                running.append((dist.all_reduce(x, group=group, async_op=True), x, members * (members + 1) / 2))
+        orders.shuffle(running)
+        for each, x, value in running:
+            each.wait()
+            found = x.get() if device.is_device_array(x) else x
+            assert (found == value).all()
+    if world.rank < max(world.size - 1, 1):
+        dist.destroy_process_group(part)
+
+
+def test_host_and_device_do_not_meet(world: Any, cupy: Any) -> None:
+    if world.size == 1:
+        pytest.skip("one rank agrees with itself")
+    for count in (3, 300_000):
+        x = (cupy if world.rank == 0 else np).ones(count, np.float32)
+        with pytest.raises(MismatchError, match="on a device"):
+            dist.all_reduce(x, async_op=True).wait()
+        renew()
+
+
+def test_overrides(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("staged_ring", "tree"):
+        monkeypatch.setenv("MPIDDP_ALGORITHM", f"all_reduce:{name}")
+        renew()
+        for x in (cupy.full(5000, world.rank + 1.0), np.full(5000, world.rank + 1.0)):
+            dist.all_reduce(x)
+            assert (np.asarray(device.download(x)) == world.size * (world.size + 1) / 2).all()
+    if world.size > 1:
+        monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:device_ring")
+        renew()
+        with pytest.raises(ValueError, match="needs an MPI that takes addresses"):
+            dist.all_reduce(cupy.ones(3))
+        with pytest.raises(ValueError, match="there is no algorithm all_reduce:device_two_shot"):
+            dist.all_reduce(cupy.ones(3), algorithm="device_two_shot")
+    monkeypatch.undo()
+    renew()
+
+
+def test_observed_operations(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPIDDP_DEBUG", "DETAIL")
+    renew()
+    for count in (3, 900):
+        x = cupy.full(count, world.rank + 1.0)
+        dist.all_reduce(x)
+        dist.broadcast(x, 0)
+        outs = [cupy.empty(count) for _ in range(world.size)]
+        dist.all_gather(outs, x)
+        assert all((out.get() == world.size * (world.size + 1) / 2).all() for out in outs)
+    pending = dist.all_reduce(x, async_op=True)
+    x += 1
+    with pytest.raises(ArrayError, match="was changed before"):
+        pending.wait()
+    monkeypatch.undo()
+    renew()
+
+
+def test_one_no_is_everybodys(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPIDDP_CUDA_AWARE", "0" if world.rank == world.size - 1 else "1")
+    renew()
+    assert not table.addresses.point_to_point.yes
+    assert isinstance(table.addresses.collectives, Support)
+    monkeypatch.undo()
+    renew()
+
+
+def train(xp: Any, world: Any, steps: int = 4) -> list[np.ndarray]:
+    """Return the parameters after a few steps on NumPy's or the device's arrays."""
+    from mpiddp import nn, optim
+    from mpiddp.nn import functional
+
+    nn.manual_seed(7)
+    model = nn.Sequential(nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, 5))
+    for parameter in model.parameters():
+        parameter.data = xp.asarray(parameter.data)
+    ddp = dist.DistributedDataParallel(model, bucket_cap_mb=0.01)
+    optimizer = optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+    rng = np.random.default_rng(3)
+    for _ in range(steps):
+        inputs = rng.standard_normal((world.size * 8, 20)).astype(np.float32)
+        labels = rng.integers(0, 5, world.size * 8)
+        mine = slice(world.rank * 8, world.rank * 8 + 8)
+        optimizer.zero_grad()
+        functional.cross_entropy(ddp(xp.asarray(inputs[mine])), xp.asarray(labels[mine])).backward()
+        optimizer.step()
+    return [np.asarray(device.download(parameter.data)) for parameter in model.parameters()]
+
+
+def test_training_is_that_on_the_host(world: Any, cupy: Any) -> None:
+    on_host = train(np, world)
+    train(cupy, world, 2)  # makes what is made once
+    before = cupy.cuda.runtime.synchronised
+    on_device = train(cupy, world)
+    assert cupy.cuda.runtime.synchronised - before <= 2, "a step synchronises the device"
+    for found, wanted in zip(on_device, on_host, strict=True):
+        assert np.allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_one_rank_sends_nothing_through_the_host(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if world.size > 1:
+        pytest.skip("several ranks do")
+    x, out = cupy.full(5000, 3.0, np.float32), cupy.zeros((1, 5000), np.float32)
+    monkeypatch.setattr(pinned, "take", lambda nbytes: pytest.fail("memory of the host"))
+    dist.all_reduce(x, dist.ReduceOp.PREMUL_SUM(2.0))
+    dist.all_gather_single(out, x)
+    assert (out.get() == 6).all()
+
+
+@pytest.mark.parametrize("nodes", [(0, 0, 1, 1), (0, 1, 2, 3)])
+def test_several_nodes(world: Any, cupy: Any, nodes: tuple[int, ...]) -> None:
+    if len(set(nodes[: world.size])) == 1:
+        pytest.skip("needs more ranks")
+    link, _ = connect(nodes[: world.size])
+    for op, size in itertools.product(OPS, sizes(world, np.dtype(np.float32))):
+        xs = draw(world.rng, world.size, (size,), np.dtype(np.float32))
+        x, mine = cupy.asarray(xs[world.rank]), own_op(op, world.rank)
+        if not means_something(op, x.dtype):
+            continue
+        requests.drive(plan.make(link, "all_reduce", None, x, x, mine).steps(link, x, mine))
+        assert close(x.get(), expected(op, xs)), (op, size)
+    link.close()
+
+
+def test_the_current_device_may_change_between_calls(world: Any, cupy: Any) -> None:
+    """An array's place counts."""
+    total, home = world.size * (world.size + 1) / 2, cupy.cuda.runtime.getDevice()
+    y = cupy.full(9000, world.rank + 1.0)
+    with cupy.cuda.Device(1 - home):
+        z = cupy.full(9000, world.rank + 1.0)
+    with cupy.cuda.Device(world.rank % 2):
+        works = [dist.all_reduce(x, async_op=True) for x in (y, z)]
+    for each in works:
+        each.wait()
+    dist.all_reduce(z, dist.ReduceOp.AVG)
+    assert (y.get() == total).all() and (z.get() == total).all()
+
+
+def lists_over_devices(world: Any, cupy: Any) -> None:
+    """Exchange arrays of which every second is on another device, behind long kernels."""
+
+    def at(number: int, value: float) -> Array:
+        with cupy.cuda.Device(number):
+            x = cupy.zeros(700)
+            for _ in range(30):
+                x += value / 30
+            return x
+
+    rank, size = world.rank, world.size
+    outs = [at(index % 2, 0) for index in range(size)]
+    dist.all_to_all(outs, [at((index + 1) % 2, 30.0 * (10 * rank + index)) for index in range(size)])
+    assert [round(float(out.get()[-1])) for out in outs] == [30 * (10 * other + rank) for other in range(size)]
+    dist.all_gather(outs, at(1, 30.0 * rank))
+    assert [round(float(out.get()[0])) for out in outs] == [30 * other for other in range(size)]
+    x = at(rank % 2, 0)
+    dist.scatter(x, [at(index % 2, 60.0 * index) for index in range(size)] if rank == 0 else None, 0)
+    assert round(float(x.get()[350])) == 60 * rank
+    mixed = [np.zeros(700) if index % 2 else at(1, 0) for index in range(size)] if rank == 0 else None
+    dist.gather(x, mixed, 0)
+    assert rank or [round(float(device.download(each)[1])) for each in mixed] == [60 * index for index in range(size)]
+    part = at(1, 0)
+    dist.reduce_scatter_single(part, cupy.full((size, 700), rank + 1.0))
+    assert (part.get() == size * (size + 1) / 2).all()
+
+
+def test_lists_over_devices(world: Any, cupy: Any) -> None:
+    lists_over_devices(world, cupy)
+
+
+def test_lists_over_devices_by_address(world: Any, cupy: Any, by_address: DevicePointers) -> None:
+    lists_over_devices(world, cupy)

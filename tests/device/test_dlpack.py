@@ -1,0 +1,305 @@
+"""Arrays of other libraries in every operation: no copy, or an error that says why."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from harness.faking import fake_gpu
+from harness.learning import import_torch
+
+import mpiddp as dist
+from mpiddp import device
+from mpiddp.device import half
+from mpiddp.mpi import message
+
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
+
+torch: Any
+LENGTHS = [0, 1, 1_001, 300_007]  # nothing, MPI's own way, shared memory
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torch() -> None:
+    """Import it where it is used: every rank collects the tests."""
+    global torch
+    if not dist.is_initialized():
+        dist.init_process_group()
+    torch = import_torch()
+
+
+class OnHost:
+    """Memory under NumPy's array interface, as an imaging library offers it."""
+
+    def __init__(self, x: np.ndarray, **changes: Any) -> None:
+        self.kept = x
+        self.__array_interface__ = {**x.__array_interface__, **changes}
+
+
+class ReadOnlyExport:
+    """As JAX: DLPack with the flag that forbids writing."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.x = x.copy()
+        self.x.flags.writeable = False
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.x.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.x.__dlpack_device__()
+
+
+class OldExport:
+    """DLPack before its first version: no capsule says that it may be written to."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __dlpack__(self, stream: None = None) -> Any:
+        return self.x.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.x.__dlpack_device__()
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("async_op", [False, True], ids=["blocking", "async"])
+def test_torch_tensors_in_collectives(world: Any, length: int, async_op: bool) -> None:
+    def run(operation: Any, *args: Any, **options: Any) -> None:
+        found = operation(*args, async_op=async_op, **options)
+        if async_op:
+            found.wait()
+
+    total = world.size * (world.size + 1) / 2
+    x = torch.full((length,), world.rank + 1.0)
+    run(dist.all_reduce, x)
+    assert torch.equal(x, torch.full((length,), total))
+
+    x = torch.arange(float(length)) + world.rank
+    run(dist.broadcast, x, world.size - 1)
+    assert torch.equal(x, torch.arange(float(length)) + world.size - 1)
+
+    mine = torch.full((length,), world.rank)
+    rows = [torch.full((length,), -1) for _ in range(world.size)]
+    run(dist.all_gather, rows, mine)
+    assert all(torch.equal(row, torch.full((length,), rank)) for rank, row in enumerate(rows))
+    flat = torch.full((world.size, length), -1)
+    run(dist.all_gather_into_tensor, flat, mine)
+    assert torch.equal(flat, torch.stack(rows) if rows else flat)
+
+    part = torch.zeros(length, dtype=torch.float64)
+    run(dist.reduce_scatter, part, [torch.full((length,), float(r), dtype=torch.float64) for r in range(world.size)])
+    assert torch.equal(part, torch.full((length,), float(world.rank * world.size), dtype=torch.float64))
+
+    got = [torch.zeros(length, dtype=torch.int16) for _ in range(world.size)]
+    run(
+        dist.all_to_all, got, [torch.full((length,), 10 * world.rank + r, dtype=torch.int16) for r in range(world.size)]
+    )
+    assert all(bool((row == 10 * r + world.rank).all()) for r, row in enumerate(got))
+
+    x = torch.full((length,), 2.0)
+    run(dist.reduce, x, 0, dist.ReduceOp.PRODUCT)
+    assert bool((x == (2.0**world.size if world.rank == 0 else 2.0)).all())
+
+    gathered = [torch.zeros(length, dtype=torch.int64) for _ in range(world.size)] if world.rank == 0 else None
+    run(dist.gather, mine, gathered, 0)
+    assert gathered is None or all(bool((row == rank).all()) for rank, row in enumerate(gathered))
+    x = torch.zeros(length, dtype=torch.int64)
+    run(dist.scatter, x, gathered, 0)
+    assert bool((x == world.rank).all())
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_torch_tensors_from_rank_to_rank(world: Any, length: int) -> None:
+    onward, back = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    x, y = torch.full((length,), world.rank + 1.0), torch.zeros(length)
+    request = dist.irecv(y, back)
+    dist.isend(x, onward).wait()
+    request.wait()
+    assert torch.equal(y, torch.full((length,), back + 1.0))
+    if world.size > 1:
+        y.zero_()
+        if world.rank == 0:
+            dist.send(x, 1)
+        elif world.rank == 1:
+            assert dist.recv(y, 0) == 0
+            assert torch.equal(y, torch.full((length,), 1.0))
+
+
+DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64"]
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_torch_dtypes(world: Any, name: str) -> None:
+    x = torch.tensor([[1, 0, 1], [0, 1, 1]]).to(getattr(torch, name))
+    if name != "bool":
+        x *= world.rank + 1
+    expected = x if name == "bool" else x / (world.rank + 1) * (world.size * (world.size + 1) // 2)
+    dist.all_reduce(x)
+    assert x.dtype == getattr(torch, name) and torch.equal(x, expected.to(x.dtype))
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_the_memory_is_the_callers(name: str) -> None:
+    x = torch.zeros(2, 3, 4, dtype=getattr(torch, name))
+    found = message.as_array(x[1], "test")
+    assert found.shape == (3, 4) and found.dtype.name == name
+    found[1, 2] = 5
+    assert float(x[1, 1, 2]) == 5 and float(x.sum()) == 5
+    kept = x[1].data_ptr()
+    del x
+    found += 1  # the tensor's storage lives as long as the array does
+    assert found.ctypes.data == kept and float(found.sum()) == 17
+
+
+def test_numpy_memory_under_torch_is_symmetric_still(world: Any) -> None:
+    shared = dist.symmetric_empty(200_000, np.float32)
+    assert shared is not None
+    x = torch.from_dlpack(shared)
+    x[:] = world.rank + 1
+    dist.all_reduce(x)
+    assert float(shared[0]) == float(x[-1]) == world.size * (world.size + 1) / 2
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: torch.ones(3, requires_grad=True), "without a copy: Can't export tensors that require gradient, use"),
+        (lambda: torch.nn.Parameter(torch.ones(3)), "cannot take this Parameter as `tensor`"),
+        (lambda: torch.ones(3, dtype=torch.complex64).conj(), "conjugate bit"),
+        (lambda: torch.ones(3).to_sparse(), "torch.strided"),
+        (lambda: torch.ones(3, device="meta"), "meta"),
+        (lambda: torch.ones(3, dtype=torch.float8_e4m3fn), "Unsupported dtype"),
+        (
+            lambda: torch.ones(3, 4).t(),
+            "strides (4, 16) as `tensor`; make y = x.contiguous(), pass y, and copy the result back",
+        ),
+        (lambda: torch.ones(6)[::2], "C-contiguous array, got float32 (3,) with strides (8,)"),
+        (lambda: torch.ones(1).expand(4), "C-contiguous"),
+        (lambda: torch.ones(6, dtype=torch.bfloat16)[::2], "got bfloat16 (3,) with strides (4,)"),
+        (
+            lambda: ReadOnlyExport(np.ones(3)),
+            "a writable array, got float64 (3,) that is read-only as `tensor`; pass y = numpy.array(x) and read the"
+            " result from y, or call tree_all_reduce",
+        ),
+        (lambda: OldExport(torch.ones(3)), "that is read-only"),
+        (lambda: OldExport(torch.ones(3, dtype=torch.bfloat16)), "that is read-only"),
+        (lambda: OnHost(np.ones(3), data=(np.ones(3).ctypes.data, True)), "that is read-only"),
+        (lambda: memoryview(b"abc"), "that is read-only"),
+    ],
+)
+def test_refusals(make: Any, text: str) -> None:
+    with pytest.raises(dist.ArrayError) as error:
+        dist.all_reduce(make())
+    assert text in str(error.value) and "all_reduce" in str(error.value)
+
+
+def test_what_is_only_read_may_be_read_only(world: Any) -> None:
+    rows = [np.zeros(3) for _ in range(world.size)]
+    dist.all_gather(rows, ReadOnlyExport(np.full(3, float(world.rank))))
+    assert np.array_equal(rows, np.repeat(np.arange(float(world.size)), 3).reshape(-1, 3))
+    dist.all_gather(rows, OldExport(torch.full((3,), 7.0, dtype=torch.float64)))
+    assert (np.array(rows) == 7).all()
+
+
+def test_bfloat16_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    half.bfloat16.cache_clear()
+    monkeypatch.setattr(half.importlib, "import_module", missing)
+    with pytest.raises(dist.ArrayError, match="pip install ml_dtypes"):
+        dist.all_reduce(torch.ones(2, dtype=torch.bfloat16))
+
+
+def test_buffers_and_interfaces(world: Any) -> None:
+    numbers = array.array("d", [1.0, 2.0])
+    dist.all_reduce(numbers)
+    assert numbers.tolist() == [world.size, 2.0 * world.size]
+    kind = ctypes.c_int32 * 3
+    integers = kind(1, 2, 3)
+    dist.all_reduce(integers)
+    assert list(integers) == [world.size, 2 * world.size, 3 * world.size]
+    data = bytearray(b"\x01\x02")
+    dist.broadcast(data, 0)
+    assert data == b"\x01\x02"
+    x = np.ones((2, 3))
+    dist.all_reduce(OnHost(x))
+    assert (x == world.size).all()
+
+
+@pytest.mark.parametrize("x", [b"abc", "abc", 3, 2.5, None, np.float32(3), object()], ids=lambda x: type(x).__name__)
+def test_values_are_no_arrays(x: Any) -> None:
+    with pytest.raises(TypeError, match="NumPy or CuPy array"):
+        dist.broadcast(x, 0)
+
+
+class OnGpu:
+    """As a CUDA tensor, without a GPU."""
+
+    def __init__(self) -> None:
+        self.__cuda_array_interface__ = {"shape": (1,), "typestr": "<f4", "data": (64, False), "version": 3}
+
+
+class TensorOnGpu(OnGpu):
+    """As torch's: with DLPack besides."""
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise AssertionError("the device comes first")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+
+@pytest.mark.parametrize("make", [OnGpu, TensorOnGpu])
+def test_gpu_memory_without_cupy(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device.dlpack, "cuda_fault", lambda: "CuPy is not installed: pip install it")
+    with pytest.raises(dist.ArrayError, match=r"its memory is on a GPU.*CuPy is not installed"):
+        dist.all_reduce(make())
+
+
+def test_numpy_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: Any) -> None:
+        raise AssertionError("a plain array was examined")
+
+    x = np.ones(3, np.float32)
+    message.as_array(x, "test")
+    monkeypatch.setattr(message, "_examine", never)
+    assert message.as_array(x, "test") is x
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dist.all_reduce(x)
+
+
+class Exported:
+    """As Numba's arrays: memory of a GPU under the CUDA array interface."""
+
+    def __init__(self, x: Any, **changes: Any) -> None:
+        self.x = x
+        self.__cuda_array_interface__ = {**x.__cuda_array_interface__, **changes}
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_gpu_memory_is_used_where_it_lies(world: Any, length: int) -> None:
+    with fake_gpu() as cupy:
+        total = world.size * (world.size + 1) / 2
+        x = cupy.full((length,), world.rank + 1.0)
+        dist.all_reduce(Exported(x))
+        assert (x.get() == total).all()
+        work = dist.broadcast(Exported(x), 0, async_op=True)
+        work.wait()
+        rows = [cupy.zeros(length) for _ in range(world.size)]
+        dist.all_gather([Exported(row) for row in rows], Exported(x))
+        assert all((row.get() == total).all() for row in rows)
+        with pytest.raises(dist.ArrayError, match="C-contiguous"):
+            dist.all_reduce(Exported(cupy.zeros((3, 4)).T))
+        fixed = Exported(x, data=(x.data.ptr, True))
+        with pytest.raises(dist.ArrayError, match="writable"):
+            dist.all_reduce(fixed)
+        dist.all_gather(rows, fixed)
+        assert all((row.get() == total).all() for row in rows)

@@ -1,0 +1,261 @@
+"""Groups of ``backend="nccl"``: arrays of GPUs by NCCL if it does what is meant, everything else over MPI.
+
+NCCL is a fake that does its work by MPI, as late as a stream does, and takes note of its calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from harness.faking import fake_gpu
+from harness.inputs import Op, draw, dtype_of, reduced
+
+import mpiddp as dist
+from mpiddp import nn
+
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
+
+pytest.importorskip("ml_dtypes")
+
+
+@pytest.fixture
+def cupy(world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Give the fake, with a GPU for each rank."""
+    monkeypatch.setenv("FAKE_GPU_UUID", str(world.rank))
+    with fake_gpu() as module:
+        import cupy.cuda.nccl
+
+        cupy.cuda.nccl.CALLS.clear()
+        yield module
+
+
+@pytest.fixture
+def group(cupy: Any) -> Iterator[dist.ProcessGroup]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = dist.new_group(backend="nccl")
+    yield made
+    if not made.link.closed:
+        dist.destroy_process_group(made)
+
+
+def calls(cupy: Any) -> list[str]:
+    found = [name for name, _, _ in cupy.cuda.nccl.CALLS]
+    cupy.cuda.nccl.CALLS.clear()
+    return found
+
+
+def finished(call: Any, async_op: bool, *args: Any, **options: Any) -> None:
+    work = call(*args, async_op=async_op, **options)
+    if async_op:
+        work.wait()
+
+
+BOTH = pytest.mark.parametrize("async_op", [False, True], ids=["blocking", "async"])
+
+
+OPS = [Op.SUM, Op.AVG, Op.PRODUCT, Op.MIN, Op.MAX, Op.PREMUL_SUM(0.5), Op.BOR]
+
+
+def possible(op: dist.ReduceOp, kind: str) -> bool:
+    return {"AVG": kind in "fV", "PREMUL_SUM": kind in "fV", "BOR": kind in "iub"}.get(op.name, True) and not (
+        op.name in ("MIN", "MAX") and kind == "c"
+    )
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int32", "uint8", "int16", "bool", "complex64"])
+def test_all_reduce(world: Any, cupy: Any, group: Any, name: str) -> None:
+    dtype = dtype_of(name)
+    floating = dtype.kind in "fV"
+    for op, async_op in itertools.product(OPS, (False, True)):
+        if not possible(op, dtype.kind):
+            continue
+        xs = draw(world.rng, world.size, (3, 37), dtype)
+        x = cupy.asarray(xs[world.rank])
+        finished(dist.all_reduce, async_op, x, op, group=group)
+        np.testing.assert_array_equal(x.get(), reduced(op, xs).astype(dtype), err_msg=f"{op}, async_op={async_op}")
+        by_nccl = name in ("float32", "float16", "bfloat16", "int32", "uint8") and op.name != "BOR"
+        by_nccl &= not (op.name in ("MIN", "MAX") and floating)
+        assert calls(cupy) == ["allReduce"] * by_nccl, (op, async_op)
+
+
+@BOTH
+def test_the_others(world: Any, cupy: Any, group: Any, async_op: bool) -> None:
+    rank, size = world.rank, world.size
+    x = cupy.full((5,), rank, dtype=np.int16)
+    finished(dist.broadcast, async_op, x, size - 1, group=group)
+    assert (x.get() == size - 1).all()
+
+    output = cupy.zeros((size, 3), dtype=np.float32)
+    finished(dist.all_gather_single, async_op, output, cupy.full((3,), rank, dtype=np.float32), group=group)
+    assert np.array_equal(output.get(), np.repeat(np.arange(size), 3).reshape(size, 3))
+    own = output[rank]
+    own += 1  # in its own place
+    finished(dist.all_gather_single, async_op, output, own, group=group)
+    assert np.array_equal(output.get(), np.repeat(np.arange(size), 3).reshape(size, 3) + 1)
+
+    for op in (Op.SUM, Op.PREMUL_SUM(2.0), Op.AVG):
+        x = cupy.asarray(np.arange(4.0) + rank)
+        finished(dist.reduce, async_op, x, 0, op, group=group)
+        rows = [np.arange(4.0) + each for each in range(size)]
+        assert np.array_equal(x.get(), reduced(op, rows) if rank == 0 else rows[rank])
+
+    blocks = cupy.asarray(np.arange(2.0 * size).reshape(size, 2) + rank)
+    expected = np.arange(2.0 * size).reshape(size, 2)[rank] * size + size * (size - 1) / 2
+    part = cupy.zeros(2)
+    finished(dist.reduce_scatter_single, async_op, part, blocks, group=group)
+    assert np.array_equal(part.get(), expected)
+    finished(dist.reduce_scatter_single, async_op, blocks[rank], blocks, group=group)
+    assert np.array_equal(blocks[rank].get(), expected)
+    assert calls(cupy) == ["broadcast", *["allGather"] * 2, *["reduce"] * 3, *["reduceScatter"] * 2]
+
+
+def test_it_waits_for_kernels_before_and_orders_those_after(world: Any, cupy: Any, group: Any) -> None:
+    for _ in range(20):
+        x = cupy.zeros(100)
+        for _ in range(world.rank + 1):
+            x += 1
+        work = dist.all_reduce(x, group=group, async_op=True)
+        work.wait()
+        x *= 2
+        assert (x.get() == world.size * (world.size + 1)).all()
+
+
+def test_arrays_of_the_host_keep_mpi(world: Any, cupy: Any, group: Any) -> None:
+    x = np.full(10, world.rank + 1.0)
+    dist.all_reduce(x, group=group)
+    assert (x == world.size * (world.size + 1) / 2).all()
+    objects: list[Any] = [None] * world.size
+    dist.all_gather_object(objects, world.rank, group=group)
+    assert objects == list(range(world.size)) and calls(cupy) == []
+
+
+def test_moves_that_nccl_has_not_here(world: Any, cupy: Any, group: Any) -> None:
+    got = [cupy.zeros(2) for _ in range(world.size)]
+    dist.all_to_all(got, [cupy.full((2,), 10.0 * world.rank + r) for r in range(world.size)], group=group)
+    assert [float(each[0]) for each in got] == [10.0 * r + world.rank for r in range(world.size)]
+    assert calls(cupy) == []
+
+
+def test_names(world: Any, cupy: Any, group: Any) -> None:
+    assert dist.get_backend(group) == "nccl" and dist.get_backend_config(group) == "cpu:mpi,cuda:nccl"
+    assert dist.get_backend() == "mpi" and dist.is_nccl_available() and dist.is_backend_available("nccl")
+    by_device = dist.new_group(backend="cpu:gloo,cuda:nccl")
+    host_only = dist.new_group(backend="cpu:nccl,cuda:gloo")
+    assert (dist.get_backend(by_device), dist.get_backend(host_only)) == ("nccl", "mpi")
+    alone = dist.split_group(group, split_ranks=[[rank] for rank in range(world.size)])
+    assert dist.get_backend(alone) == "nccl", "as the group it is made from"
+    x = cupy.ones(3)
+    dist.all_reduce(x, group=alone)
+    assert calls(cupy) == ["allReduce"] and (x.get() == 1).all()
+    for each in (alone, by_device, host_only):
+        dist.destroy_process_group(each)
+    assert sorted(cupy.cuda.nccl.DESTROYED) == sorted([1, world.size])
+
+
+def test_groups_have_streams_of_their_own(world: Any, cupy: Any, group: Any, monkeypatch: Any) -> None:
+    from mpiddp.device import nccl, stream
+
+    other, used, kept = dist.new_group(backend="nccl"), [], set(stream._sides)
+    monkeypatch.setattr(nccl.Communicator, "all_reduce", lambda self, x, name, stream: used.append(stream.ptr))
+    for each in (group, other, group):
+        dist.all_reduce(cupy.ones(3), group=each)
+    assert used[0] == used[2] != used[1], "in one, ranks that call in different orders wait for each other for ever"
+    for each in (group, other):
+        dist.destroy_process_group(each)
+    assert set(stream._sides) == kept
+
+
+def test_it_ends_with_the_default_group(world: Any, cupy: Any) -> None:
+    dist.destroy_process_group()
+    dist.init_process_group(backend="nccl")
+    x = cupy.full((4,), 2.0)
+    dist.all_reduce(x)
+    assert (x.get() == 2 * world.size).all() and calls(cupy) == ["allReduce"]
+    inherited = dist.new_group()
+    assert dist.get_backend() == dist.get_backend(inherited) == "nccl"
+    dist.destroy_process_group()
+    assert cupy.cuda.nccl.DESTROYED.count(world.size) >= 1
+    dist.init_process_group()
+    assert dist.get_backend() == "mpi"
+
+
+def test_a_group_that_is_given_up_aborts_its_communicator(world: Any, cupy: Any, group: Any) -> None:
+    destroyed = list(cupy.cuda.nccl.DESTROYED)
+    group.link.discard()
+    dist.destroy_process_group(group)
+    assert [world.size] == cupy.cuda.nccl.ABORTED
+    assert destroyed == cupy.cuda.nccl.DESTROYED, "the other ranks may be gone"
+
+
+def test_ddp_by_nccl(world: Any, cupy: Any, group: Any) -> None:
+    nn.manual_seed(1)
+    ddp = dist.DistributedDataParallel(nn.Linear(4, 3).convert(cupy.asarray), process_group=group)
+    calls(cupy)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((world.size, 2, 4)).astype(np.float32)
+    ddp(cupy.asarray(x[world.rank])).sum().backward()
+    assert "allReduce" in calls(cupy)
+    found = ddp.module.weight.grad.get()
+    np.testing.assert_allclose(found, np.tile(x.sum(axis=(0, 1)) / world.size, (3, 1)), rtol=1e-5)
+
+
+def test_ranks_that_share_a_gpu_keep_mpi(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_GPU_UUID", "one")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = dist.new_group(backend="nccl")
+    texts = [str(each.message) for each in caught]
+    if world.size == 1:
+        assert dist.get_backend(made) == "nccl" and not texts
+    else:
+        assert dist.get_backend(made) == "mpi"
+        expected = "backend 'nccl' gives 'mpi' in the group of all"
+        assert [expected in text and "ranks 0 and 1 share a GPU" in text for text in texts] == [True] * (
+            world.rank == 0
+        )
+    x = cupy.ones(3)
+    dist.all_reduce(x, group=made)
+    assert (x.get() == world.size).all()
+    dist.destroy_process_group(made)
+
+
+def test_one_rank_without_it_is_everybodys(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cupy.cuda.nccl, "available", world.rank != 0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = dist.new_group(backend="nccl")
+    assert dist.get_backend(made) == "mpi"
+    if world.rank == 0:
+        assert any("CuPy cannot load the NCCL library: pip install nvidia-nccl" in str(w.message) for w in caught)
+    dist.destroy_process_group(made)
+
+
+def test_without_a_gpu_the_first_rank_warns(world: Any) -> None:
+    if dist.is_nccl_available():
+        pytest.skip("there is a GPU with NCCL")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = dist.new_group(backend="nccl")
+    texts = [str(each.message) for each in caught]
+    assert len(texts) == (world.rank == 0), texts
+    assert all("backend 'nccl' gives 'mpi' in the group of all" in text and "CuPy" in text for text in texts)
+    assert dist.get_backend(made) == "mpi"
+    dist.destroy_process_group(made)
+
+
+def test_deterministic_keeps_its_reductions_out(world: Any, cupy: Any, group: Any, monkeypatch: Any) -> None:
+    from mpiddp.algorithms import plan
+
+    monkeypatch.setenv("MPIDDP_DETERMINISTIC", "1")
+    plan.forget()
+    x = cupy.full((3,), world.rank + 1.0)
+    dist.all_reduce(x, group=group)
+    assert (x.get() == world.size * (world.size + 1) / 2).all() and calls(cupy) == []
+    monkeypatch.undo()
+    plan.forget()

@@ -1,0 +1,96 @@
+"""Names of torch that scripts ask for, whatever they run on."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from datetime import timedelta
+
+import pytest
+
+import mpiddp as dist
+from mpiddp import distributed, settings
+
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2)]
+
+
+def test_what_is_not_here_is_not_available(world):
+    for ask in (dist.is_ucc_available, dist.is_xccl_available, dist.is_torchelastic_launched):
+        assert ask() is False
+    assert not any(map(dist.is_backend_available, ("ucc", "xccl", "fake", "gloo", "carrier-pigeon")))
+    assert dist.is_backend_available(dist.Backend.MPI) and dist.is_backend_available("MPI")
+
+
+def test_backend_reads_names_as_torch_does(world):
+    for name in ("MPI", "GLOO", "NCCL", "UNDEFINED"):
+        constant = getattr(dist.Backend, name)
+        assert constant == name.lower() == dist.Backend(name) == dist.Backend(name.lower())
+        assert isinstance(dist.Backend(name), str)
+    assert dist.Backend("Carrier-Pigeon") == "carrier-pigeon"
+    with pytest.raises(ValueError, match="got 3"):
+        dist.Backend(3)
+
+
+@pytest.mark.parametrize("backend", [dist.Backend.MPI, dist.Backend("GLOO"), dist.Backend.UNDEFINED])
+def test_backend_makes_groups(world, backend):
+    made = dist.new_group(backend=backend, timeout=dist.default_pg_timeout)
+    assert dist.get_backend(made) == dist.get_backend()
+    assert made.link.timeout_s == dist.default_pg_timeout.total_seconds()
+    dist.destroy_process_group(made)
+    with pytest.raises(ValueError, match="carrier-pigeon"):
+        dist.new_group(backend=dist.Backend("Carrier-Pigeon"))
+
+
+def test_default_timeout_is_that_of_the_settings(world, monkeypatch):
+    monkeypatch.delenv("MPIDDP_TIMEOUT", raising=False)
+    assert dist.default_pg_timeout == timedelta(seconds=settings.default_timeout_s())
+
+
+def test_errors_of_a_backend_are_ours(world):
+    with pytest.raises(dist.DistBackendError):
+        raise dist.ArrayError("no")
+
+
+def test_names_agree_with_torch(world):
+    torch = pytest.importorskip("torch")
+    theirs = torch.distributed
+    if not theirs.is_available():
+        pytest.skip("this torch is built without distributed")
+    assert dist.default_pg_timeout == theirs.distributed_c10d.default_pg_timeout
+    for name in ("MPI", "GLOO", "NCCL", "UNDEFINED"):
+        assert getattr(dist.Backend, name) == getattr(theirs.Backend, name)
+    for name in ("MPI", "Gloo", "Carrier-Pigeon"):
+        assert dist.Backend(name) == theirs.Backend(name)
+
+
+def unnamed_parameters(function):
+    text = inspect.getdoc(function)
+    sections = text.partition("Parameters\n----------\n")[2].partition("\n\n")[0]
+    entries = re.findall(r"^(\w[\w, ]*?)(?: :.*)?$", sections, re.MULTILINE)
+    said = {name for entry in entries for name in entry.split(", ")}
+    said |= set(re.findall(r"``(\w+)``", text + distributed.__doc__))
+    return set(inspect.signature(function).parameters) - said
+
+
+def test_help_names_every_parameter_there_or_in_the_package(world):
+    functions = [found for found in map(vars(distributed).get, distributed.__all__) if inspect.isfunction(found)]
+    assert len(functions) > 50
+    found = {each.__name__: unnamed_parameters(each) for each in functions}
+    assert {name: unnamed for name, unnamed in found.items() if unnamed} == {}
+
+
+def test_help_without_a_parameter_would_be_noticed(world):
+    def function(x, y, z, size):
+        """Do something with size.
+
+        Parameters
+        ----------
+        x, y : int
+            Two of them, and z.
+
+        Returns
+        -------
+        size
+        """
+
+    assert unnamed_parameters(function) == {"z", "size"}

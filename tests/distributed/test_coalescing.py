@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from harness.inputs import Op, same
+
+import mpiddp as dist
+
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
+
+SHAPES = [(3,), (), (2, 5), (0,), (70_001,)]
+DTYPES = [np.float32, np.float64, np.int64, np.float16]
+
+
+def arrays(value, shapes=SHAPES):
+    return [np.full(shape, value, dtype) for shape in shapes for dtype in DTYPES]
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_all_reduce_coalesced(world, async_op):
+    xs = arrays(world.rank + 1)
+    future = dist.all_reduce_coalesced(xs, Op.MAX, async_op=async_op)
+    if async_op:
+        assert isinstance(future, dist.Future)
+        assert all(map(same, future.wait(), arrays(world.size)))
+    else:
+        assert future is None
+    assert all(map(same, xs, arrays(world.size)))
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_all_gather_coalesced(world, async_op):
+    outputs = [arrays(-1) for _ in range(world.size)]
+    future = dist.all_gather_coalesced(outputs, arrays(world.rank), async_op=async_op)
+    if async_op:
+        future.wait()
+    for rank, found in enumerate(outputs):
+        assert all(map(same, found, arrays(rank)))
+
+
+def test_coalesced_refuses(world):
+    x = np.ones(2)
+    for call, error in (
+        (lambda: dist.all_reduce_coalesced([]), TypeError),
+        (lambda: dist.all_reduce_coalesced(x), TypeError),
+        (lambda: dist.all_reduce_coalesced([x, None]), TypeError),
+        (lambda: dist.all_reduce_coalesced([x, np.ones(2, int)], Op.AVG), TypeError),
+        (lambda: dist.all_gather_coalesced([[x]] * (world.size + 1), [x]), ValueError),
+        (lambda: dist.all_gather_coalesced([[x, x]] * world.size, [x]), ValueError),
+        (lambda: dist.all_gather_coalesced([[x[:1]]] * world.size, [x]), ValueError),
+        (lambda: dist.all_gather_coalesced(None, [x]), TypeError),
+    ):
+        with pytest.raises(error):
+            call()
+    dist.barrier()
+
+
+def test_factors_are_equal_when_their_values_are(world):
+    assert Op.PREMUL_SUM(0.5) is Op.PREMUL_SUM(0.5)
+    assert Op.PREMUL_SUM(0.5) is not Op.PREMUL_SUM(0.25)
+    assert Op.PREMUL_SUM(0.0) is not Op.PREMUL_SUM(-0.0)
+    assert pickle.loads(pickle.dumps(Op.PREMUL_SUM(0.5))) is Op.PREMUL_SUM(0.5)
+    xs = [np.ones(3), np.ones(5)]
+    dist.all_reduce_coalesced(xs, Op.PREMUL_SUM(0.5))
+    assert all((x == world.size / 2).all() for x in xs)

@@ -1,0 +1,172 @@
+"""Missing ranks: they are named, and the job goes on."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+import mpiddp as dist
+from mpiddp.mpi import requests, work
+from mpiddp.shm.eager import EagerBuffers
+
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
+
+
+def finish_barrier(world, group):
+    """Let the missing rank come too, so that nothing of the group stays pending."""
+    dist.barrier()
+    if world.rank == world.size - 1:
+        dist.barrier(group)
+    else:
+        deadline = time.monotonic() + 10
+        while len(group.link.queue) and time.monotonic() < deadline:
+            requests.poll()
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("timeout", [0.2, timedelta(seconds=0.2)], ids=["seconds", "timedelta"])
+def test_barrier_names_the_missing_rank(world, timeout):
+    if world.size == 1:
+        return
+    group = dist.new_group()
+    missing = world.size - 1
+    for _ in range(2):
+        dist.barrier(group)
+    if world.rank != missing:
+        with pytest.raises(dist.DistTimeoutError, match=rf"barrier #3 .*out.*rank {missing} has begun 2 operations"):
+            dist.barrier(group, timeout=timeout)
+    finish_barrier(world, group)
+
+
+def test_timeout_of_an_asynchronous_barrier(world):
+    if world.size == 1:
+        return
+    group = dist.new_group()
+    if world.rank != world.size - 1:
+        submitted = dist.barrier(group, async_op=True, timeout=0.2)
+        with pytest.raises(dist.DistTimeoutError, match=r"did not finish in 0.2 s"):
+            submitted.wait()
+        with pytest.raises(dist.DistTimeoutError, match=r"did not finish in 0.1 s"):
+            submitted.wait(0.1)
+    finish_barrier(world, group)
+
+
+def test_timeout_of_a_group(world):
+    if world.size == 1:
+        return
+    group = dist.new_group(timeout=0.2)
+    missing = world.size - 1
+    if world.rank != missing:
+        submitted = dist.barrier(group, async_op=True)
+        with pytest.raises(TimeoutError, match=rf"rank {missing} has begun 0"):
+            submitted.wait()
+        assert not submitted.is_completed()
+    finish_barrier(world, group)
+
+
+def test_timeout_of_a_short_blocking_call_ends_the_group(world):
+    """Some ranks have made the call and some have not, so no later one would meet its like."""
+    group = dist.new_group(timeout=0.3)
+    if group.link.find(EagerBuffers) is None:
+        dist.destroy_process_group(group)
+        pytest.skip("a call that waits inside of MPI ends the job")
+    missing = world.size - 1
+    if world.rank == missing:
+        dist.barrier()
+        x = np.ones(3)
+        dist.all_reduce(x, group=group)  # the others' arrays are there
+        assert (x == world.size).all()
+    with pytest.raises(dist.DistTimeoutError, match=r"all_reduce #\d .* did not finish in 0.3 s .*rank \d "):
+        dist.all_reduce(np.ones(3), group=group)
+    with pytest.raises(dist.DistTimeoutError, match="cannot be used any more"):
+        dist.all_reduce(np.ones(3), group=group)
+    if world.rank != missing:
+        dist.barrier()
+    dist.destroy_process_group(group)
+    dist.barrier()
+
+
+def test_monitored_barrier(world):
+    for _ in range(3):
+        assert dist.monitored_barrier() is None
+        dist.monitored_barrier(timeout=5.0, wait_all_ranks=True)
+    group = dist.new_group(list(reversed(range(world.size))), sort_ranks=False)
+    dist.monitored_barrier(group, timedelta(seconds=5))
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("wait_all_ranks", [False, True])
+def test_monitored_barrier_names_the_missing_ranks(world, wait_all_ranks):
+    if world.size == 1:
+        return
+    group = dist.new_group()
+    late = list(range(2, world.size)) if world.size > 2 else [1]
+    if world.rank == 0:
+        for rank in set(range(1, world.size)) - set(late):
+            while not group.link.messages.Iprobe(rank):  # it may come later than rank 0 gives up
+                time.sleep(0.001)
+        names = f"Ranks {', '.join(map(str, late))}" if wait_all_ranks and len(late) > 1 else f"Rank {late[0]}"
+        with pytest.raises(RuntimeError, match=rf"\[Rank 0\]: {names} failed to pass monitoredBarrier in 150 ms"):
+            dist.monitored_barrier(group, 0.15, wait_all_ranks)
+    elif world.rank not in late:
+        with pytest.raises(
+            dist.DistTimeoutError, match=f"Rank {world.rank} successfully reached monitoredBarrier, but"
+        ):
+            dist.monitored_barrier(group, 10, wait_all_ranks)
+    dist.barrier()
+    if world.rank in late:  # hears at once that rank 0 has given up
+        began = time.monotonic()
+        with pytest.raises(dist.DistTimeoutError, match="successfully reached monitoredBarrier, but"):
+            dist.monitored_barrier(group, 10, wait_all_ranks)
+        assert time.monotonic() - began < 5
+    for _ in range(3):
+        dist.monitored_barrier(group, 10)
+    x = np.ones(3)
+    dist.all_reduce(x, group=group)
+    assert (x == world.size).all()
+    dist.destroy_process_group(group)
+
+
+def test_monitored_barrier_in_no_time(world):
+    if world.size == 1:
+        return
+    group = dist.new_group()
+    expected = (
+        "Rank 0 timed out in monitoredBarrier after 0 ms.\n No ranks successfully" if world.rank == 0 else "reached"
+    )
+    with pytest.raises(dist.DistTimeoutError, match=expected):
+        dist.monitored_barrier(group, timedelta(seconds=0))
+    dist.barrier()
+    dist.monitored_barrier(group, 10)
+    dist.destroy_process_group(group)
+
+
+def test_an_old_answer_may_come_between_two_looks(world, monkeypatch):
+    if world.size == 1:
+        return
+    group = dist.new_group()
+    for late in (False, True):
+        if late == (world.rank == 0):  # its answer is found at the next barrier
+            with pytest.raises(dist.DistTimeoutError):
+                dist.monitored_barrier(group, 0)
+        dist.barrier()
+    look, looks = work.Work.is_completed, itertools.count()
+    monkeypatch.setattr(work.Work, "is_completed", lambda each: next(looks) % 2 == 1 and look(each))
+    dist.monitored_barrier(group, 10)
+    monkeypatch.undo()
+    dist.destroy_process_group(group)
+
+
+def test_monitored_barrier_of_others(world):
+    group = dist.new_group([0])
+    if world.rank:
+        with pytest.warns(UserWarning, match="monitored_barrier"):
+            assert dist.monitored_barrier(group) is None
+    else:
+        dist.monitored_barrier(group)
+        dist.destroy_process_group(group)

@@ -1,0 +1,297 @@
+"""Point to point: by tag, from any source, to oneself, too long, too short, of another dtype."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness.inputs import DTYPES, SHAPES, draw, dtype_of, same
+
+import mpiddp as dist
+from mpiddp.autograd import Tensor
+from mpiddp.errors import ArrayError
+
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
+
+SIZES = [1, 10, 100, 1000, 12_345, 100_000, 1_000_000]
+
+
+def ring(world):
+    return (world.rank + 1) % world.size, (world.rank - 1) % world.size
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_send_recv(world, dtype):
+    dtype = dtype_of(dtype)
+    if world.size == 1:
+        return
+    for shape in SHAPES:
+        xs = draw(world.rng, world.size, shape, dtype)
+        x = np.zeros(shape, dtype)
+        right, left = ring(world)
+        if world.rank % 2 == 0:
+            assert dist.send(xs[world.rank], right) is None
+            assert dist.recv(x, left) == left
+        else:
+            assert dist.recv(x, left) == left
+            dist.send(xs[world.rank], right)
+        assert same(x, xs[left])
+
+
+def test_isend_irecv_around_the_ring(world):
+    right, left = ring(world)  # with one rank, to itself
+    for size in SIZES[:-1]:
+        x, got = np.full(size, world.rank), np.full(size, -1)
+        receive, send = dist.irecv(got, left), dist.isend(x, right)
+        assert send.wait()
+        assert receive.wait()
+        assert (got == left).all()
+        assert receive.source_rank() == left
+        assert receive.count() == size
+        with pytest.raises(RuntimeError):
+            send.source_rank()
+
+
+def test_to_oneself(world):
+    with pytest.raises(ValueError, match="Invalid destination rank"):
+        dist.send(np.ones(2), world.rank)
+    for size in SIZES:
+        got = np.zeros(size)
+        works = [dist.isend(np.full(size, 7.0), world.rank, tag=3), dist.irecv(got, world.rank, tag=3)]
+        for each in works:
+            each.wait()
+        assert (got == 7).all()
+    # A blocking receive of what was sent before.
+    sent = dist.isend(np.ones(3), world.rank)
+    got = np.zeros(3)
+    assert dist.recv(got, world.rank) == world.rank
+    sent.wait()
+    assert (got == 1).all()
+
+
+def test_tags_select(world):
+    right, left = ring(world)
+    works = [dist.isend(np.array([float(tag)]), right, tag=tag) for tag in (5, 0, 9)]
+    for tag in (9, 5, 0):
+        x = np.zeros(1)
+        dist.recv(x, left, tag=np.int64(tag))
+        assert x[0] == tag
+    for each in works:
+        each.wait()
+
+
+def test_same_tag_keeps_order(world):
+    right, left = ring(world)
+    sizes = [3, 100_000, 1, 5000]
+    works = [dist.isend(np.full(size, float(number)), right) for number, size in enumerate(sizes)]
+    gots = [np.zeros(size) for size in sizes]
+    receives = [dist.irecv(got, left) for got in gots]
+    for receive in reversed(receives):
+        receive.wait()
+    for each in works:
+        each.wait()
+    for number, got in enumerate(gots):
+        assert (got == number).all()
+
+
+def test_from_any_source(world):
+    if world.rank == 0:
+        seen = []
+        for _ in range(world.size - 1):
+            x = np.zeros(2)
+            sender = dist.recv(x, tag=4)
+            assert (x == sender).all()
+            seen.append(sender)
+        assert sorted(seen) == list(range(1, world.size))
+    else:
+        dist.send(np.full(2, float(world.rank)), 0, tag=4)
+    dist.barrier()
+    if world.rank == 0:
+        xs = [np.zeros(1) for _ in range(world.size - 1)]
+        works = [dist.irecv(x) for x in xs]
+        for x, each in zip(xs, works, strict=True):
+            each.wait()
+            assert x[0] == each.source_rank()
+        assert sorted(each.source_rank() for each in works) == list(range(1, world.size))
+    else:
+        dist.isend(np.array([float(world.rank)]), group_dst=0).wait()
+
+
+def test_shorter_message_fills_the_beginning(world):
+    right, left = ring(world)
+    for size in SIZES:
+        sent = dist.isend(np.ones(size), right)
+        x = np.zeros(size + 3)
+        receive = dist.irecv(x, left)
+        receive.wait()
+        sent.wait()
+        assert receive.count() == size
+        assert (x[:size] == 1).all()
+        assert (x[size:] == 0).all()
+
+
+@pytest.mark.parametrize("way", ["recv", "irecv", "any"])
+def test_longer_message_is_an_error_and_the_next_is_right(world, way):
+    right, left = ring(world)
+    for size in SIZES:
+        works = [dist.isend(np.full(size + 1, 1.0), right), dist.isend(np.full(size, 2.0), right)]
+        x = np.zeros(size)
+        with pytest.raises(ArrayError, match=rf"{size + 1} elements \({8 * size + 8} bytes\).* {size} \({8 * size} "):
+            if way == "irecv":
+                dist.irecv(x, left).wait()
+            else:
+                dist.recv(x, left if way == "recv" else None)
+        assert (x == 0).all()
+        dist.recv(x, left)
+        assert (x == 2).all()
+        for each in works:
+            each.wait()
+
+
+def test_empty_buffer_and_message(world):
+    right, left = ring(world)
+    works = [dist.isend(np.zeros(size), right) for size in (0, 0, 2)]
+    assert dist.recv(np.zeros(0), left) == left
+    assert dist.recv(np.zeros(5), left) == left
+    with pytest.raises(ArrayError):
+        dist.recv(np.zeros(0), left)
+    for each in works:
+        each.wait()
+
+
+def test_other_dtype_is_an_error_and_the_next_is_right(world):
+    right, left = ring(world)
+    for size in SIZES[:-1]:
+        works = [dist.isend(np.zeros(size, dtype), right) for dtype in (np.int64, np.float32, np.float64)]
+        x = np.ones(size)
+        for name in ("int64", "float32"):
+            with pytest.raises(ArrayError, match=f"{name}, but its buffer is float64"):
+                dist.recv(x, left)
+            assert (x == 1).all()
+        dist.recv(x, left)
+        assert (x == 0).all()
+        for each in works:
+            each.wait()
+
+
+def test_group_ranks_and_global_ranks(world):
+    ranks = list(reversed(range(world.size)))
+    group = dist.new_group(ranks, sort_ranks=False)
+    right, left = ring(world)
+    x, y = np.zeros(1), np.zeros(1)
+    works = [
+        dist.isend(np.array([1.0 * world.rank]), right, group=group),
+        dist.irecv(x, left, group=group),
+        dist.isend(np.array([1.0 * world.rank]), group=group, group_dst=ranks.index(right), tag=1),
+        dist.irecv(y, group=group, group_src=ranks.index(left), tag=1),
+    ]
+    for each in works:
+        each.wait()
+    assert x[0] == y[0] == left
+    assert works[1].source_rank() == works[3].source_rank() == left
+    dist.destroy_process_group(group)
+
+
+def test_messages_of_groups_do_not_meet(world):
+    one, other = dist.new_group(), dist.new_group()
+    right, left = ring(world)
+    works = [dist.isend(np.array([float(number)]), right, group=each) for number, each in enumerate((one, other, None))]
+    for number, each in reversed(list(enumerate((one, other, None)))):
+        x = np.zeros(1)
+        dist.recv(x, group=each)
+        assert x[0] == number
+    for each in works:
+        each.wait()
+    assert left == (world.rank - 1) % world.size
+    dist.destroy_process_group(one)
+    dist.destroy_process_group(other)
+
+
+def test_batch(world):
+    everybody = range(world.size)
+    xs = [np.zeros(3) for _ in everybody]
+    ops = [dist.P2POp(dist.isend, np.full(3, 10.0 * world.rank + to), to) for to in everybody]
+    ops += [dist.P2POp(dist.irecv, x, group_peer=source) for source, x in enumerate(xs)]
+    order = np.random.default_rng(world.rank).permutation(len(ops))
+    works = dist.batch_isend_irecv([ops[index] for index in order])
+    assert len(works) == len(ops)
+    for each in works:
+        assert each.wait()
+    for source, x in enumerate(xs):
+        assert (x == 10 * source + world.rank).all()
+
+
+def test_batch_refuses(world):
+    op = dist.P2POp(dist.isend, np.ones(1), 0)
+    assert (op.peer, op.group_peer, op.tag, op.group) == (0, 0, 0, dist.group.WORLD)
+    for bad in ([], [1], "x", None, [op, None]):
+        with pytest.raises((ValueError, IndexError)):
+            dist.batch_isend_irecv(bad)
+    other = dist.new_group()
+    with pytest.raises(ValueError, match="same group"):
+        dist.batch_isend_irecv([op, dist.P2POp(dist.isend, np.ones(1), 0, other)])
+    dist.destroy_process_group(other)
+    other = dist.new_group()
+    right = dist.P2POp(dist.irecv, np.ones(1), 0, other)
+    for tensor, tag in ((np.ones(4)[::2], 0), (None, 0), (np.ones(1), -1)):
+        with pytest.raises((TypeError, ValueError)):
+            dist.batch_isend_irecv([right, dist.P2POp(dist.isend, tensor, 0, other, tag)])
+    dist.destroy_process_group(other)  # nothing of it has begun
+    with pytest.raises(ValueError, match="not a member"):
+        dist.P2POp(dist.isend, np.ones(1), 0, dist.GroupMember.NON_GROUP_MEMBER)
+    with pytest.raises(ValueError, match="Invalid ``op``"):
+        dist.P2POp(dist.send, np.ones(1), 0)
+    with pytest.raises(ValueError, match="both"):
+        dist.P2POp(dist.isend, np.ones(1), 0, group_peer=0)
+    with pytest.raises(ValueError, match="Must specify"):
+        dist.P2POp(dist.isend, np.ones(1))
+
+
+def test_random_messages(world):
+    """Every rank sends to every rank, in random sizes, dtypes and tags; receivers post in another random order."""
+    plan = [
+        (
+            int(world.rng.integers(world.size)),
+            int(world.rng.integers(world.size)),
+            int(world.rng.integers(3)),
+            int(world.rng.choice([0, 1, 17, 1000, 20_000])),
+            str(world.rng.choice(["float32", "int16", "bool"])),
+        )
+        for _ in range(250)
+    ]
+    mine = np.random.default_rng(world.rank)
+    works, receives = [], []
+    incoming = [(number, each) for number, each in enumerate(plan) if each[1] == world.rank]
+    outgoing = [(number, each) for number, each in enumerate(plan) if each[0] == world.rank]
+    while incoming or outgoing:
+        if outgoing and (not incoming or mine.random() < 0.5):
+            number, (_, to, tag, size, dtype) = outgoing.pop(0)
+            works.append(dist.isend(np.full(size, number, np.float64).astype(dtype), to, tag=tag))
+        else:
+            # In order for each sender and tag, otherwise in any.
+            firsts = {(each[0], each[2]): place for place, (_, each) in reversed(list(enumerate(incoming)))}
+            number, (source, _, tag, size, dtype) = incoming.pop(firsts[sorted(firsts)[mine.integers(len(firsts))]])
+            x = np.zeros(size + int(mine.integers(3)), dtype)
+            receives.append((x, dist.irecv(x, source, tag=tag), number, size, source))
+        if mine.random() < 0.1 and receives:
+            receives[0][1].is_completed()
+    for index in mine.permutation(len(receives)):
+        x, receive, number, size, source = receives[index]
+        assert receive.wait()
+        assert receive.count() == size
+        assert receive.source_rank() == source
+        assert same(x[:size], np.full(size, number, np.float64).astype(x.dtype))
+    for each in works:
+        each.wait()
+    dist.barrier()
+
+
+def test_a_tensor_that_lies_transposed_is_sent_in_order():
+    """A linear layer's output is a transposed view; for reading only, that is no fault."""
+    tensor = Tensor(np.arange(6.0).reshape(2, 3).T)
+    received = np.zeros((3, 2))
+    works = [dist.isend(tensor, dist.get_rank()), dist.irecv(received, dist.get_rank())]
+    for work in works:
+        work.wait()
+    np.testing.assert_array_equal(received, tensor.data)
+    with pytest.raises(ArrayError, match="C-contiguous"):
+        dist.all_reduce(tensor)

@@ -1,0 +1,77 @@
+"""Making the world smaller while all live; jobs with dead ranks are marked as ``launch``."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+import mpiddp as dist
+from mpiddp.mpi import lazy
+
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
+
+
+def total(x):
+    x = np.array([float(x)])
+    dist.all_reduce(x)
+    return x[0]
+
+
+@pytest.fixture
+def afterwards():
+    yield
+    everybody = lazy.MPI.COMM_WORLD.Ibarrier()
+    while not everybody.Test():
+        time.sleep(0.001)
+    dist.destroy_process_group()
+    dist.init_process_group()
+
+
+@pytest.mark.parametrize("place", ["first", "last", "all but one"])
+def test_world_without_some_ranks(world, afterwards, place):
+    excluded = {"first": [0], "last": [world.size - 1], "all but one": list(range(1, world.size))}[place]
+    if world.size == 1:
+        excluded = []
+    old, part = dist.group.WORLD, dist.new_group([0])
+    left = [rank for rank in range(world.size) if rank not in excluded]
+    if world.rank in excluded:
+        return
+    made = dist.shrink_group(excluded)
+    assert made is dist.group.WORLD is not old
+    assert (dist.get_rank(), dist.get_world_size()) == (left.index(world.rank), len(left))
+    assert dist.get_pg_count() == 1, "all other groups have ended"
+    for group in (old, part) if world.rank == 0 else (old,):
+        with pytest.raises(ValueError, match="has been destroyed"):
+            dist.barrier(group)
+    assert total(world.rank) == sum(left)
+    x = np.full(1 << 16, 1.0)
+    dist.all_reduce(x)
+    assert (x == len(left)).all()
+    if len(left) > 1:
+        again = dist.shrink_group([len(left) - 1]) if dist.get_rank() < len(left) - 1 else None
+        assert again is None or total(1) == len(left) - 1
+
+
+def test_unfinished_operations_are_given_up_only_if_that_is_asked_for(world, afterwards):
+    work = dist.irecv(np.ones(1), src=world.rank, tag=7)
+    with pytest.raises(dist.DistError, match="not finished"):
+        dist.shrink_group([])
+    assert total(1) == world.size, "nothing has happened"
+    dist.shrink_group([], shrink_flags=dist.SHRINK_ABORT)
+    with pytest.raises(dist.DistError, match="given up"):
+        work.wait()
+    assert total(1) == world.size
+
+
+def test_wrong_arguments(world):
+    with pytest.raises(ValueError, match="should be within"):
+        dist.shrink_group([world.size])
+    with pytest.raises(ValueError, match=f"rank {world.rank} is to be excluded"):
+        dist.shrink_group([world.rank])
+    with pytest.raises(TypeError, match="integer"):
+        dist.shrink_group([0.5])
+    with pytest.raises(ValueError, match="new_group makes others"):
+        dist.shrink_group([], group=dist.new_group())
+    assert total(1) == world.size

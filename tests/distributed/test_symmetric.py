@@ -1,0 +1,364 @@
+"""Symmetric memory: how it is made, found, shared and given back, and its absence."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpiddp as dist
+from mpiddp.algorithms import two_shot
+from mpiddp.distributed.groups import default_group
+from mpiddp.mpi import requests
+from mpiddp.mpi.reduction import ReduceOp
+from mpiddp.shm import segment
+from mpiddp.shm.segment import NOWHERE, find
+
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
+
+Array = Any
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    gc.collect()
+    before = len(segment._by_number)
+    yield
+    gc.collect()
+    end = time.monotonic() + 1
+    while len(segment._by_number) != before and time.monotonic() < end:
+        time.sleep(0.01)  # seen once; supposed, not shown: another thread still looks at the test's frame
+        gc.collect()
+    assert len(segment._by_number) == before, "a segment outlived its arrays"
+    assert not files_that_stay(), "a file was left"
+
+
+def files_that_stay() -> set[Path]:
+    """Return files that are still there 10 s later: other jobs' have names for a moment, too."""
+    found, end = set(segment.FILES.glob("mpiddp-*")), time.monotonic() + 10
+    while found and time.monotonic() < end:
+        time.sleep(0.01)
+        found &= set(segment.FILES.glob("mpiddp-*"))
+    return found
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def resident_kib() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1])
+
+
+def several(world: Any) -> None:
+    if world.size == 1:
+        pytest.skip("one rank shares nothing")
+
+
+@pytest.mark.parametrize("shape", [(), 0, 1, (3, 0, 2), (7, 11), 100_003, np.prod([3, 4]), np.array([2, 3])])
+@pytest.mark.parametrize("dtype", ["float32", "complex128", "bool"])
+def test_shape_and_dtype(world: Any, shape: Any, dtype: str) -> None:
+    x = dist.symmetric_empty(shape, dtype)
+    assert x.shape == np.empty(shape).shape and x.dtype == dtype
+    assert x.flags.c_contiguous and x.flags.writeable
+    x[...] = 1
+    assert (x == 1).all()
+
+
+def test_default_dtype_is_float32(world: Any) -> None:
+    assert dist.symmetric_empty(3).dtype == np.float32
+
+
+def test_every_rank_sees_every_region(world: Any) -> None:
+    several(world)
+    x = dist.symmetric_empty((5, 3), "int64")
+    x[...] = world.rank
+    place = find(x)
+    shared = segment.segment(place.segment)
+    dist.barrier()
+    for rank in range(world.size):
+        assert (shared.view(rank, place.offset, 15, x.dtype) == rank).all()
+    dist.barrier()
+    shared.view((world.rank + 1) % world.size, place.offset, 15, x.dtype)[...] = 100 + world.rank
+    dist.barrier()
+    assert (x == 100 + (world.rank - 1) % world.size).all()
+
+
+def test_views_are_found_and_others_are_not(world: Any) -> None:
+    several(world)
+    x, other = dist.symmetric_empty(64), dist.symmetric_empty(64)
+    first = find(x)
+    assert first.offset == 0 and first != NOWHERE
+    assert find(x[5:]) == first._replace(offset=20)
+    assert find(x.reshape(8, 8)[2:][1:]) == first._replace(offset=96)
+    assert find(x.view(np.uint8)[3:].view(np.int8)) == first._replace(offset=3)
+    assert find(np.frombuffer(memoryview(x[1:]), np.float32)) == first._replace(offset=4)
+    assert find(other).segment != first.segment
+    assert find(np.from_dlpack(x[2:])) == first._replace(offset=8), "a view that does not name its mapping"
+    assert find(np.from_dlpack(np.empty(64))) == NOWHERE
+    for ordinary in (np.empty(64), np.empty(64)[3:], x.copy(), np.frombuffer(bytearray(64), np.uint8), np.empty(0)[:0]):
+        assert find(ordinary) == NOWHERE
+
+
+def test_memory_lives_as_long_as_any_view(world: Any) -> None:
+    several(world)
+    x = dist.symmetric_empty(1000)
+    x[...] = 7
+    view = x.reshape(10, 100)[3:]
+    number = find(x).segment
+    del x
+    gc.collect()
+    assert find(view).segment == number and (view == 7).all()
+    dist.all_reduce(view)
+    assert (view == 7 * world.size).all()
+    del view
+    with pytest.raises(KeyError):
+        segment.segment(number)
+
+
+@pytest.mark.ranks(2)
+def test_memory_of_a_wait_that_the_watchdog_has_seen_is_gone_with_it(world: Any) -> None:
+    several(world)
+    group = dist.new_group()
+    for submit in (lambda x: dist.all_reduce(x, group=group), lambda x: dist.recv(x, 0, group)):
+        x = dist.symmetric_empty(1000)
+        x[...] = 1
+        number = find(x).segment
+        if world.rank == 0:
+            time.sleep(0.7)  # the others are seen waiting
+        if world.rank == 0 and submit.__code__.co_names[1] == "recv":
+            for peer in range(1, world.size):
+                dist.send(x, peer, group)
+        else:
+            submit(x)
+        del x
+        with pytest.raises(KeyError):
+            segment.segment(number)
+    dist.destroy_process_group(group)
+
+
+def test_freeing_is_local(world: Any) -> None:
+    x = dist.symmetric_empty(100_000)
+    x[...] = 1
+    if world.rank == 0:  # the others do not notice
+        x = np.ones(100_000, np.float32)
+    dist.all_reduce(x)
+    assert (x == world.size).all()
+
+
+@pytest.mark.parametrize("offset_of_rank", [lambda rank: 0, lambda rank: 16 * rank, lambda rank: 3 * rank])
+def test_all_reduce_of_views_at_any_offset(world: Any, offset_of_rank: Any) -> None:
+    pool = dist.symmetric_empty(200_000)
+    pool[...] = -1
+    start = offset_of_rank(world.rank)
+    x = pool[start : start + 150_001]
+    x[...] = world.rank
+    dist.all_reduce(x)
+    assert (x == sum(range(world.size))).all()
+    assert (pool[:start] == -1).all() and (pool[start + 150_001 :] == -1).all()
+
+
+def test_arrays_of_different_segments_give_the_right_sum(world: Any) -> None:
+    first, second = dist.symmetric_empty(100_000), dist.symmetric_empty(100_000)
+    x = (first, second)[world.rank % 2]
+    x[...] = 1 + world.rank
+    dist.all_reduce(x)
+    assert (x == sum(range(1, world.size + 1))).all()
+
+
+def test_an_array_of_all_ranks_serves_a_group_of_some(world: Any) -> None:
+    x = dist.symmetric_empty(100_000)
+    x[...] = world.rank
+    odd = [rank for rank in range(world.size) if rank % 2]
+    some = dist.new_group(odd or [0])
+    if world.rank in (odd or [0]):
+        dist.all_reduce(x, group=some)
+        assert (x == sum(odd)).all()
+        dist.destroy_process_group(some)
+    else:
+        assert (x == world.rank).all()
+
+
+def test_every_collective_on_symmetric_arrays(world: Any) -> None:
+    count, size = 200_000, world.size
+    x = dist.symmetric_empty((size, count))
+    for async_op in (False, True):
+
+        def done(submitted: Any) -> None:
+            if submitted is not None:
+                submitted.wait()
+
+        x[...] = world.rank
+        done(dist.all_reduce(x, ReduceOp.AVG, async_op=async_op))
+        assert (x == (size - 1) / 2).all()
+        x[...] = world.rank
+        done(dist.broadcast(x, size - 1, async_op=async_op))
+        assert (x == size - 1).all()
+        x[...] = world.rank + 1
+        done(dist.reduce(x, size - 1, async_op=async_op))
+        assert (x == (sum(range(1, size + 1)) if world.rank == size - 1 else world.rank + 1)).all()
+        x[...] = np.arange(size)[:, None] + world.rank
+        output = np.empty(count, np.float32)
+        done(dist.reduce_scatter_single(output, x, async_op=async_op))
+        assert (output == size * world.rank + sum(range(size))).all()
+        x[0] = world.rank
+        gathered = np.empty((size, count), np.float32)
+        done(dist.all_gather_single(gathered, x[0], async_op=async_op))
+        assert (gathered == np.arange(size)[:, None]).all()
+
+
+def test_sizes_that_differ_are_an_error_on_every_rank(world: Any) -> None:
+    several(world)
+    with pytest.raises(
+        dist.MismatchError, match=r"rank 0 calls symmetric_empty.* of 400 .*rank \d calls symmetric_empty.* of 800 "
+    ):
+        dist.symmetric_empty(100 if world.rank == 0 else 200)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "error"),
+    [((-1,), "f4", ValueError), (3, object, TypeError), (1 << 62, "f4", ValueError), (1 << 60, "f8", ValueError)],
+)
+def test_nonsense_is_refused(world: Any, shape: Any, dtype: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="symmetric_empty"):
+        dist.symmetric_empty(shape, dtype)
+
+
+def test_memory_of_a_gpu_is_not_shared(world: Any) -> None:
+    with pytest.raises(ValueError, match=r"got 'cuda'; take cupy\.empty"):
+        dist.symmetric_empty(3, device="cuda")
+
+
+def refuse(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("where", ["every rank", "one rank"])
+def test_without_memory_arrays_are_ordinary_and_one_rank_says_so(
+    world: Any, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several(world)
+    if where == "every rank" or world.rank == world.size - 1:
+        monkeypatch.setattr(segment, "_populate", refuse)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        x = dist.symmetric_empty(100_000)
+    assert find(x) == NOWHERE and len(told) == (world.rank == 0)
+    if told:
+        assert "memfd: No space left on device; /dev/shm: No space left on device" in str(told[0].message)
+    x[...] = world.rank
+    dist.all_reduce(x)
+    assert (x == sum(range(world.size))).all()
+
+
+def test_a_limit_on_file_sizes_is_no_end(world: Any) -> None:
+    several(world)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    dist.barrier()
+    if world.rank == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            x = dist.symmetric_empty(1 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert find(x) == NOWHERE
+    assert find(dist.symmetric_empty(1 << 20)) != NOWHERE, "the next one is shared again"
+
+
+def test_files_in_shm_where_there_is_no_memfd(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    several(world)
+    monkeypatch.delattr(os, "memfd_create")
+    x = dist.symmetric_empty(100_000)
+    assert find(x) != NOWHERE
+    assert not files_that_stay(), "it is unlinked when all have opened it"
+    x[...] = 1
+    dist.all_reduce(x)
+    assert (x == world.size).all()
+
+
+def test_one_rank_that_cannot_open_makes_all_take_the_second_way(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    several(world)
+    if world.rank == 1:
+        files = (segment._FILES[0]._replace(path=refuse), segment._FILES[1])
+        monkeypatch.setattr(segment, "_FILES", files)
+    x = dist.symmetric_empty(100_000)
+    numbers = default_group().comm.allgather(find(x).segment)
+    assert find(x) != NOWHERE and len(set(numbers)) == 1
+
+
+def test_another_process_under_the_same_number_is_not_taken_for_the_maker(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several(world)
+    pid = os.getpid()
+    if world.rank == 0:  # as if the ranks counted processes differently: rank 1 finds a file of its own there
+        pid = default_group().comm.recv(source=1)
+        monkeypatch.setattr(os, "getpid", lambda: pid)
+    elif world.rank == 1:
+        default_group().comm.send(pid, 0)
+    x = dist.symmetric_empty(100_000)
+    x[...] = 1
+    dist.all_reduce(x)
+    assert (x == world.size).all()
+
+
+def test_ordinary_arrays_where_the_scratch_cannot_be_made(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    several(world)
+    group = dist.new_group()
+    monkeypatch.setattr(segment, "_populate", refuse)
+    for dtype in ("float32", "float16"):
+        x = np.full(200_000, 1, dtype)
+        submitted = [dist.all_reduce(x, group=group, async_op=True) for _ in range(2)]
+        for each in submitted:
+            each.wait()
+        assert (x == world.size**2).all()
+        steps = two_shot.broadcast(group.link, x, 0)
+        requests.drive(steps)
+    output = np.empty((world.size, 100_000), np.float32)
+    dist.all_gather_single(output, np.full(100_000, world.rank, np.float32), group=group)
+    assert (output == np.arange(world.size)[:, None]).all()
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.ranks(2)
+def test_making_and_freeing_does_not_grow(world: Any) -> None:
+    def cycles(number: int) -> None:
+        for _ in range(number):
+            x = dist.symmetric_empty(5000)
+            x[0] = 1
+            del x
+
+    cycles(50)
+    files, kib = open_files(), resident_kib()
+    cycles(450)
+    assert open_files() == files
+    assert resident_kib() < kib + 2048
+
+
+@pytest.mark.ranks(3)
+def test_groups_give_their_scratch_back(world: Any) -> None:
+    x = np.ones(100_000, np.float32)
+
+    def cycle() -> None:
+        group = dist.new_group()
+        dist.all_reduce(x, group=group)
+        dist.destroy_process_group(group)
+
+    for _ in range(10):
+        cycle()
+    files, kib = open_files(), resident_kib()
+    for _ in range(60):
+        cycle()
+    assert open_files() <= files
+    assert resident_kib() < kib + 4096

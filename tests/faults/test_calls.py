@@ -1,0 +1,391 @@
+"""Ranks that disagree about a call: an error that names both sides, whatever the operation and its size.
+
+A blocking call whose mismatch is found elsewhere ends the job: see ``tests/launch/test_disagreement.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import numpy as np
+import pytest
+from harness.inputs import Op
+from harness.pretend import pretended_nodes
+
+import mpiddp as dist
+from mpiddp.algorithms import native
+from mpiddp.faults.calls import Calls
+from mpiddp.mpi import lazy, requests
+from mpiddp.shm import segment
+from mpiddp.shm.eager import EagerBuffers
+
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
+
+LARGE = 1 << 20
+
+
+def ones(count=4, dtype=np.float32):
+    return np.ones(count, dtype)
+
+
+def blocks(size, count=4, dtype=np.float32):
+    return [ones(count, dtype) for _ in range(size)]
+
+
+def gathered(group, count, dtype=np.float32):
+    x = ones(count, dtype)
+    return dist.all_gather_single(np.empty(count * group.size(), dtype), x, group, async_op=True)
+
+
+def scattered(group, count, dtype=np.float32, op=Op.SUM):
+    x = ones(count * group.size(), dtype)
+    return dist.reduce_scatter_single(ones(count, dtype), x, op, group, async_op=True)
+
+
+def reduced(group, count=4, dtype=np.float32, op=Op.SUM):
+    return dist.all_reduce(ones(count, dtype), op, group, async_op=True)
+
+
+def coalesced(group, *counts):
+    return dist.all_reduce_coalesced([ones(count) for count in counts], group=group, async_op=True)
+
+
+# Most ranks' call, the last one's, and the error's text on both.
+CALLS = {
+    "count": (lambda g: reduced(g), lambda g: reduced(g, 5), "all_reduce #1 of 4 float32", "of 5 float32"),
+    "one of a thousand": (lambda g: reduced(g, 1000), lambda g: reduced(g, 1001), "of 1000 ", "of 1001 "),
+    "dtype of equal size": (
+        lambda g: reduced(g, dtype=np.int32),
+        lambda g: reduced(g),
+        "4 int32 elements",
+        "4 float32 elements",
+    ),
+    "dtype of equal bytes": (
+        lambda g: reduced(g, 8),
+        lambda g: reduced(g, 4, np.float64),
+        "8 float32 elements",
+        "4 float64 elements",
+    ),
+    "reduction": (lambda g: reduced(g), lambda g: reduced(g, op=Op.AVG), "with SUM", "with AVG"),
+    "reduction that MPI has not": (lambda g: reduced(g), lambda g: reduced(g, op=Op.MAX), "with SUM", "with MAX"),
+    "operation": (lambda g: reduced(g), lambda g: dist.barrier(g, True), "all_reduce #1", "barrier #1"),
+    "native and not": (lambda g: reduced(g), lambda g: reduced(g, LARGE), "of 4 ", "of 1048576 "),
+    "not native and native": (lambda g: reduced(g, LARGE), lambda g: reduced(g), "of 1048576 ", "of 4 "),
+    "operation, large": (
+        lambda g: reduced(g, LARGE),
+        lambda g: dist.barrier(g, True),
+        "all_reduce #1 of 1048576",
+        "barrier #1",
+    ),
+    "all_gather_single": (lambda g: gathered(g, 3), lambda g: gathered(g, 4), "of 3 ", "of 4 "),
+    "reduce_scatter_single": (lambda g: scattered(g, 3), lambda g: scattered(g, 4), "of (6|9|12) ", "of (8|12|16) "),
+    "all_gather": (
+        lambda g: dist.all_gather(blocks(g.size()), ones(), g, True),
+        lambda g: dist.all_gather(blocks(g.size(), dtype=float), ones(dtype=float), g, True),
+        "all_gather #1 of (8|12|16) float32",
+        "all_gather #1 of (8|12|16) float64",
+    ),
+    "all_gather of lists": (
+        lambda g: dist.all_gather([ones(3), *blocks(g.size() - 1)], ones(4 - (g.rank() == 0)), g, True),
+        lambda g: dist.all_gather([*blocks(g.size() - 1), ones(3)], ones(3), g, True),
+        "all_gather #1 of (7|11|15) float32 elements",
+        r"all_gather #1 of (7|11|15) float32 elements \(the sizes or the kinds of dtypes",
+    ),
+    "all_to_all": (
+        lambda g: dist.all_to_all(blocks(g.size()), blocks(g.size()), g, True),
+        lambda g: dist.all_to_all(blocks(g.size(), dtype=float), blocks(g.size(), dtype=float), g, True),
+        "all_to_all #1 of float32",
+        "all_to_all #1 of float64",
+    ),
+    "coalesced": (
+        lambda g: coalesced(g, 3, 5),
+        lambda g: coalesced(g, 5, 3),
+        "all_reduce_coalesced #1 of 8 float32",
+        r"all_reduce_coalesced #1 of 8 float32 elements with SUM \(the sizes or the kinds of dtypes",
+    ),
+}
+
+
+@pytest.mark.parametrize("late", ["the odd one", "the others", "nobody"])
+@pytest.mark.parametrize("name", CALLS)
+def test_all_ranks_hear_of_it(world, name, late):
+    if world.size == 1:
+        pytest.skip("one rank agrees")
+    submit, other, first, second = CALLS[name]
+    group = dist.new_group()
+    odd = world.rank == world.size - 1
+    if late != "nobody" and (late == "the odd one") == odd:
+        dist.recv(np.empty(1), 0 if odd else world.size - 1)
+    with pytest.raises(dist.MismatchError, match=f"(?s)disagree: rank . calls .*({first}).*rank . calls .*({second})"):
+        if late == "the odd one" and world.rank == 0:
+            submitted = submit(group)
+            dist.send(ones(1, float), world.size - 1)
+        elif late == "the others" and odd:
+            submitted = other(group)
+            for rank in range(world.size - 1):
+                dist.send(ones(1, float), rank)
+        else:
+            submitted = (other if odd else submit)(group)
+        submitted.wait()
+    with pytest.raises(dist.MismatchError, match="cannot be used any more"):
+        dist.all_reduce(ones(), group=group)
+    dist.destroy_process_group(group)
+    x = ones()
+    dist.all_reduce(x)
+    assert (x == world.size).all()
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_error_of_mpi_waits_for_the_call_that_has_caused_it(world, monkeypatch, async_op):
+    if world.size == 1:
+        pytest.skip("one rank agrees")
+    group = dist.new_group()
+
+    def truncated(*_):
+        raise lazy.MPI.Exception(lazy.MPI.ERR_TRUNCATE)
+        yield
+
+    if world.rank == 0:
+        monkeypatch.setattr(native, "gather", truncated)
+        with pytest.raises(dist.MismatchError, match=r"rank 0 calls gather #1 of .*, rank . calls barrier #1"):
+            work = dist.gather(ones(), blocks(world.size), 0, group, async_op)
+            work.wait()
+    else:
+        time.sleep(0.3)
+        with pytest.raises(dist.MismatchError, match=r"rank 0 calls gather #1 of .*, rank . calls barrier #1"):
+            dist.barrier(group, async_op=True).wait()
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
+OTHER_DTYPES = {
+    "text": ("S4", "S8"),
+    "text of equal bytes": ("S8", "U2"),
+    "times": ("M8[s]", "M8[ms]"),
+    "records": ([("a", "f4"), ("b", "f4")], [("a", "f8")]),
+}
+MOVING = {
+    "broadcast": lambda x, g: dist.broadcast(x, 0, g, True),
+    "broadcast, native": lambda x, g: dist.broadcast(x, 0, g, True, algorithm="native"),
+    "all_gather_single": lambda x, g: dist.all_gather_single(np.empty(x.size * g.size(), x.dtype), x, g, True),
+    "all_gather": lambda x, g: dist.all_gather([np.empty_like(x) for _ in range(g.size())], x, g, True),
+    "all_to_all": lambda x, g: dist.all_to_all([np.empty_like(x) for _ in range(g.size())], [x] * g.size(), g, True),
+    "coalesced": lambda x, g: dist.all_gather_coalesced(
+        [[x.copy(), x.copy()] for _ in range(g.size())], [x, x], g, True
+    ),
+}
+
+
+@pytest.mark.parametrize("kinds", OTHER_DTYPES)
+@pytest.mark.parametrize("count", [5, LARGE // 8])
+@pytest.mark.parametrize("name", MOVING)
+def test_dtypes_without_a_code_are_told_apart(world, name, count, kinds):
+    if world.size == 1:
+        pytest.skip("one rank agrees")
+    group = dist.new_group()
+    odd = world.rank == world.size - 1
+    x = np.zeros(count, OTHER_DTYPES[kinds][odd])
+    other = "another dtype"
+    differ = "the kinds of dtypes in their lists or trees differ"
+    heard = pytest.raises(dist.MismatchError, match=f"(?s)rank . calls .*{other}.*rank . calls .*{other}.*{differ}")
+    with heard:
+        MOVING[name](x, group).wait()
+        dist.destroy_process_group(group)  # the root of a short broadcast waits for no rank
+    dist.barrier()
+    end(group)
+
+
+def end(group):
+    """Destroy a group, unless it has ended with an error."""
+    if not group.link.closed:
+        dist.destroy_process_group(group)
+
+
+ROOTED = {
+    "root": (
+        lambda g: dist.broadcast(ones(), 0, g, True),
+        lambda g: dist.broadcast(ones(), 1, g, True),
+        "k 0 as",
+        "k 1 as",
+    ),
+    "broadcast": (
+        lambda g: dist.broadcast(ones(), 0, g, True),
+        lambda g: dist.broadcast(ones(5), 0, g, True),
+        "4",
+        "5",
+    ),
+    "reduce": (
+        lambda g: dist.reduce(ones(), 0, group=g, async_op=True),
+        lambda g: dist.reduce(ones(), 0, Op.AVG, g, True),
+        "reduce #1 .* with SUM and group rank 0",
+        "reduce #1 .* with AVG and group rank 0",
+    ),
+    "root, in MPI": (
+        lambda g: dist.gather(ones(), blocks(g.size()) if g.rank() == 0 else None, 0, g, True),
+        lambda g: dist.gather(ones(), blocks(g.size()) if g.rank() == 1 else None, 1, g, True),
+        "gather #1 .*k 0 as",
+        "gather #1 .*k 1 as",
+    ),
+    "gather and scatter": (
+        lambda g: dist.gather(ones(), blocks(g.size()) if g.rank() == 0 else None, 0, g, True),
+        lambda g: dist.scatter(ones(), None, 0, g, True),
+        "gather #1",
+        "scatter #1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROOTED)
+def test_every_rank_hears_of_it_at_the_end_where_not_all_wait(world, name):
+    if world.size == 1:
+        pytest.skip("one rank agrees")
+    submit, other, first, second = ROOTED[name]
+    group = dist.new_group()
+    with pytest.raises(dist.MismatchError, match=f"(?s)disagree: rank . calls .*{first}.*rank . calls .*{second}"):
+        (other if world.rank == world.size - 1 else submit)(group).wait(5)
+        dist.destroy_process_group(group)
+    dist.barrier()
+    end(group)
+
+
+def test_every_rank_hears_of_other_roots_when_the_group_ends(world):
+    """Each is its own root, and waits for nobody."""
+    if world.size == 1:
+        pytest.skip("one rank agrees")
+    group = dist.new_group()
+    if group.link.find(EagerBuffers) is None:
+        dist.destroy_process_group(group)
+        pytest.skip("a call that waits inside of MPI ends the job")
+    with pytest.raises(dist.MismatchError, match=r"calls broadcast #1 .*rank . as root.*calls broadcast #1 .*as root"):
+        dist.broadcast(ones(), group_src=world.rank, group=group)
+        dist.destroy_process_group(group)
+    dist.barrier()
+    end(group)
+
+
+@pytest.mark.parametrize("sizes", [(3, 4), (4, 3), (0, 4), (4, 0), (5, 70_000), (70_000, 5)])
+def test_blocks_of_another_size_than_expected(world, sizes):
+    """MPI may crash in a receive that is too short, and says nothing of one that is too long."""
+    if world.size == 1:
+        pytest.skip("one rank expects what it sends")
+    sent, expected = sizes
+    last = world.size - 1
+    many = blocks(world.size)
+    for async_op in (False, True):
+        text = f"gather: rank {last} sends {4 * sent} bytes to rank 0, which expects {4 * expected}"
+        with pytest.raises(dist.MismatchError, match=text) if world.rank == 0 else contextlib.nullcontext():
+            outputs = [*many[:-1], ones(expected)] if world.rank == 0 else None
+            done(dist.gather(ones(sent if world.rank == last else 4), outputs, 0, async_op=async_op))
+        text = f"rank 0 sends {4 * sent} bytes to rank {last}, which expects {4 * expected}"
+        with pytest.raises(dist.MismatchError, match=text) if world.rank == last else contextlib.nullcontext():
+            inputs = [*many[:-1], ones(sent)] if world.rank == 0 else None
+            done(dist.scatter(ones(expected if world.rank == last else 4), inputs, 0, async_op=async_op))
+        with pytest.raises(dist.MismatchError, match=text) if world.rank == last else contextlib.nullcontext():
+            outputs = [ones(expected if world.rank == last else 4), *many[1:]]
+            inputs = [*many[:-1], ones(sent if world.rank == 0 else 4)]
+            done(dist.all_to_all(outputs, inputs, async_op=async_op))
+    x = ones()
+    dist.all_reduce(x)  # and the group goes on
+    assert (x == world.size).all()
+
+
+def done(submitted):
+    if submitted is not None:
+        submitted.wait()
+
+
+def test_what_may_differ(world):
+    """The factor, the shapes of gathered arrays, the layout in memory."""
+    x = ones()
+    dist.all_reduce(x, Op.PREMUL_SUM(float(world.rank)))
+    dist.all_reduce(x.reshape(2, 2) if world.rank else x)
+    outputs = [ones(rank) for rank in range(world.size)]
+    dist.all_gather(outputs, ones(world.rank))
+    dist.gather(ones(world.rank), outputs if world.rank == 0 else None)
+    dist.scatter(ones(world.rank), outputs if world.rank == 0 else None)
+    dist.all_to_all([ones(world.rank) for _ in outputs], outputs)
+    pool = dist.symmetric_empty(LARGE)
+    dist.all_reduce(pool if world.rank else ones(LARGE))
+    dist.broadcast_object_list([world.rank] * 3, 0)
+
+
+def test_many_in_flight_in_several_groups(world):
+    """More than the ranks keep calls, waited for in another order on every rank."""
+    groups = [None, dist.new_group(), dist.new_group(list(reversed(range(world.size))), sort_ranks=False)]
+    arrays, works = [], []
+    for number in range(300):
+        x = np.full(1 + number % 7, float(number))
+        works.append(dist.all_reduce(x, group=groups[number % 3], async_op=True))
+        arrays.append(x)
+    for index in np.random.default_rng(world.rank).permutation(len(works)):
+        works[index].wait()
+    assert all((x == number * world.size).all() for number, x in enumerate(arrays))
+    for group in groups[1:]:
+        dist.destroy_process_group(group)
+
+
+def test_agreement_of_the_algorithm_leaves_the_group_usable(world):
+    if world.size == 1:
+        pytest.skip("one rank agrees")
+    group = dist.new_group()
+    with pytest.raises(dist.MismatchError, match=r"rank 0 calls .*1048576 .*calls .*1048577 "):
+        dist.all_reduce(ones(LARGE + (world.rank == world.size - 1)), group=group)
+    if group.link.one_node:
+        x = ones()
+        dist.all_reduce(x, group=group)
+        assert (x == world.size).all()
+    dist.destroy_process_group(group)
+
+
+def _refuse(*_):
+    raise OSError(28, "No space left on device")
+
+
+def test_without_shared_memory_a_node_does_not_compare(world, monkeypatch):
+    monkeypatch.setattr(segment, "_populate", _refuse)
+    group = dist.new_group()
+    monkeypatch.undo()
+    assert group.link.find(EagerBuffers) is None
+    x = ones()
+    dist.all_reduce(x, group=group)
+    dist.all_reduce(x, group=group, async_op=True).wait()
+    assert (x == world.size**2).all()
+    dist.destroy_process_group(group)
+
+
+def test_without_shared_memory_nodes_compare(world, monkeypatch):
+    if world.size < 3:
+        pytest.skip("no two ranks share a node")
+    monkeypatch.setattr(segment, "_populate", _refuse)
+    with pretended_nodes([rank % 2 for rank in range(world.size)]):
+        monkeypatch.undo()
+        if world.rank == 1:
+            dist.gather(ones(), dst=0)
+        with pytest.raises(dist.MismatchError, match=r"rank 0 calls all_reduce #1 .*rank 1 calls gather #1"):
+            dist.all_reduce(ones())
+        if world.rank != 1:  # no message is left behind
+            dist.gather(ones(), blocks(world.size) if world.rank == 0 else None, dst=0)
+
+
+def test_an_operation_that_finds_it_out_at_its_end_ends_once(world, monkeypatch):
+    """And those that follow it in the queue end with its error."""
+    if world.size == 1:
+        pytest.skip("one rank agrees")
+    group = dist.new_group()
+    monkeypatch.setattr(Calls, "publish", lambda *_: False)  # as if no other rank had come
+    works = [dist.barrier(group, async_op=True) for _ in range(3)]
+    monkeypatch.setattr(Calls, "verify", refuse)  # as if another one had published something else by now
+    before = requests.pending
+    for each in works:
+        with contextlib.suppress(dist.MismatchError):
+            each.wait()
+    assert requests.pending == before - 3
+    assert not len(group.link.queue)
+    monkeypatch.undo()
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
+def refuse(*_):
+    raise dist.MismatchError("pretended")

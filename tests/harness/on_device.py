@@ -1,0 +1,67 @@
+"""CuPy arrays in tests: the fake device for a module, MPI that takes its addresses, expected reductions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpiddp as dist
+from harness.faking import fake_gpu
+from harness.inputs import reduced, thinned
+from mpiddp.algorithms.gpu import ring as device_ring
+from mpiddp.algorithms.gpu import staged_ring
+from mpiddp.algorithms.gpu import table as device_table
+from mpiddp.mpi import p2p_device
+from mpiddp.mpi.cuda_aware import DevicePointers
+
+
+def renew() -> None:
+    """Make the default group anew: then the ranks agree on what MPI can do."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cupy() -> Iterator[Any]:
+    """Put the fake device in the place of CuPy, and let arrays of a few KB be long ones."""
+    with pytest.MonkeyPatch.context() as patch, fake_gpu() as fake, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "ranks .* share one GPU")
+        patch.setattr(staged_ring, "PART_BYTES", 1 << 10)
+        patch.setattr(device_ring, "PART_BYTES", 1 << 11)
+        patch.setattr(device_table, "SHORT_BYTES", 256)
+        renew()
+        yield fake
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def by_address(monkeypatch: pytest.MonkeyPatch) -> Iterator[DevicePointers]:
+    """Let MPI take addresses of the device, which are the host's."""
+    monkeypatch.setenv("MPIDDP_CUDA_AWARE", "1")
+    renew()
+    assert device_table.addresses.point_to_point.yes and p2p_device.by_address
+    yield device_table.addresses
+    monkeypatch.undo()
+    renew()
+    assert not p2p_device.by_address
+
+
+def sizes(world: Any, dtype: np.dtype[Any]) -> Sequence[int]:
+    return thinned(world, dtype, (0, 1, max(world.size - 1, 1), world.size + 1, 127, 5011), 127)
+
+
+def own_op(op: dist.ReduceOp, rank: int) -> dist.ReduceOp:
+    return op if op.factor is None else dist.ReduceOp.PREMUL_SUM(0.5 * (rank + 1))
+
+
+def expected(op: dist.ReduceOp, xs: list[np.ndarray]) -> np.ndarray:
+    """Return the reduction with a factor of each rank's own."""
+    if op.factor is None:
+        return reduced(op, xs)
+    wide = [x.astype(np.clongdouble if x.dtype.kind == "c" else np.longdouble) for x in xs]
+    return sum(0.5 * (rank + 1) * x for rank, x in enumerate(wide)).astype(xs[0].dtype)  # type: ignore[union-attr]

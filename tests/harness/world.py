@@ -1,0 +1,64 @@
+"""The pytest plugin of the ranks that gives each test its process group, and the fixture `world`."""
+
+from __future__ import annotations
+
+import gc
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import mpiddp as dist
+from mpiddp.mpi import requests
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of the test, and random numbers that are the same on all of them."""
+
+    rank: int
+    size: int
+    rng: np.random.Generator
+    long: bool
+    """The long tier runs."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_was_there_stays() -> None:
+    """Let a test's ``gc.collect()`` look at its module's objects only: with all tests and torch it takes half a second.
+
+    What is garbage by now is collected before.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _process_group(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Give every test the process group, and check that it leaves it unchanged."""
+    ranks = request.config.pluginmanager.get_plugin("ranks")
+    if ranks.last_failed and dist.is_initialized():
+        # Pending messages of a failed test must not reach the next one.
+        dist.destroy_process_group()
+        ranks.use_up_communicator_ids()
+    if not dist.is_initialized():
+        dist.init_process_group()
+    yield
+    left = requests.pending
+    end = time.monotonic() + 0.5
+    while not requests.finished() and time.monotonic() < end:
+        time.sleep(0.001)
+    if requests.pending:
+        ranks.unusable = f"it left {requests.pending} operations that do not finish"
+    assert left == 0, f"the test left {left} operations unfinished: wait for each Work"
+    assert dist.is_initialized(), "the test destroyed the process group and did not initialise it again"
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest) -> World:
+    """Return rank, size, and ``rng``, seeded by the test's name."""
+    rng = np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
+    return World(dist.get_rank(), dist.get_world_size(), rng, request.config.option.long)

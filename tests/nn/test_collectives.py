@@ -1,0 +1,365 @@
+"""Collectives with gradients: against central differences over all ranks, in groups, and on ranks that differ."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mpiddp as dist
+from mpiddp import nn
+from mpiddp.autograd import Tensor, no_grad
+
+pytestmark = pytest.mark.mpi
+
+F = nn.functional
+OPS = [dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM(0.3)]
+SHAPES = [(), (3,), (2, 3), (0, 2)]
+
+
+def gradcheck_over_ranks(fn, inputs, eps=1e-6):
+    """Compare gradients with central differences of the sum, over ranks, of the outputs with random weights.
+
+    ``fn`` takes this rank's inputs, float64 leaves, and returns its outputs. Each rank's inputs are moved in turn, in a
+    random direction, while all ranks call ``fn``.
+    """
+    outputs = fn(*inputs)
+    rng = np.random.default_rng(dist.get_rank())
+    weights = [rng.uniform(0.5, 1.5, output.shape) for output in outputs]
+    directions = [rng.standard_normal(x.shape) for x in inputs]
+    sum((output * w).sum() for output, w in zip(outputs, weights, strict=True)).backward()
+    assert all(x.grad.shape == x.shape for x in inputs)
+
+    def moved(steps):
+        for x, direction in zip(inputs, directions, strict=True):
+            x.data += steps * eps * direction
+
+    def total():
+        with no_grad():
+            found = np.array([sum(float((y.data * w).sum()) for y, w in zip(fn(*inputs), weights, strict=True))])
+        dist.all_reduce(found)
+        return found[0]
+
+    for rank in range(dist.get_world_size()):
+        mine = rank == dist.get_rank()
+        moved(mine)
+        above = total()
+        moved(-2 * mine)
+        below = total()
+        moved(mine)
+        if mine:
+            found = sum((x.grad * direction).sum() for x, direction in zip(inputs, directions, strict=True))
+            assert found == pytest.approx((above - below) / (2 * eps), rel=1e-5, abs=1e-7)
+
+
+def leaves(world, *shapes, requires_grad=True):
+    rng = np.random.default_rng(100 + world.rank)
+    return [Tensor(rng.standard_normal(shape), requires_grad=requires_grad) for shape in shapes]
+
+
+def square(x):
+    """Something between leaf and collective, whose output has another layout."""
+    return (x * x).T if x.ndim > 1 else x * x
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_all_reduce(world, op, shape):
+    gradcheck_over_ranks(lambda x: [F.all_reduce(square(x), op)], leaves(world, shape))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_all_gather(world, shape):
+    gradcheck_over_ranks(lambda x: F.all_gather(square(x)), leaves(world, shape))
+
+
+def test_all_gather_of_which_parts_are_used(world):
+    gradcheck_over_ranks(lambda x: [F.all_gather(square(x))[(world.rank + 1) % world.size]], leaves(world, (2, 3)))
+
+    def twice(x):
+        parts = F.all_gather(x)
+        return [parts[0] * parts[-1], parts[0].sum() * parts[0]]
+
+    gradcheck_over_ranks(twice, leaves(world, (3,)))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_reduce_scatter(world, op, shape):
+    def fn(*xs):
+        return [F.reduce_scatter(np.empty(shape[::-1]), [square(x) for x in xs], op)]
+
+    gradcheck_over_ranks(fn, leaves(world, *[shape] * world.size))
+
+
+def test_all_to_all(world):
+    """Shapes differ from pair to pair, some of them empty."""
+    shapes = [[(source + 2 * target) % 3, 2] for source in range(world.size) for target in range(world.size)]
+    shapes = np.array(shapes).reshape(world.size, world.size, 2)
+
+    def fn(*xs):
+        outputs = [np.empty(shapes[source, world.rank]) for source in range(world.size)]
+        return F.all_to_all(outputs, [x * x for x in xs])
+
+    gradcheck_over_ranks(fn, leaves(world, *map(tuple, shapes[world.rank].tolist())))
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_all_to_all_single(world, equal):
+    counts = np.array([[1 if equal else (s + 2 * t) % 3 for t in range(world.size)] for s in range(world.size)])
+    sent, received = counts[world.rank].tolist(), counts[:, world.rank].tolist()
+
+    def fn(x):
+        splits = (None, None) if equal else (received, sent)
+        return [F.all_to_all_single(np.empty((sum(received), 2)), square(x), *splits)]
+
+    gradcheck_over_ranks(fn, leaves(world, (2, sum(sent))))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_broadcast(world, shape):
+    for src in {0, world.size - 1}:
+        (x,) = leaves(world, shape)
+        gradcheck_over_ranks(lambda x, src=src: [F.broadcast(square(x), src)], [x])
+        assert world.rank == src or not x.grad.any()
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_reduce(world, op):
+    for dst in {0, world.size - 1}:
+        gradcheck_over_ranks(lambda x, dst=dst: [F.reduce(square(x), dst, op)], leaves(world, (2, 3)))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gather(world, shape):
+    for dst in {0, world.size - 1}:
+        gradcheck_over_ranks(lambda x, dst=dst: F.gather(square(x), dst), leaves(world, shape))
+
+
+def test_scatter(world):
+    """Shapes may differ."""
+    shapes = [(rank % 3, 2) for rank in range(world.size)]
+    for src in {0, world.size - 1}:
+        gradcheck_over_ranks(lambda *xs, src=src: [F.scatter([x * x for x in xs], src)], leaves(world, *shapes))
+
+
+def test_send_and_recv(world):
+    """Around a ring: rank 0 begins."""
+
+    def fn(x):
+        after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+        if world.size == 1:
+            return [x]
+        if world.rank == 0:
+            sent = F.send(square(x), after)
+            return [sent, F.recv(np.empty((3, 2)), before, tag=world.size - 1) * 2]
+        came = F.recv(np.empty((3, 2)), before if world.rank > 1 else None, tag=world.rank - 1)
+        return [F.send(came * came + square(x), after, tag=world.rank)]
+
+    gradcheck_over_ranks(fn, leaves(world, (2, 3)))
+
+
+def test_group_in_another_order(world):
+    """Roots are global ranks, blocks those of the group's order."""
+    order = list(range(world.size))[::-1]
+    group = dist.new_group(order, sort_ranks=False)
+    for root in {order[0], order[-1]}:
+        gradcheck_over_ranks(lambda x, r=root: [F.broadcast(x * x, r, group)], leaves(world, (2,)))
+        gradcheck_over_ranks(lambda x, r=root: [F.reduce(x * x, r, group=group)], leaves(world, (2,)))
+        gradcheck_over_ranks(lambda x, r=root: F.gather(x * x, r, group), leaves(world, (2,)))
+        sizes = [(place + 1,) for place in range(world.size)]
+        gradcheck_over_ranks(lambda *xs, r=root: [F.scatter(xs, r, group)], leaves(world, *sizes))
+    gradcheck_over_ranks(lambda x: [y * (i + 1) for i, y in enumerate(F.all_gather(x, group))], leaves(world, (2,)))
+    gathered = F.all_gather(np.array([world.rank]), group)
+    assert [each.item() for each in gathered] == order
+    dist.destroy_process_group(group)
+
+
+def test_outside_of_the_group(world):
+    group = dist.new_group([0])
+    x = Tensor([1.0], requires_grad=True)
+    calls = {
+        "all_reduce": lambda: F.all_reduce(x, group=group),
+        "all_gather": lambda: F.all_gather(x, group=group),
+        "reduce_scatter": lambda: F.reduce_scatter(np.empty(1, np.float32), [x], group=group),
+        "all_to_all": lambda: F.all_to_all([np.empty(1, np.float32)], [x], group=group),
+        "all_to_all_single": lambda: F.all_to_all_single(np.empty(1, np.float32), x, group=group),
+        "broadcast": lambda: F.broadcast(x, 0, group=group),
+        "reduce": lambda: F.reduce(x, 0, group=group),
+        "gather": lambda: F.gather(x, 0, group=group),
+        "scatter": lambda: F.scatter([x], 0, group=group),
+        "send": lambda: F.send(x, 0, group=group),
+        "recv": lambda: F.recv(np.empty(1, np.float32), 0, group=group),
+    }
+    for name, call in calls.items():
+        if world.rank == 0 and name not in ("send", "recv"):
+            found = call()
+            found = found[0] if isinstance(found, tuple) else found
+            assert found.tolist() == [1] and found.requires_grad
+        elif world.rank:
+            with pytest.warns(UserWarning, match=f"Running {name} on global rank {world.rank}"):
+                assert call() is None
+    if world.rank == 0:
+        dist.destroy_process_group(group)
+
+
+def test_ranks_without_a_gradient_take_part(world):
+    """The last rank's input requires none: its data count, and the others get their gradients."""
+    last = world.rank == world.size - 1
+    x = Tensor([1.0 + world.rank, 2.0], requires_grad=not last or world.size == 1)
+    calls = [
+        lambda: F.all_reduce(x),
+        lambda: F.all_gather(x)[world.size - 1],
+        lambda: F.broadcast(x, 0),
+        lambda: F.reduce(x, 0),
+        lambda: F.gather(x, 0)[0],
+        lambda: F.scatter([x] * world.size, 0),
+        lambda: F.reduce_scatter(np.empty(2, np.float32), [x] * world.size),
+        lambda: F.all_to_all([np.empty(2, np.float32) for _ in range(world.size)], [x] * world.size)[0],
+        lambda: F.all_to_all_single(np.empty(2 * world.size, np.float32), dist.autograd.cat([x] * world.size)),
+    ]
+    for call in calls:
+        x.grad = None
+        y = call()
+        assert y.requires_grad
+        y.sum().backward()
+        assert (x.grad is not None) == x.requires_grad
+
+
+def test_nothing_is_recorded_where_nobody_needs_it(world):
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    for y in (
+        F.all_reduce(x.detach()),
+        F.all_gather(x.data)[0],
+        F.broadcast(np.ones(2), 0),
+        F.all_reduce(np.arange(3)),
+    ):
+        assert not y.requires_grad and y.grad_fn is None
+    with no_grad():
+        assert not F.all_reduce(x).requires_grad and not F.all_gather(x)[0].requires_grad
+    assert F.all_reduce(x.detach(), dist.ReduceOp.MAX).tolist() == [1, 2]
+
+
+def test_send_of_what_needs_no_gradient(world):
+    if world.size == 1:
+        pytest.skip("needs 2 ranks")
+    if world.rank == 0:
+        assert not F.send(np.ones(2), 1).requires_grad
+    elif world.rank == 1:
+        y = F.recv(np.empty(2), 0)
+        assert y.tolist() == [1, 1] and not y.requires_grad
+
+
+def test_one_rank_that_records_nothing_is_an_error_on_all(world):
+    if world.size == 1:
+        pytest.skip("needs 2 ranks")
+    x = Tensor([1.0], requires_grad=True)
+    with pytest.raises(RuntimeError, match="does not record"):
+        if world.rank == 1:
+            with no_grad():
+                F.all_reduce(x)
+        else:
+            F.all_reduce(x)
+    if world.rank == 0:
+        F.send(x, 1)
+    elif world.rank == 1:
+        with pytest.raises(RuntimeError, match="does not record"), no_grad():
+            F.recv(np.empty(1, np.float32), 0)
+
+
+def test_operations_without_a_gradient(world):
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    for op in (dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT):
+        for call in (
+            lambda op=op: F.all_reduce(x, op),
+            lambda op=op: F.reduce(x, 0, op),
+            lambda op=op: F.reduce_scatter(np.empty(2, np.float32), [x] * world.size, op),
+        ):
+            with pytest.raises(ValueError, match=f"has no gradient for ReduceOp.{op.name}"):
+                call()
+
+
+def test_wrong_arguments(world):
+    x = Tensor([1.0], requires_grad=True)
+    with pytest.raises(TypeError, match="list of tensors, got Tensor"):
+        F.scatter(x)
+    with pytest.raises(dist.ArrayError, match=f"each of the {world.size} ranks of the group, got {world.size + 1}"):
+        F.reduce_scatter(np.empty(1, np.float32), [x] * (world.size + 1))
+    with pytest.raises(dist.ArrayError, match="C-contiguous"):
+        F.reduce_scatter(np.empty((2, 3), np.float32).T, [x] * world.size)
+    with pytest.raises(TypeError, match="ReduceOp"):
+        F.all_reduce(x, "sum")
+    with pytest.raises(TypeError, match="NumPy or CuPy"):
+        F.all_reduce([1.0])
+    if world.size > 1:
+        if world.rank == 0:
+            F.send(np.ones(2), 1)
+            F.send(np.full(3, 7.0), 1)
+        elif world.rank == 1:
+            with pytest.raises(dist.ArrayError, match="rank 0 sends 2 elements"):
+                F.recv(np.empty(3), 0)
+            assert F.recv(np.empty(3), 0).tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.complex64], ids=lambda dtype: dtype.__name__)
+def test_dtypes_are_kept(world, dtype):
+    x = Tensor(np.ones(3, dtype), requires_grad=True)
+    for y in (F.all_reduce(x, dist.ReduceOp.AVG), *F.all_gather(x), F.broadcast(x, 0)):
+        assert y.dtype == dtype
+        x.grad = None
+        y.backward(np.ones(3), retain_graph=True)
+        assert x.grad.dtype == dtype
+
+
+def test_backward_twice(world):
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    parts = F.all_gather(x)
+    first, last = parts[0], parts[-1]
+    first.sum().backward(retain_graph=True)
+    (2 * last.sum()).backward(retain_graph=True)
+    expected = world.size * ((world.rank == 0) + 2 * (world.rank == world.size - 1))
+    assert x.grad.tolist() == [expected, expected]
+    y = (first + last).sum()
+    y.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        y.backward()
+
+
+def test_inputs_and_other_ranks_stay_as_they_are(world):
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    for call in (F.all_reduce, lambda x: F.broadcast(x, 0), lambda x: F.reduce(x, 0), lambda x: F.all_gather(x)[0]):
+        y = call(x)
+        y.data[...] = 9
+        assert x.tolist() == [1, 2]
+    assert F.reduce(x, 0).tolist() == ([world.size, 2 * world.size] if world.rank == 0 else [0, 0])
+    for place, each in enumerate(F.gather(x * (world.rank + 1), 0)):
+        assert each.tolist() == ([place + 1, 2 * place + 2] if world.rank == 0 else [0, 0])
+    output = np.empty(2, np.float32)
+    y = F.reduce_scatter(output, [x] * world.size)
+    assert np.shares_memory(y.data, output) and output.tolist() == [world.size, 2 * world.size]
+
+
+def test_a_layer_in_data_parallel_training(world):
+    """DistributedDataParallel averages what all_reduce has summed: the gradient of the mean loss of all ranks."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 2, dtype=np.float64)
+
+        def forward(self, x):
+            y = self.linear(x)
+            return y * F.all_reduce(y.mean(0), dist.ReduceOp.AVG)
+
+    nn.manual_seed(0)
+    model = Model()
+    rng = np.random.default_rng(0)
+    batches = rng.standard_normal((world.size, 4, 3))
+    y = [model.linear(Tensor(batch)) for batch in batches]
+    mean = sum(each.mean(0) for each in y) * (1 / world.size)
+    (sum(((each * mean) ** 2).mean() for each in y) * (1 / world.size)).backward()
+    expected = [p.grad.copy() for p in model.parameters()]
+    model.zero_grad()
+    ddp = dist.DistributedDataParallel(model)
+    (ddp(Tensor(batches[world.rank])) ** 2).mean().backward()
+    for p, grad in zip(model.parameters(), expected, strict=True):
+        np.testing.assert_allclose(p.grad, grad, rtol=1e-12, atol=1e-14)

@@ -1,0 +1,449 @@
+"""Modules: registration, state, modes, hooks, text; layers against torch's with the same state."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import re
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpiddp import nn
+from mpiddp.autograd import Tensor
+from mpiddp.nn import functional as F  # noqa: N812
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 3, 3)
+        self.norm = nn.BatchNorm2d(3)
+        self.layers = nn.ModuleList([nn.Linear(27, 8), nn.Linear(8, 4, bias=False)])
+        self.scale = nn.Parameter(np.ones(4, np.float32))
+        self.register_buffer("offset", np.zeros(4, np.float32))
+        self.register_buffer("scratch", np.zeros(1, np.float32), persistent=False)
+
+    def forward(self, x: Any) -> Tensor:
+        x = F.max_pool2d(F.relu(self.norm(self.conv1(x))), 2)
+        x = self.layers[0](x.flatten(1)).tanh()
+        return self.layers[1](x) * self.scale + self.offset
+
+
+KEYS = [
+    "scale",
+    "offset",
+    "conv1.weight",
+    "conv1.bias",
+    "norm.weight",
+    "norm.bias",
+    "norm.running_mean",
+    "norm.running_var",
+    "norm.num_batches_tracked",
+    "layers.0.weight",
+    "layers.0.bias",
+    "layers.1.weight",
+]
+
+
+def test_names() -> None:
+    net = Net()
+    assert list(net.state_dict()) == KEYS
+    buffers = {"offset", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+    assert [name for name, _ in net.named_parameters()] == [key for key in KEYS if key not in buffers]
+    assert [name for name, _ in net.named_buffers()] == [
+        "offset",
+        "scratch",
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
+    ]
+    assert [name for name, _ in net.named_modules()] == ["", "conv1", "norm", "layers", "layers.0", "layers.1"]
+    assert [type(m).__name__ for m in net.children()] == ["Conv2d", "BatchNorm2d", "ModuleList"]
+    assert len(list(net.parameters(recurse=False))) == 1
+
+
+def test_shared_parameter_is_listed_once_and_saved_under_both_names() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    net[1].weight = net[0].weight
+    assert [name for name, _ in net.named_parameters()] == ["0.weight", "0.bias", "1.bias"]
+    assert set(net.state_dict()) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+
+def test_state_round_trip_writes_into_the_same_arrays() -> None:
+    nn.manual_seed(1)
+    a, b = Net(), Net()
+    a(np.random.default_rng(0).normal(size=(5, 1, 8, 8)).astype(np.float32))
+    before = dict(b.state_dict())
+    assert repr(b.load_state_dict(copy.deepcopy(a.state_dict()))) == "<All keys matched successfully>"
+    for name, array in b.state_dict().items():
+        assert array is before[name]
+        np.testing.assert_array_equal(array, a.state_dict()[name])
+        assert not np.shares_memory(array, a.state_dict()[name])
+
+
+def test_load_casts_and_takes_tensors() -> None:
+    layer = nn.Linear(2, 1)
+    layer.load_state_dict({"weight": Tensor(np.array([[1.0, 2.0]])), "bias": np.array([3.0])})
+    assert (
+        layer.weight.dtype == np.float32 and layer.weight.data.tolist() == [[1, 2]] and layer.bias.data.tolist() == [3]
+    )
+
+
+def test_load_errors_name_everything_and_change_nothing() -> None:
+    layer = nn.Linear(2, 3)
+    before = layer.weight.data.copy()
+    state = {"weight": np.zeros((2, 2), np.float32), "extra": np.zeros(1)}
+    with pytest.raises(RuntimeError) as error:
+        layer.load_state_dict(state)
+    text = str(error.value)
+    assert text.startswith("Error(s) in loading state_dict for Linear:")
+    assert 'Missing key(s) in state_dict: "bias".' in text and 'Unexpected key(s) in state_dict: "extra".' in text
+    assert "size mismatch for weight: copying a param with shape (2, 2) from checkpoint" in text and "(3, 2)" in text
+    np.testing.assert_array_equal(layer.weight.data, before)
+    missing, unexpected = layer.load_state_dict({"extra": np.zeros(1)}, strict=False)
+    assert missing == ["weight", "bias"] and unexpected == ["extra"]
+
+
+def test_train_eval_zero_grad_and_freezing() -> None:
+    net = Net()
+    assert net.eval() is net and not any(m.training for m in net.modules())
+    assert all(m.training for m in net.train().modules())
+    net(np.ones((2, 1, 8, 8), np.float32)).sum().backward()
+    assert all(p.grad is not None for p in net.parameters())
+    net.zero_grad()
+    assert all(p.grad is None for p in net.parameters())
+    net.requires_grad_(False)
+    assert not net(np.ones((2, 1, 8, 8), np.float32)).requires_grad
+
+
+def test_what_is_replaced_keeps_its_place() -> None:
+    net = Net()
+    net.conv1, net.scale = nn.Conv2d(1, 3, 3), nn.Parameter(np.ones(4, np.float32))
+    net.register_parameter("scale", nn.Parameter(np.zeros(4, np.float32)))
+    net.layers[0] = nn.Linear(27, 8)
+    assert list(net.state_dict()) == KEYS
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
+    model[0] = nn.Linear(5, 3)
+    assert model(np.ones((1, 5), np.float32)).shape == (1, 4)
+    net.scale = nn.ReLU()  # of another kind: under the name it is that alone
+    assert "scale" not in net.state_dict() and isinstance(net.scale, nn.ReLU)
+
+
+def test_a_part_may_have_a_train_of_its_own() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def train(self, mode: bool = True) -> Frozen:
+            super().train(mode)
+            self.norm.training = False
+            return self
+
+    net = nn.Sequential(nn.Linear(3, 3), Frozen())
+    assert net.train()[0].training and net[1].training and not net[1].norm.training
+
+
+def test_attributes() -> None:
+    net = Net()
+    weight = nn.Parameter(np.zeros(2))
+    net.scale = weight
+    assert net.scale is weight and "scale" not in vars(net)
+    with pytest.raises(TypeError, match="cannot assign 'float' as parameter 'scale'"):
+        net.scale = 1.0
+    with pytest.raises(TypeError, match="cannot assign 'int' as child module 'norm'"):
+        net.norm = 3
+    for register in (net.register_module, nn.ModuleDict().__setitem__):
+        with pytest.raises(TypeError, match="cannot assign 'int' object to module 'norm'"):
+            register("norm", 3)
+    net.norm = None
+    assert net.norm is None and "norm.weight" not in net.state_dict()
+    del net.layers
+    assert not hasattr(net, "layers")
+    net.offset = np.ones(4, np.float32)
+    assert net.state_dict()["offset"] is net.offset
+    net.offset = Tensor(np.zeros(4, np.float32))
+    assert isinstance(net.offset, np.ndarray) and net.state_dict()["offset"] is net.offset
+    for assign in (lambda: setattr(net, "offset", 3), lambda: net.register_buffer("other", [1.0])):
+        with pytest.raises(TypeError, match=r"object to buffer '(offset|other)' \(array or None required\)"):
+            assign()
+    with pytest.raises(AttributeError, match="'Net' object has no attribute 'nothing'"):
+        _ = net.nothing
+    with pytest.raises(KeyError, match="name can"):
+        net.register_parameter("a.b", None)
+    with pytest.raises(KeyError, match="already exists"):
+        net.register_buffer("forward", None)
+
+    class Early(nn.Module):
+        def __init__(self) -> None:
+            self.layer = nn.Linear(1, 1)
+
+    with pytest.raises(AttributeError, match=r"before Module.__init__\(\) call"):
+        Early()
+    with pytest.raises(NotImplementedError, match="missing the required"):
+        nn.Module()(1)
+
+
+def test_forward_hooks() -> None:
+    layer, calls = nn.Identity(), []
+    first = layer.register_forward_pre_hook(lambda module, args: calls.append(args) or (args[0] + 1,))
+    second = layer.register_forward_hook(lambda module, args, output: output * 10)
+    assert layer(1) == 20 and calls == [(1,)]
+    first.remove()
+    second.remove()
+    assert layer(1) == 1
+    layer.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, {"input": kwargs["input"] + 2}), with_kwargs=True
+    )
+    assert layer(input=1) == 3
+
+
+def test_convert_replaces_every_array() -> None:
+    net = Net()
+    net.conv1.bias.grad = net.conv1.bias.grad_slot = np.zeros(3, np.float32)
+    parameters = list(net.parameters())
+    assert net.convert(lambda a: a.astype(np.float64) if a.dtype.kind == "f" else a) is net
+    assert all(array.dtype == (np.int64 if "tracked" in key else np.float64) for key, array in net.state_dict().items())
+    assert net.scratch.dtype == np.float64 and net.conv1.bias.grad is None and net.conv1.bias.grad_slot is None
+    assert all(p is q for p, q in zip(net.parameters(), parameters, strict=True))
+    out = net(np.ones((2, 1, 8, 8)))
+    out.sum().backward()
+    assert out.dtype == np.float64 and net.scale.grad.dtype == np.float64
+
+
+def test_to_casts_floats_and_keeps_what_is_so_already() -> None:
+    net = Net()
+    net.conv1.bias.grad = gradient = np.ones(3, np.float32)
+    before = net.state_dict()
+    assert net.to("cpu") is net and net.cpu() is net and net.to(np.float32) is net
+    assert all(array is before[key] for key, array in net.state_dict().items())
+    assert net.conv1.bias.grad is gradient
+    net.to("float64")
+    assert all(array.dtype == (np.int64 if "tracked" in key else np.float64) for key, array in net.state_dict().items())
+    assert net.conv1.bias.grad is None
+
+
+@pytest.mark.parametrize("wanted", [None, "gpu", "cuda:x", "int32", np.int64, True, 1.5, "cuda:-1"])
+def test_to_what_is_no_device_and_no_floating_dtype(wanted: object) -> None:
+    with pytest.raises(TypeError, match="to\\(\\) takes"):
+        nn.Linear(2, 1).to(wanted)
+
+
+@pytest.mark.parametrize("wanted", ["cuda", "cuda:0", 0])
+def test_to_a_gpu_that_is_not_there(wanted: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpiddp.device.conversion.cuda_fault", lambda: "CuPy is not installed")
+    with pytest.raises(ValueError, match="cuda:0: CuPy is not installed"):
+        nn.Linear(2, 1).to(wanted)
+
+
+def test_zero_grad_to_zeros() -> None:
+    layer = nn.Linear(2, 1)
+    layer.bias.grad = gradient = np.ones(1, np.float32)
+    layer.zero_grad(set_to_none=False)
+    assert layer.bias.grad is gradient and gradient == 0 and layer.weight.grad is None
+
+
+def test_apply_goes_from_the_leaves_up() -> None:
+    seen: list[str] = []
+    nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh())).apply(lambda m: seen.append(type(m).__name__))
+    assert seen == ["ReLU", "Tanh", "Sequential", "Sequential"]
+
+
+def test_containers() -> None:
+    model = nn.Sequential(OrderedDict(first=nn.Linear(2, 3), second=nn.ReLU()))
+    assert list(dict(model.named_children())) == ["first", "second"] and len(model) == 2
+    assert isinstance(model[-1], nn.ReLU) and isinstance(model[:1], nn.Sequential)
+    assert model[:1](np.ones((1, 2), np.float32)).shape == (1, 3)
+    model[1] = nn.Tanh()
+    assert isinstance(model.second, nn.Tanh)
+    modules = nn.ModuleList([nn.ReLU()]).append(nn.Tanh())
+    assert [type(m).__name__ for m in modules] == ["ReLU", "Tanh"]
+
+
+def test_module_dict_is_torchs() -> None:
+    torch = pytest.importorskip("torch")
+
+    def use(library: Any) -> list[Any]:
+        modules = library.ModuleDict({"a": library.Linear(1, 2), "b": library.ReLU()})
+        modules["c"] = library.Linear(2, 1, bias=False)
+        modules.update([("a", library.Linear(1, 1))])  # in its place
+        found = [list(modules), list(modules.keys()), len(modules), "b" in modules, "d" in modules]
+        found.append([(name, type(module).__name__) for name, module in modules.items()])
+        found += [list(modules.state_dict()), type(modules.pop("b")).__name__, list(modules)]
+        del modules["c"]
+        found += [[type(module).__name__ for module in modules.values()], modules["a"].bias is not None]
+        for wrong in (lambda: modules["b"], lambda: modules.update({"pop": library.ReLU()})):
+            with pytest.raises(KeyError):
+                wrong()
+        modules.clear()
+        return [*found, len(modules), len(library.ModuleDict([("x", library.ReLU())]))]
+
+    assert use(nn) == use(torch.nn)
+
+
+LOSSES: list[tuple[str, dict[str, Any]]] = [
+    ("MSELoss", {}),
+    ("BCEWithLogitsLoss", {}),
+    ("BCEWithLogitsLoss", {"reduction": "none", "pos_weight": np.array([1, 2, 3], np.float32)}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), LOSSES, ids=str)
+def test_loss_layers(name: str, options: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    x, y = np.random.default_rng(0).uniform(size=(2, 4, 3)).astype(np.float32)
+    theirs = {key: torch.tensor(value) if hasattr(value, "shape") else value for key, value in options.items()}
+    ours, expected = getattr(nn, name)(**options), getattr(torch.nn, name)(**theirs)
+    assert list(ours.state_dict()) == list(expected.state_dict())
+    np.testing.assert_allclose(ours(x, y).data, expected(torch.tensor(x), torch.tensor(y)).numpy(), rtol=1e-5)
+
+
+def test_repr() -> None:
+    torch = pytest.importorskip("torch")
+
+    def build(library: Any) -> Any:
+        return library.Sequential(
+            library.Conv2d(1, 4, 3, padding=1, bias=False),
+            library.BatchNorm2d(4),
+            library.Sequential(library.ReLU(), library.Flatten()),
+            library.Linear(2, 3),
+        )
+
+    ours, theirs = repr(build(nn)), repr(build(torch.nn))
+    assert ours.replace("ReLU()", "").split()[:3] == theirs.replace("ReLU()", "").split()[:3]
+    assert len(ours.splitlines()) == len(theirs.splitlines())
+
+
+def test_deepcopy_and_pickle() -> None:
+    net = Net()
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        for (name, a), (_, b) in zip(net.state_dict().items(), twin.state_dict().items(), strict=True):
+            np.testing.assert_array_equal(a, b)
+            assert not np.shares_memory(a, b), name
+        twin(np.ones((2, 1, 8, 8), np.float32)).sum().backward()
+    assert all(p.grad is None for p in net.parameters())
+
+
+LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
+    ("Linear", (5, 3), {}, (4, 5)),
+    ("Linear", (5, 3), {"bias": False}, (2, 4, 5)),
+    ("Conv2d", (4, 6, (3, 2), (2, 1), 1, 1, 2), {}, (2, 4, 7, 6)),
+    ("BatchNorm1d", (3,), {}, (5, 3)),
+    ("BatchNorm1d", (3,), {"momentum": None}, (5, 3, 4)),
+    ("BatchNorm2d", (3,), {"affine": False, "momentum": 0.3}, (4, 3, 2, 2)),
+    ("BatchNorm2d", (3,), {"track_running_stats": False}, (4, 3, 2, 2)),
+    ("LayerNorm", ((4, 3),), {}, (2, 4, 3)),
+    ("LayerNorm", (3,), {"elementwise_affine": False}, (2, 4, 3)),
+    ("MaxPool2d", (3, 2, 1), {}, (2, 3, 7, 7)),
+    ("AdaptiveAvgPool2d", (1,), {}, (2, 3, 7, 7)),
+    ("ReLU", (), {}, (2, 3)),
+    ("SiLU", (), {}, (2, 3)),
+    ("GELU", ("tanh",), {}, (2, 3)),
+    ("Tanh", (), {}, (2, 3)),
+    ("Sigmoid", (), {}, (2, 3)),
+    ("Softmax", (1,), {}, (2, 3)),
+    ("LogSoftmax", (1,), {}, (2, 3)),
+    ("Flatten", (), {}, (2, 3, 4)),
+    ("Identity", (), {}, (2, 3)),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "options", "shape"), LAYERS, ids=[f"{c[0]}{c[1]}{c[2]}" for c in LAYERS])
+def test_layer(name: str, args: tuple[Any, ...], options: dict[str, Any], shape: tuple[int, ...]) -> None:
+    torch = pytest.importorskip("torch")
+    theirs = torch.nn.GELU(approximate=args[0]) if name == "GELU" else getattr(torch.nn, name)(*args, **options)
+    ours = getattr(nn, name)(*args, **options)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    ours.load_state_dict({key: value.numpy() for key, value in theirs.state_dict().items()})
+    rng = np.random.default_rng(0)
+    for mode in (True, True, False):
+        ours.train(mode)
+        theirs.train(mode)
+        x = rng.normal(1.0, 2.0, shape).astype(np.float32)
+        mine, other = Tensor(x, requires_grad=True), torch.tensor(x, requires_grad=True)
+        out, expected = ours(mine), theirs(other)
+        weights = rng.normal(size=out.shape).astype(np.float32)
+        ours.zero_grad()
+        theirs.zero_grad()
+        out.backward(weights)
+        expected.backward(torch.from_numpy(weights))
+        np.testing.assert_allclose(out.data, expected.detach().numpy(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(mine.grad, other.grad.numpy(), rtol=1e-4, atol=1e-5)
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            np.testing.assert_allclose(p.grad, q.grad.numpy(), rtol=1e-4, atol=1e-4)
+        for key, value in theirs.state_dict().items():
+            np.testing.assert_allclose(ours.state_dict()[key], value.numpy(), rtol=1e-5, err_msg=key)
+
+
+def test_initial_values_have_torchs_ranges() -> None:
+    nn.manual_seed(3)
+    for layer, fan_in in ((nn.Linear(400, 300), 400), (nn.Conv2d(16, 32, 5), 400)):
+        bound = 1 / math.sqrt(fan_in)
+        for values in (layer.weight.data, layer.bias.data):
+            assert values.dtype == np.float32 and abs(values).max() <= bound and abs(values).max() > 0.9 * bound
+        assert abs(layer.weight.data.mean()) < bound * 0.01
+        assert abs(layer.weight.data.std() / (bound / math.sqrt(3)) - 1) < 0.02
+    assert abs(nn.Embedding(200, 100).weight.data.std() - 1) < 0.02
+    assert (nn.Embedding(4, 3, padding_idx=1).weight.data[1] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_"])
+def test_init_spread_is_torchs(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    ours, theirs = nn.Parameter(np.empty((120, 30, 3, 3), np.float32)), torch.empty(120, 30, 3, 3)
+    getattr(nn.init, name)(ours)
+    getattr(torch.nn.init, name)(theirs)
+    assert abs(ours.data.std() / theirs.numpy().std() - 1) < 0.03
+
+
+def test_batch_norm_refuses_other_shapes() -> None:
+    with pytest.raises(ValueError, match=r"expected 4D input \(got 2D input\)"):
+        nn.BatchNorm2d(3)(np.zeros((2, 3), np.float32))
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        nn.BatchNorm1d(3)(np.zeros((1, 3), np.float32))
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
+@pytest.mark.parametrize("max_norm", [0.5, 100.0])
+def test_clip_grad_norm(norm_type: float, max_norm: float) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    ours = [nn.Parameter(np.zeros(s, np.float32)) for s in ((3, 4), (5,), (2,))]
+    theirs = [torch.nn.Parameter(torch.zeros(p.shape)) for p in ours]
+    for p, q in zip(ours[:2], theirs[:2], strict=True):
+        p.grad = rng.normal(size=p.shape).astype(np.float32)
+        q.grad = torch.tensor(p.grad)
+    arrays = [p.grad for p in ours]
+    total = nn.utils.clip_grad_norm_(ours, max_norm, norm_type)
+    expected = torch.nn.utils.clip_grad_norm_(theirs, max_norm, norm_type)
+    assert total == pytest.approx(float(expected), rel=1e-5)
+    for p, q, array in zip(ours[:2], theirs[:2], arrays, strict=False):
+        assert p.grad is array
+        np.testing.assert_allclose(p.grad, q.grad.numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf])
+def test_clip_grad_norm_sees_nan_in_any_gradient(norm_type: float) -> None:
+    for first, second in ((1.0, math.nan), (math.nan, 1.0)):
+        parameters = [nn.Parameter(np.zeros(1, np.float32)) for _ in range(2)]
+        for p, value in zip(parameters, (first, second), strict=True):
+            p.grad = np.array([value], np.float32)
+        assert math.isnan(nn.utils.clip_grad_norm_(parameters, 0.5, norm_type))
+        assert all(math.isnan(p.grad[0]) for p in parameters)
+
+
+def test_clip_grad_norm_without_gradients() -> None:
+    assert nn.utils.clip_grad_norm_([nn.Parameter(np.zeros(2))], 1.0) == 0.0
+
+
+def test_the_program_of_the_page_runs() -> None:
+    page = Path(__file__).parents[2] / "mpiddp/nn/README.md"
+    (program,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    np.testing.assert_allclose(names["Softplus"].apply(np.array([0.0, 1.0])).data, np.log1p(np.exp([0.0, 1.0])))

@@ -1,0 +1,173 @@
+"""DistributedDataParallel: against the plain way, against one process, against torch's DDP on Gloo."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness.learning import (
+    assert_close,
+    assert_equal,
+    assert_same_bits_everywhere,
+    batch,
+    gloo,
+    gradients,
+    mine,
+    mlp,
+    share,
+    step_of,
+    torch_mlp,
+    twin,
+    values,
+)
+from harness.world import World
+
+import mpiddp as dist
+from mpiddp import nn, optim
+from mpiddp.nn import functional as F  # noqa: N812
+
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
+
+DDP = dist.DistributedDataParallel
+
+
+@pytest.mark.parametrize("cap", [None, 0.0001, [0.0001, 25]], ids=["default", "tiny", "list"])
+def test_gradients_are_those_of_the_plain_way(world: World, cap: Any) -> None:
+    options = {"bucket_cap_mb_list": cap} if isinstance(cap, list) else {"bucket_cap_mb": cap}
+    plain = mlp()
+    ddp = DDP(twin(plain), **options)
+    for _ in range(3):
+        x, y = mine(world, *batch(world.rng, 4 * world.size))
+        plain.zero_grad(), ddp.zero_grad()
+        step_of(plain, x, y)
+        dist.average_gradients(plain)
+        step_of(ddp, x, y)
+        if world.size <= 2 and not isinstance(cap, list):  # one addition has one order
+            assert_equal(gradients(plain), gradients(ddp.module))
+        assert_close(gradients(plain), gradients(ddp.module), rtol=1e-5, atol=1e-7)
+        assert_same_bits_everywhere(gradients(ddp))
+
+
+def test_a_bucket_for_each_parameter_has_the_bits_of_the_plain_way(world: World) -> None:
+    """Both then reduce the same arrays by the same algorithm. Modules are nested, one is there at two depths."""
+    nn.manual_seed(3)
+    twice = nn.Sequential(nn.Linear(7, 7), nn.Tanh())
+    deep = nn.Sequential(nn.Linear(5, 7), nn.Sequential(twice, nn.Sequential(nn.BatchNorm1d(7))))
+    plain = nn.Sequential(deep, twice, nn.Sequential(nn.Sequential(nn.Linear(7, 3, bias=False))))
+    ddp = DDP(twin(plain), bucket_cap_mb=1e-9)
+    assert len(ddp.bucket_sizes_bytes()) == 7
+    for _ in range(3):
+        x, y = mine(world, *(world.rng.standard_normal((4 * world.size, n)).astype(np.float32) for n in (5, 3)))
+        for model in (plain, ddp):
+            model.zero_grad()
+            F.mse_loss(model(x), y).backward()
+        dist.average_gradients(plain)
+        assert_equal(gradients(plain), gradients(ddp.module))
+        assert_same_bits_everywhere(gradients(ddp))
+
+
+@pytest.mark.parametrize("make", [optim.SGD, optim.Adam], ids=["SGD", "Adam"])
+def test_training_is_that_of_one_process_on_the_joined_batch(world: World, make: Any) -> None:
+    alone = mlp()
+    ddp = DDP(twin(alone))
+    optimizers = [make(model.parameters(), lr=0.05) for model in (alone, ddp)]
+    for _ in range(5):
+        x, y = batch(world.rng, 4 * world.size)
+        for model, data in ((alone, (x, y)), (ddp, mine(world, x, y))):
+            model.zero_grad()
+            step_of(model, *data)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert_close(values(alone), values(ddp.module), rtol=1e-4, atol=1e-5)
+    assert_same_bits_everywhere(values(ddp))
+
+
+@pytest.mark.once
+def test_training_is_that_of_torch(world: World) -> None:
+    torch = gloo()
+    model = mlp()
+    theirs = torch.nn.parallel.DistributedDataParallel(torch_mlp(torch, model))
+    ours = DDP(model)
+    optimizer = optim.SGD(ours.parameters(), lr=0.1, momentum=0.9)
+    their_optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(4):
+        x, y = mine(world, *batch(world.rng, 3 * world.size))
+        optimizer.zero_grad()
+        their_optimizer.zero_grad()
+        step_of(ours, x, y)
+        torch.nn.functional.cross_entropy(theirs(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+        optimizer.step()
+        their_optimizer.step()
+    for mine_, torchs in zip(ours.parameters(), theirs.parameters(), strict=True):
+        np.testing.assert_allclose(mine_.data, torchs.detach().numpy(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.once
+def test_accumulation_is_that_of_torch(world: World) -> None:
+    torch = gloo()
+    model = mlp()
+    theirs = torch.nn.parallel.DistributedDataParallel(torch_mlp(torch, model))
+    ours = DDP(model)
+    parts = [mine(world, *batch(world.rng, 3 * world.size)) for _ in range(4)]
+
+    def local(index: int) -> None:
+        with ours.no_sync():
+            step_of(ours, *parts[index])
+        with theirs.no_sync():
+            x, y = map(torch.from_numpy, parts[index])
+            torch.nn.functional.cross_entropy(theirs(x), y).backward()
+
+    def reduced(index: int) -> None:
+        step_of(ours, *parts[index])
+        x, y = map(torch.from_numpy, parts[index])
+        torch.nn.functional.cross_entropy(theirs(x), y).backward()
+
+    def compare() -> None:
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            np.testing.assert_allclose(p.grad, q.grad.numpy(), rtol=1e-5, atol=1e-6)
+
+    local(0), local(1), compare()
+    reduced(2), compare()
+    reduced(3), compare()  # onto an average that stands
+    ours.zero_grad(), theirs.zero_grad()
+    reduced(0), compare()
+
+
+def test_a_group_of_some_ranks(world: World) -> None:
+    ranks = list(range(0, world.size, 2))
+    group = dist.new_group(ranks)
+    if world.rank in ranks:
+        ddp = DDP(mlp(), process_group=group)
+        x, y = batch(world.rng, 2 * len(ranks))
+        place = ranks.index(world.rank)
+        alone = mlp()
+        for _ in range(2):
+            ddp.zero_grad(), alone.zero_grad()
+            step_of(ddp, share(x, place, len(ranks)), share(y, place, len(ranks)))
+            step_of(alone, x, y)
+        assert_close(gradients(ddp.module), gradients(alone))
+        dist.destroy_process_group(group)
+
+
+@pytest.mark.once
+def test_logging_data_has_torchs_names_and_true_numbers(world: World) -> None:
+    torch = gloo()
+    model = mlp()
+    theirs = torch.nn.parallel.DistributedDataParallel(torch_mlp(torch, model))
+    ours = DDP(model, bucket_cap_mb=0.0001)
+    for _ in range(3):
+        x, y = batch(world.rng, 3)
+        step_of(ours, x, y)
+        torch.nn.functional.cross_entropy(theirs(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+    data, expected = ours.logging_data(), theirs._get_ddp_logging_data()
+    same = ["world_size", "rank", "total_parameter_size_bytes", "num_parameter_tensors", "find_unused_parameters"]
+    assert [data[name] for name in same] == [expected[name] for name in same]
+    assert data["iteration"] == 3 and data["module_name"] == "Sequential"
+    assert data["bucket_sizes"] == ", ".join(map(str, ours.bucket_sizes_bytes()))
+    assert data["num_buckets_reduced"] == len(ours.bucket_sizes_bytes()) > 1
+    assert data["prev_iteration_grad_ready_order_indices"].split(", ")[0] in {"4", "5"}
+    for name in ("forward_compute", "backward_compute", "backward_comm", "backward_compute_comm_overlap"):
+        assert 0 <= data[f"{name}_time"] < 60e9 and 0 <= data[f"avg_{name}_time"] < 60e9
+    assert data["backward_compute_comm_overlap_time"] <= data["backward_comm_time"]
+    assert ours.exposed_s >= 0

@@ -1,0 +1,233 @@
+"""State that DistributedDataParallel keeps alike on all ranks: first values, buffers, and copies of itself."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+from harness.learning import (
+    assert_equal,
+    assert_same_bits_everywhere,
+    batch,
+    gradients,
+    mine,
+    mlp,
+    step_of,
+    twin,
+    values,
+)
+from harness.world import World
+
+import mpiddp as dist
+from mpiddp import nn
+from mpiddp.autograd import Tensor, no_grad
+
+pytestmark = pytest.mark.mpi
+
+DDP = dist.DistributedDataParallel
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        nn.manual_seed(2)
+        self.first, self.norm, self.last = nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def forward(self, x: Any) -> Tensor:
+        return self.last(self.norm(self.first(x)).tanh())
+
+
+@pytest.mark.parametrize(
+    ("options", "synchronised"),
+    [({}, True), ({"broadcast_buffers": False}, False), ({"forward_sync_buffers": False}, False)],
+    ids=str,
+)
+def test_buffers_follow_the_first_rank_at_the_next_forward(
+    world: World, options: dict[str, Any], synchronised: bool
+) -> None:
+    ddp = DDP(Normed(), **options)
+    norm = ddp.module.norm
+    for _ in range(2):
+        step_of(ddp, *batch(np.random.default_rng(world.rank), 6))
+    here = [b.copy() for b in ddp.buffers()]
+    with no_grad():
+        ddp.eval()(np.ones((2, 5), np.float32))  # an evaluation communicates nothing
+        ddp.train()
+    assert_equal(dict(enumerate(here)), dict(enumerate(ddp.buffers())))
+    before = twin(ddp.module)
+    everybody: list[Any] = [None] * world.size
+    dist.all_gather_object(everybody, before.norm.running_mean)
+    ddp(np.ones((2, 5), np.float32))
+    before.norm.running_mean[...] = everybody[0 if synchronised else world.rank]
+    before(np.ones((2, 5), np.float32))
+    np.testing.assert_allclose(norm.running_mean, before.norm.running_mean, rtol=1e-6)
+    assert (len({x.tobytes() for x in everybody}) == 1) == (world.size == 1)
+
+
+def test_construction_copies_parameters_and_buffers_of_the_first_rank(world: World) -> None:
+    model = Normed()
+    for parameter in model.parameters():
+        parameter.data += world.rank
+    model.norm.running_mean += world.rank
+    model.norm.num_batches_tracked += world.rank
+    ddp = DDP(model)
+    assert_equal(values(ddp.module), values(Normed()))
+    np.testing.assert_array_equal(model.norm.running_mean, 0)
+    assert model.norm.num_batches_tracked == 0
+    assert model.norm.num_batches_tracked.shape == ()
+
+
+def test_without_init_sync_values_stay(world: World) -> None:
+    model = mlp()
+    model[0].bias.data[...] = world.rank
+    DDP(model, init_sync=False)
+    np.testing.assert_array_equal(model[0].bias.data, world.rank)
+
+
+def test_evaluation_mode_with_gradients_reduces_as_in_torch(world: World) -> None:
+    ddp = DDP(Normed()).eval()
+    step_of(ddp, *mine(world, *batch(world.rng, 2 * world.size)))
+    assert_same_bits_everywhere(gradients(ddp))
+    assert ddp._reducer.backwards == 1
+
+
+def test_one_rank_may_evaluate_alone(world: World) -> None:
+    ddp = DDP(Normed())
+    step_of(ddp, *batch(world.rng, 4))
+    if world.rank == 0:
+        with no_grad():
+            output = ddp.eval()(np.ones((2, 5), np.float32))
+            assert not output.requires_grad
+    ddp.train()
+    step_of(ddp, *batch(world.rng, 4))
+
+
+def test_state_has_the_prefix_and_loads(world: World) -> None:
+    ddp, other = DDP(mlp(seed=1)), DDP(mlp(seed=2))
+    assert list(ddp.state_dict()) == ["module." + name for name in mlp().state_dict()]
+    step_of(other, *batch(world.rng, 3))
+    other.load_state_dict(ddp.state_dict())
+    assert_equal(values(ddp), values(other))
+    assert other.module[0].weight.data.base is other.module[2].weight.data.base
+
+
+@pytest.mark.parametrize("difference", ["count", "shape", "dtype", "name", "frozen"])
+def test_models_that_differ_are_an_error_on_every_rank(world: World, difference: str) -> None:
+    if world.size == 1:
+        DDP(mlp())
+        return
+    odd = world.rank == world.size - 1
+    model: nn.Module = mlp()
+    if odd:
+        changed = {
+            "count": lambda: mlp((5, 3)),
+            "shape": lambda: mlp((5, 8, 6, 3)),
+            "dtype": lambda: mlp(dtype="float64"),
+            "name": lambda: nn.Sequential(OrderedDict((f"l{i}", layer) for i, layer in enumerate(mlp()))),
+        }
+        model = changed[difference]() if difference in changed else model
+        if difference == "frozen":
+            model[2].bias.requires_grad = False
+    for init_sync in (True, False):
+        with pytest.raises(RuntimeError, match="DDP expects same model across all ranks") as caught:
+            DDP(model, init_sync=init_sync)
+        assert f"{world.size - 1}" in str(caught.value)
+    assert ("2.bias of float32 (6,) with requires_grad=False on rank" in str(caught.value)) == (difference == "frozen")
+
+
+def test_options_that_differ_are_an_error_on_every_rank(world: World) -> None:
+    """Ranks that cut their buckets elsewhere would sum other parameters."""
+    if world.size == 1:
+        return
+    last = world.size - 1
+    match = rf"same options on all ranks, but bucket_cap_mb is 25 on rank 0 and 1 on rank {last}"
+    with pytest.raises(RuntimeError, match=match):
+        DDP(mlp(), bucket_cap_mb=1 if world.rank == last else 25)
+
+
+def test_replicas_that_drift_are_found(world: World) -> None:
+    ddp = DDP(mlp())
+    ddp.check_replicas()
+    if world.size == 1:
+        return
+    if world.rank == 1:
+        ddp.module[2].bias.data[0] += 1
+    with pytest.raises(dist.MismatchError, match=r"2\.bias.* rank 1 "):
+        ddp.check_replicas()
+
+
+def test_a_check_on_one_rank_beside_a_construction_on_others(world: World) -> None:
+    ddp = DDP(mlp())
+    if world.size == 1:
+        return
+    with pytest.raises(
+        dist.MismatchError, match=r"rank . is in .*(check_replicas|DistributedDataParallel)\(.*, rank . "
+    ):
+        ddp.check_replicas() if world.rank == 0 else DDP(mlp())
+
+
+def test_the_wrapped_model_can_be_copied(world: World) -> None:
+    ddp = DDP(mlp())
+    step_of(ddp, *batch(world.rng, 3))
+    average = copy.deepcopy(ddp.module)
+    step_of(average, *batch(world.rng, 3))  # a local matter
+    assert ddp._reducer.backwards == 1
+    assert not np.shares_memory(average[0].weight.data, ddp.module[0].weight.data)
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda ddp: pickle.loads(pickle.dumps(ddp))], ids=["copy", "pickle"])
+def test_a_copy_of_the_wrapper_averages_on_its_own(world: World, way: Any) -> None:
+    ddp = DDP(mlp(), bucket_cap_mb=0.0002)
+    step_of(ddp, *batch(np.random.default_rng(world.rank), 3))
+    ddp.eval()
+    twin = way(ddp)
+    assert_equal(values(twin), values(ddp))
+    assert twin.bucket_sizes_bytes() == ddp.bucket_sizes_bytes() and not twin.training
+    before = {name: gradient.copy() for name, gradient in gradients(ddp).items()}
+    twin.zero_grad()
+    step_of(twin, *batch(np.random.default_rng(world.rank + 9), 3))
+    assert_same_bits_everywhere(gradients(twin))
+    assert_equal(gradients(ddp), before)
+
+
+def test_a_wrapper_in_another_group_says_what_to_copy(world: World) -> None:
+    group = dist.new_group(list(range(world.size)))
+    with pytest.raises(RuntimeError, match=r"only supported .* with the default process group.*ddp\.module"):
+        copy.deepcopy(DDP(mlp(), process_group=group))
+    dist.destroy_process_group(group)
+
+
+def test_a_model_that_is_let_go_is_local_again(world: World) -> None:
+    model, alone = mlp(), mlp()
+    first = DDP(model)
+    first.detach()
+    x, y = batch(np.random.default_rng(world.rank), 3)
+    step_of(first, x, y), step_of(alone, x, y)
+    assert_equal(gradients(model), gradients(alone))
+    assert all(p.grad_slot is None and not p.post_accumulate_grad_hooks for p in model.parameters())
+    second = DDP(model)
+    second.zero_grad()
+    step_of(second, x, y)
+    assert_same_bits_everywhere(gradients(model))
+
+
+@pytest.mark.parametrize("where", list(dist.BufferCommHookLocation))
+def test_a_hook_on_buffers_takes_the_place_of_the_broadcast(world: World, where: Any) -> None:
+    ddp = DDP(Normed())
+    calls: list[set[str]] = []
+
+    def average(state: list[set[str]], buffers: dict[str, np.ndarray]) -> list[Any]:
+        state.append(set(buffers))
+        return [dist.all_reduce(buffers["norm.running_mean"], dist.ReduceOp.AVG, async_op=True)]
+
+    ddp.register_buffer_comm_hook(calls, average, where)
+    rng = np.random.default_rng(world.rank)
+    for _ in range(3):
+        step_of(ddp, *batch(rng, 6))
+    assert calls == [{"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}] * 2
+    if where is dist.BufferCommHookLocation.POST_FORWARD:
+        assert_same_bits_everywhere({"mean": ddp.module.norm.running_mean})

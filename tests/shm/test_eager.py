@@ -1,0 +1,409 @@
+"""Eager buffers: ranks that run ahead, arrive late, call different things or leave, and short arrays of all kinds."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import mmap
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from harness.inputs import Op
+
+import mpiddp as dist
+from mpiddp.algorithms import plan
+from mpiddp.algorithms.one_shot import OneShot
+from mpiddp.faults.calls import make_call
+from mpiddp.mpi import operation
+from mpiddp.shm import eager
+from mpiddp.shm.eager import EagerBuffers
+
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
+
+FULL = eager.BUFFER_BYTES // 8
+"""Numbers of float64 that fill a buffer."""
+
+
+@pytest.fixture
+def group(world):
+    made = dist.new_group()
+    if made.link.find(EagerBuffers) is None:
+        dist.destroy_process_group(made)
+        pytest.skip("one rank has none, and neither have ranks of several nodes and processors that reorder stores")
+    yield made
+    if not made.link.closed:
+        dist.destroy_process_group(made)
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """A list that grows by one with every round that any group begins."""
+    rounds, begin = [], EagerBuffers.begin
+    monkeypatch.setattr(EagerBuffers, "begin", lambda self, *args: rounds.append(1) or begin(self, *args))
+    return rounds
+
+
+def test_roots_that_run_ahead_overwrite_nothing_unread(world, group):
+    """Broadcasts and reduces, in which not all ranks wait, in an order and with delays drawn from one seed."""
+    rng = np.random.default_rng(5)
+    delays = np.random.default_rng(100 + world.rank)
+    works = []
+    for number in range(600):
+        root, count, kind = int(rng.integers(world.size)), int(rng.integers(1, 40)), int(rng.integers(5))
+        if delays.random() < 0.05:
+            time.sleep(delays.random() * 2e-3)
+        x = np.full(count, number * 10.0 + world.rank)
+        total = number * 10.0 * world.size + sum(range(world.size))
+        async_op = bool(delays.random() < 0.3) if kind != 4 else False
+        if kind <= 1:
+            work, expected = dist.broadcast(x, root, group, async_op), number * 10.0 + root
+        elif kind == 2:
+            work = dist.reduce(x, root, group=group, async_op=async_op)
+            expected = total if world.rank == root else number * 10.0 + world.rank
+        elif kind == 3:
+            work, expected = dist.all_reduce(x, group=group, async_op=async_op), total
+        else:
+            work, expected = dist.barrier(group), number * 10.0 + world.rank
+        works.append((work, x, expected))
+        if work is None:
+            assert (x == expected).all(), (number, kind, root)
+    for work, x, expected in works:
+        if work is not None:
+            work.wait()
+        assert (x == expected).all()
+
+
+def test_numbers_of_rounds_go_beyond_what_a_byte_holds(group, begun):
+    for _ in range(300):
+        dist.barrier(group)
+    x = np.ones(3)
+    dist.all_reduce(x, group=group)
+    assert len(begun) == 301
+    assert (x == group.size()).all()
+
+
+@pytest.mark.parametrize("count", [FULL - 1, FULL, FULL + 1, 5 * FULL - 77])
+def test_at_the_length_of_a_buffer(world, group, count):
+    rng = np.random.default_rng(count)
+    rows = rng.standard_normal((world.size, count))
+    x = rows[world.rank].copy()
+    dist.all_reduce(x, Op.MAX, group, algorithm="one_shot")
+    assert np.array_equal(x, rows.max(0))
+    x = rows[world.rank].copy()
+    dist.broadcast(x, group=group, group_src=world.size - 1, algorithm="one_shot")
+    assert np.array_equal(x, rows[-1])
+    gathered = np.empty((world.size, count))
+    gathered[world.rank] = rows[world.rank]
+    dist.all_gather_single(gathered, gathered[world.rank], group, algorithm="one_shot")
+    assert np.array_equal(gathered, rows)
+    wide = rng.standard_normal((world.size, world.size * count))
+    mine = wide[world.rank].copy()
+    output = mine[world.rank * count : (world.rank + 1) * count]  # in place, as torch allows
+    dist.reduce_scatter_single(output, mine, group=group, algorithm="one_shot")
+    expected = wide.reshape(world.size, world.size, count)[:, world.rank].sum(0)
+    np.testing.assert_allclose(output, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_wait_for_each_piece_is_one_wait(world, group):
+    for _ in range(20):
+        if world.rank == 0:
+            time.sleep(1e-3)
+        dist.all_reduce(np.ones(3 * FULL), group=group, algorithm="one_shot")
+        assert not operation.waiting and not group.link.busy
+
+
+def test_arrays_of_no_and_of_several_dimensions(world, group):
+    for shape in [(), (0,), (1, 1), (2, 3, 4), (0, 7)]:
+        x = np.full(shape, 2.0, np.float16)
+        dist.all_reduce(x, Op.AVG, group)
+        assert x.shape == shape and (x == 2).all()
+
+
+def test_a_factor_leaves_what_was_given_alone(world, group):
+    x = np.full(5, 3.0)
+    dist.reduce(x, 0, Op.PREMUL_SUM(2.0 + world.rank), group)
+    total = 3.0 * sum(2.0 + rank for rank in range(world.size))
+    assert (x == (total if world.rank == 0 else 3.0)).all()
+    dist.all_reduce(x := np.full(5, 3.0), Op.PREMUL_SUM(2.0 + world.rank), group)
+    assert (x == total).all()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_different_calls_at_once_are_an_error_on_every_rank(world, group, late):
+    """Of short arrays, so that no rank publishes anything else before it waits."""
+    odd = world.rank == world.size - 1
+    if late and odd:
+        time.sleep(0.05)
+    started = time.monotonic()
+    with pytest.raises(dist.MismatchError, match=r"(?s)all_reduce #1 of 4 float64 .*barrier #1|all_reduce #1 of 4 "):
+        if odd:
+            dist.all_reduce(np.ones(4), group=group)
+        else:
+            dist.barrier(group)
+    assert time.monotonic() - started < 5
+    with pytest.raises(dist.MismatchError, match="cannot be used any more"):
+        dist.barrier(group)
+    dist.barrier()
+
+
+def test_a_rank_that_is_slow_to_find_out_is_not_ended_by_its_watchdog(world, group, monkeypatch):
+    monkeypatch.setattr(eager, "_CHECK_S", 1.2)  # the watchdog has looked twice by then
+    with pytest.raises(dist.MismatchError, match=r"(?s)rank 0 calls all_reduce #1 of 4 .*calls barrier #1"):
+        if world.rank == 0:
+            dist.all_reduce(np.ones(4), group=group)
+        else:
+            dist.barrier(group)
+    dist.barrier()
+
+
+def test_a_short_call_against_one_that_is_not_eager(world, group):
+    """One waits in its round and publishes its call late, the other has published first, or comes later."""
+    odd = world.rank == world.size - 1
+    with pytest.raises(dist.MismatchError, match=r"(?s)barrier #1.*all_gather #1|all_gather #1.*barrier #1"):
+        if odd:
+            blocks = [np.empty(2) for _ in range(world.size)]
+            dist.all_gather(blocks, np.ones(2), group, async_op=True).wait()  # blocking, the watchdog would find it
+        else:
+            dist.barrier(group)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_root_that_does_not_wait_against_a_call_that_is_not_eager(world, group, late):
+    """It has gone on before they come, or comes when they wait in MPI: all that learn of both calls raise."""
+    if world.rank == 0:
+        if late:
+            dist.barrier()
+        with pytest.raises(dist.MismatchError) if late else contextlib.nullcontext():
+            dist.broadcast(np.ones(2), 0, group)
+    if not late:
+        dist.barrier()
+    if world.rank != 0:
+        blocks = [np.empty(2) for _ in range(world.size)]
+        with pytest.raises(dist.MismatchError, match=r"(?s)broadcast #1.*all_gather #1"):
+            work = dist.all_gather(blocks, np.ones(2), group, async_op=True)
+            if late:
+                dist.barrier()
+            work.wait()
+    dist.barrier()
+    if world.rank == 0 and not late:
+        with pytest.raises(dist.MismatchError, match=r"(?s)broadcast #1.*all_gather #1"):
+            dist.destroy_process_group(group)
+
+
+def test_who_is_ahead_finds_out_about_an_old_round(world, group):
+    """The root of broadcasts goes on until it may not be further ahead; operations have the numbers of the group's."""
+    dist.all_gather([np.empty(2) for _ in range(world.size)], np.ones(2), group)
+    with pytest.raises(dist.MismatchError, match=r"(?s)broadcast #2 .*barrier #2"):
+        if world.rank == 0:
+            for _ in range(9):
+                dist.broadcast(np.ones(2), 0, group)
+        else:
+            dist.barrier(group)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("counts", [(FULL * 3 // 2, FULL * 5 // 2), (2 * FULL, FULL * 5 // 2)])
+def test_pieces_of_different_arrays_do_not_meet(world, group, counts):
+    """Not even if the first ones are of one length, and one rank would be done with all of its own."""
+    with pytest.raises(dist.MismatchError, match=r"(?s)all_reduce.* #1 of \d.*all_reduce.* #1 of \d"):
+        dist.all_reduce(np.ones(counts[world.rank == 0]), group=group, algorithm="one_shot")
+    dist.barrier()
+
+
+def test_nothing_against_something(world, group):
+    """The rank that has nothing to scatter does not go on alone."""
+    output = np.empty(0 if world.rank == 0 else 2)
+    with pytest.raises(dist.MismatchError, match=r"(?s)reduce_scatter.* of 0 .*reduce_scatter.* of \d"):
+        dist.reduce_scatter_single(output, np.ones(output.size * world.size), group=group)
+    dist.barrier()
+
+
+def test_a_call_after_an_interrupted_one_is_not_taken_for_its_rest(world, group, monkeypatch):
+    x = np.ones(2 * FULL)
+    if world.rank == 0:
+
+        def interrupt(happened):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(group.link.find(EagerBuffers), "spin", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                dist.all_reduce(x, group=group, algorithm="one_shot")
+        assert not operation.waiting and not group.link.busy
+        dist.barrier()
+    else:
+        dist.barrier()
+    with pytest.raises(dist.MismatchError, match=r"(?s)all_reduce.* #[12] of .*all_reduce.* #[12] of"):
+        dist.all_reduce(x, group=group, algorithm="one_shot")
+        dist.all_reduce(x, group=group, algorithm="one_shot")
+    dist.barrier()
+
+
+class Interrupting:
+    """An index that raises when it is used once more than ``uses`` times."""
+
+    def __init__(self, index, uses):
+        self._index, self._left = index, uses
+
+    def __index__(self):
+        if not self._left:
+            raise InterruptedError
+        self._left -= 1
+        return self._index
+
+
+@pytest.mark.parametrize("stores", [0, 1])
+def test_a_record_that_is_half_written_is_no_mismatch(stores):
+    """A rank that is ahead stops between the stores of its next record, in the place of an old round's."""
+    memory = mmap.mmap(-1, 2 * eager.REGION_BYTES)
+    ranks = [EagerBuffers(SimpleNamespace(rank=rank, size=2, later=None), memory, 0) for rank in range(2)]
+    rounds = [each.rounds((), np.dtype("u1")) for each in ranks]
+    barrier, broadcast = make_call("barrier"), make_call("broadcast", root=1)
+    for sequence in range(1, 5):
+        for each, own in zip(ranks, rounds, strict=True):
+            assert each.writable()
+            each.begin(own, barrier.pack(sequence), None, None)
+    assert ranks[1].writable()
+    stopping = [each._replace(own_number=Interrupting(each.own_number, stores)) for each in rounds[1]]
+    with contextlib.suppress(InterruptedError):
+        ranks[1].begin(stopping, broadcast.pack(5), None, None)
+    compared = ranks[0].calls()
+    assert [each[0][:2] for each in compared] == [(0, 4), (0, 3), (0, 2), (0, 1)]
+    assert all(call[1:] == each[0][1:] for each in compared for call in each)
+
+
+def test_an_asynchronous_call_shows_its_array_at_once(world, group):
+    """Others need not wait until this rank, which may wait for them elsewhere, waits for its Work."""
+    x = np.ones(3)
+    if world.rank == 0:
+        work = dist.all_reduce(x, group=group, async_op=True)
+        group.comm.Barrier()
+        work.wait()
+    else:
+        dist.all_reduce(x, group=group)
+        group.comm.Barrier()
+    assert (x == world.size).all()
+
+
+@pytest.mark.parametrize("dtype", ["U20000", "V80000", "M8[s]"])
+def test_elements_longer_than_a_buffer(world, group, dtype):
+    rows = [
+        np.frombuffer(np.full(np.dtype(dtype).itemsize, 1 + rank, np.uint32), dtype, 1) for rank in range(world.size)
+    ]
+    rows = [np.array([chr(65 + rank) * 20000], dtype) for rank in range(world.size)] if dtype == "U20000" else rows
+    gathered = np.empty((world.size, 1), dtype)
+    dist.all_gather_single(gathered, rows[world.rank], group)
+    assert gathered.tobytes() == b"".join(row.tobytes() for row in rows)
+    x = rows[world.rank].copy()
+    dist.broadcast(x, group=group, group_src=world.size - 1, algorithm="one_shot")
+    assert x.tobytes() == rows[-1].tobytes()
+
+
+def test_messages_on_their_way_move_while_a_rank_waits(world, group):
+    """The sender may be done with a message that has not left; the other comes only when he has it."""
+    x = np.full(1 << 18, world.rank, np.uint8)
+    if world.rank == 0:
+        work = dist.isend(x, 1)
+        dist.barrier(group)
+        work.wait()
+    else:
+        if world.rank == 1:
+            dist.recv(x, 0)
+            assert (x == 0).all()
+        dist.barrier(group)
+
+
+def test_many_shapes_are_forgotten(group):
+    def kept():
+        return sum(type(each) is OneShot for each in gc.get_objects())
+
+    before = kept()
+    for count in range(600):
+        x = np.ones(count, np.int16)
+        dist.all_reduce(x, group=group)
+        assert (x == group.size()).all()
+    assert kept() <= before + 256
+
+
+def test_calls_like_an_earlier_one_are_checked_like_it(world, group):
+    x, joined, stacked = np.full(3, 1.0 + world.rank), np.empty(3 * world.size), np.empty((world.size, 3))
+    total = sum(range(1, world.size + 1))
+    for _ in range(3):
+        dist.all_gather_single(joined, x, group)
+        dist.all_gather_single(stacked, x, group)
+        assert np.array_equal(stacked, [[1.0 + rank] * 3 for rank in range(world.size)])
+        assert np.array_equal(joined, stacked.ravel())
+        for given in (joined, stacked):
+            output = np.empty(3)
+            dist.reduce_scatter_single(output, given, group=group)
+            assert (output == world.size * (1.0 + world.rank)).all()
+        dist.all_reduce(y := x.copy(), group=group)
+        assert (y == total).all()
+    before = group.link.sequence
+    read_only = x.copy()
+    read_only.flags.writeable = False
+    with pytest.raises(dist.ArrayError, match="writable"):
+        dist.all_reduce(read_only, group=group)
+    with pytest.raises(dist.ArrayError, match="float64"):
+        dist.all_gather_single(joined.astype(np.float32), x, group)
+    with pytest.raises(dist.ArrayError, match="needs shape"):
+        dist.reduce_scatter_single(np.empty(4), joined, group=group)
+    with pytest.raises(ValueError, match="not part of"):
+        dist.broadcast(x, world.size, group)
+    with pytest.raises(TypeError, match="op must be"):
+        dist.all_reduce(x, 0, group)
+    assert group.link.sequence == before
+
+
+def test_what_is_asked_for_later_holds_for_calls_like_an_earlier_one(group, begun, monkeypatch):
+    x = np.ones(3)
+    dist.all_reduce(x, group=group)
+    dist.all_reduce(x, group=group)
+    assert len(begun) == 2
+    monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:ring")
+    plan.forget()
+    try:
+        dist.all_reduce(x, group=group)
+    finally:
+        monkeypatch.delenv("MPIDDP_ALGORITHM")
+        plan.forget()
+    assert len(begun) == 2
+    assert (x == group.size() ** 3).all()
+
+
+def test_memory_is_given_back_at_once(world):
+    gc.collect()
+    gc.disable()
+    try:
+
+        def mapped():
+            return Path("/proc/self/maps").read_text().count("memfd:mpiddp")
+
+        before = mapped()
+        for _ in range(20):
+            made = dist.new_group()
+            dist.all_reduce(np.ones(3), group=made)
+            dist.destroy_process_group(made)
+        del made
+        assert mapped() <= before + 1
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("reason", ["stores in another order", "MPIDDP_EAGER=0"])
+def test_without_eager_buffers(world, begun, monkeypatch, reason):
+    if reason == "MPIDDP_EAGER=0":
+        monkeypatch.setenv("MPIDDP_EAGER", "0")
+    else:
+        monkeypatch.setattr(eager, "ORDERED", False)
+    made = dist.new_group()
+    assert made.link.find(EagerBuffers) is None
+    x = np.ones(3)
+    dist.all_reduce(x, group=made)
+    dist.barrier(made)
+    assert (x == world.size).all() and not begun
+    dist.destroy_process_group(made)

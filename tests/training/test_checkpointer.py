@@ -1,0 +1,345 @@
+"""Resuming: to the same bits with as many ranks, without losing or repeating a sample with others."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+from harness.configured import BY_EPOCH
+
+import mpiddp as dist
+from mpiddp import nn
+from mpiddp.data import ArrayDataset, GlobalBatchSampler, digits
+from mpiddp.optim import SGD, AdamW
+from mpiddp.training import Config, Trainer, UsageError, run
+from mpiddp.training.checkpoint import Checkpoint, read_checkpoint
+from mpiddp.training.checkpointer import Checkpointer
+from mpiddp.training.ranks import raise_on_all_ranks
+
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
+
+SAMPLES, BATCH, EPOCHS = 45, 8, 2
+STEPS_AN_EPOCH = 6
+
+
+@functools.cache
+def data() -> tuple[ArrayDataset, ArrayDataset]:
+    train, test = digits(), digits(train=False)
+    return ArrayDataset(*train.batch(np.arange(SAMPLES))), ArrayDataset(*test.batch(np.arange(20)))
+
+
+def make(stop_after: int | None = None, **options) -> tuple[Trainer, Config]:
+    config = Config(**{"batch_size": BATCH, "epochs": EPOCHS, "lr": 0.05, "seed": 4, **options})
+    trainer = run.build_trainer(config, data())
+    if stop_after is not None:
+        # As a signal would: on one rank, noticed by all.
+        trainer.stop = lambda: dist.get_rank() == dist.get_world_size() - 1 and trainer.step + 1 == stop_after
+    return trainer, config
+
+
+def bits(trainer: Trainer) -> dict[str, bytes]:
+    return {name: x.tobytes() for name, x in trainer.arrays().items()}
+
+
+def timeless(trainer: Trainer) -> list:
+    return [dataclasses.replace(m, epoch_s=0, test_s=0, samples_per_s=0, comm_exposed=0) for m in trainer.history]
+
+
+def test_running_sums_are_those_of_the_format(world):
+    """Samples, loss, correct, stop; others would ask for another format."""
+    trainer = make(stop_after=1)[0]
+    trainer.fit(EPOCHS)
+    state, arrays = trainer.state_dict(), trainer.arrays()
+    assert state["running"][0] == BATCH and len(state["running"]) == 4
+    other = make()[0]
+    other.load_state_dict(state, arrays)
+    assert other.running.sums.tolist() == state["running"]
+
+
+@pytest.mark.parametrize(
+    ("step", "average"), [(1, "ddp"), (4, "naive"), (STEPS_AN_EPOCH, "ddp"), (2 * STEPS_AN_EPOCH - 1, "ddp")]
+)
+def test_resumed_run_has_the_bits_of_an_unbroken_one(world, tmp_path, step, average):
+    unbroken, _ = make(average=average)
+    unbroken.fit(EPOCHS)
+    stopped, _ = make(stop_after=step, average=average)
+    stopped.fit(EPOCHS)
+    assert stopped.stopped and stopped.step == step
+    frozen = Checkpoint(stopped.arrays(), stopped.state_dict() | {"score": None}).frozen()
+    frozen.write(tmp_path / "c")
+    read = read_checkpoint(tmp_path / "c")
+    nn.manual_seed(99)  # earlier draws of the process do not matter
+    resumed, _ = make(average=average)
+    resumed.load_state_dict(read.state, read.arrays)
+    resumed.fit(EPOCHS)
+    assert resumed.step == unbroken.step
+    assert bits(resumed) == bits(unbroken)
+    assert timeless(resumed) == timeless(unbroken)
+
+
+def test_with_the_masks_of_other_steps_bits_would_differ(world, tmp_path):
+    """Shows that the test above can fail."""
+    unbroken, _ = make()
+    unbroken.fit(1)
+    stopped, _ = make(stop_after=3)
+    stopped.fit(1)
+    state = stopped.state_dict() | {"step": 0}
+    frozen = Checkpoint(stopped.arrays(), state).frozen()
+    resumed, _ = make()
+    resumed.load_state_dict(frozen.state, frozen.arrays)
+    resumed.fit(1)
+    assert bits(resumed) != bits(unbroken)
+
+
+def test_state_of_another_optimizer_survives(world, tmp_path):
+    def with_adam(stop_after=None):
+        trainer, _ = make(stop_after)
+        trainer.optimizer = AdamW(trainer.model.module.parameters(), lr=1e-3, betas=(0.8, 0.9))
+        return trainer
+
+    unbroken = with_adam()
+    unbroken.fit(1)
+    stopped = with_adam(stop_after=3)
+    stopped.fit(1)
+    Checkpoint(stopped.arrays(), stopped.state_dict()).frozen().write(tmp_path / "c")
+    read = read_checkpoint(tmp_path / "c")
+    resumed = with_adam()
+    resumed.load_state_dict(read.state, read.arrays)
+    resumed.fit(1)
+    assert bits(resumed) == bits(unbroken)
+
+
+@pytest.mark.parametrize("then", [1, 2, 3, 4])
+def test_another_number_of_ranks_loses_and_repeats_no_sample(world, then):
+    """The state is written by `then` ranks, of which only the position counts here."""
+    stopped, config = make(stop_after=2)
+    stopped.fit(1)
+    state = stopped.state_dict()
+    state["random"] = [state["random"][0]] * then
+    resumed, _ = make()
+    resumed.load_state_dict(state, stopped.arrays())
+    order = epoch_order(config)
+    mine = [y for _, y in resumed.train_loader]
+    resumed.train_loader.load_state_dict(state["loader"])
+    everybody: list = [None] * world.size
+    dist.all_gather_object(everybody, [batch.tolist() for batch in mine])
+    labels = data()[0].arrays[1]
+    for index in range(STEPS_AN_EPOCH - 2):
+        expected = sorted(labels[order[BATCH * (index + 2) : BATCH * (index + 3)]].tolist())
+        seen = sorted(label for ranks in everybody for label in ranks[index])
+        assert seen == expected
+    resumed.fit(1)
+    assert resumed.running["samples"] == 0 and resumed.history[0].epoch == 1
+    assert round(resumed.history[0].samples_per_s * resumed.history[0].epoch_s) == SAMPLES
+
+
+def epoch_order(config: Config) -> np.ndarray:
+    return np.concatenate(list(GlobalBatchSampler(range(SAMPLES), BATCH, 1, 0, seed=config.seed)))
+
+
+def test_one_ranks_signal_stops_all_after_the_same_step(world):
+    trainer, _ = make(stop_after=5)
+    trainer.fit(EPOCHS)
+    steps: list = [None] * world.size
+    dist.all_gather_object(steps, (trainer.step, trainer.stopped, trainer.epoch, len(trainer.history)))
+    assert steps == [(5, True, 0, 0)] * world.size
+
+
+def test_checkpointer_saves_and_resumes_and_only_the_first_rank_sees_files(world, tmp_path):
+    # tmp_path is another folder on every rank: only rank 0's has files in it.
+    config = Config(output=tmp_path, resume="auto", batch_size=BATCH, epochs=EPOCHS, checkpoint_steps=4, keep=2)
+    trainer, _ = make()
+    checkpointer = Checkpointer(config)
+    raise_on_all_ranks(checkpointer.claim)
+    checkpointer.resume(trainer)
+    assert trainer.step == 0, "there was nothing to resume from"
+    trainer.callbacks["step_end"].append(checkpointer.step_end)
+    trainer.callbacks["epoch_end"].append(checkpointer.epoch_end)
+    trainer.fit(2)
+    raise_on_all_ranks(checkpointer.finish)
+    resumed, _ = make()
+    Checkpointer(config).resume(resumed)
+    assert (resumed.step, resumed.epoch) == (12, 2)
+    assert bits(resumed) == bits(trainer)
+    assert (tmp_path / "checkpoints").exists() == (world.rank == 0)
+
+
+def test_a_checkpoint_says_all_that_decides_how_training_goes_on(world, tmp_path):
+    config = Config(output=tmp_path, batch_size=BATCH)
+    trainer, _ = make(stop_after=STEPS_AN_EPOCH + 2)
+    trainer.fit(EPOCHS)
+    checkpointer = Checkpointer(config, {"mpiddp": "1.2.3"})
+    checkpointer.save(trainer)
+    raise_on_all_ranks(checkpointer.finish)
+    if world.rank:
+        return
+    state = read_checkpoint(tmp_path / "checkpoints" / "step-0000000008").state
+    assert (state["epoch"], state["step"], state["skipped"]) == (1, 8, 0)
+    assert state["loader"]["position"] == 2 * BATCH
+    assert len(state["random"]) == len(state["stateful"]) == world.size
+    assert [each["epoch"] for each in state["history"]] == [1] and state["running"][0] == 2 * BATCH
+    assert state["param_groups"][0]["lr"] == 0.05 and sorted(state["bucket_order"]) == list(range(8))
+    assert state["config"]["batch_size"] == BATCH and state["versions"] == {"mpiddp": "1.2.3"}
+    assert {"ranks", "nodes", "BLAS threads", "NumPy", "MPI library", "machine", "MPIDDP_ALGORITHM"} <= set(
+        state["bits"]
+    )
+
+
+def test_new_run_does_not_mix_with_an_old_one(world, tmp_path):
+    config = Config(output=tmp_path, batch_size=BATCH)
+    trainer, _ = make()
+    checkpointer = Checkpointer(config)
+    checkpointer.save(trainer)
+    raise_on_all_ranks(checkpointer.finish)
+    with pytest.raises(UsageError, match="--resume auto goes on with it"):
+        raise_on_all_ranks(Checkpointer(config).claim)
+
+
+@pytest.mark.parametrize("changed", [{"model": "mlp"}, {"seed": 5}, {"data": "synthetic"}, {"optimizer": "adam"}])
+def test_checkpoint_of_another_problem_is_refused(world, tmp_path, changed):
+    config = Config(output=tmp_path, resume="auto", batch_size=BATCH, seed=4)
+    trainer, _ = make()
+    checkpointer = Checkpointer(config)
+    checkpointer.save(trainer)
+    raise_on_all_ranks(checkpointer.finish)
+    (name,) = changed
+    with pytest.raises(UsageError, match=f"made with {name}="):
+        Checkpointer(dataclasses.replace(config, **changed)).resume(trainer)
+
+
+def test_checkpoint_that_does_not_fit_is_refused(world, tmp_path):
+    trainer, config = make(output=tmp_path, resume="auto")
+    checkpointer = Checkpointer(config)
+    checkpointer.save(trainer)
+    raise_on_all_ranks(checkpointer.finish)
+    with pytest.raises(UsageError, match=r"not one of this model and these data: Error\(s\) in loading"):
+        Checkpointer(config).resume(make(model="mlp")[0])
+
+
+@pytest.mark.parametrize("planned", [{"schedule": "cosine"}, {"warmup_steps": 9}])
+def test_without_a_schedule_the_learning_rate_is_the_one_given(world, tmp_path, planned):
+    trainer, config = make(output=tmp_path, resume="auto", **planned)
+    trainer.fit(1)
+    assert trainer.optimizer.param_groups[0]["lr"] < 0.05
+    checkpointer = Checkpointer(config)
+    checkpointer.save(trainer)
+    raise_on_all_ranks(checkpointer.finish)
+    resumed, config = make(output=tmp_path, resume="auto")
+    Checkpointer(config).resume(resumed)
+    assert resumed.optimizer.param_groups[0]["lr"] == 0.05
+
+
+def test_changed_learning_rate_holds(world, tmp_path):
+    config = Config(output=tmp_path, resume="auto", batch_size=BATCH, seed=4, lr=0.05)
+    trainer, _ = make()
+    checkpointer = Checkpointer(config)
+    checkpointer.save(trainer)
+    raise_on_all_ranks(checkpointer.finish)
+    Checkpointer(dataclasses.replace(config, lr=0.5)).resume(trainer)
+    group = trainer.optimizer.param_groups[0]
+    assert isinstance(trainer.optimizer, SGD) and (group["lr"], group["momentum"]) == (0.5, 0.9)
+
+
+@pytest.mark.parametrize("planned", [{"schedule": "cosine"}, {"schedule": BY_EPOCH}])
+def test_schedule_of_another_batch_size_goes_on_at_its_epoch(world, planned):
+    stopped, _ = make(epochs=4, **planned)
+    stopped.fit(2)
+    other = {"epochs": 4, "batch_size": 2 * BATCH, **planned}
+    resumed, unbroken = make(**other)[0], make(**other)[0]
+    resumed.load_state_dict(stopped.state_dict(), stopped.arrays())
+    resumed.fit(4)
+    unbroken.fit(4)
+    assert [m.lr for m in resumed.history[2:]] == [m.lr for m in unbroken.history[2:]]
+
+
+def test_damaged_checkpoint_is_skipped_with_a_warning(world, tmp_path, caplog):
+    config = Config(output=tmp_path, resume="auto", batch_size=BATCH, seed=4)
+    trainer, _ = make(stop_after=2)
+    checkpointer = Checkpointer(config)
+    checkpointer.save(trainer)
+    trainer.fit(1)
+    checkpointer.save(trainer)
+    raise_on_all_ranks(checkpointer.finish)
+    damaged = tmp_path / "checkpoints" / "step-0000000002" / "arrays.safetensors"
+    if world.rank == 0:
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+    resumed, _ = make()
+    Checkpointer(config).resume(resumed)
+    assert resumed.step == 0
+    said = [record.getMessage() for record in caplog.records if "damaged" in record.getMessage()]
+    assert len(said) == (world.rank == 0) and all(f"skipped a damaged checkpoint: {damaged}" in each for each in said)
+
+
+class Backwards(nn.Module):
+    """Uses its layers in another order than it registers them, so that its buckets are rearranged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.middle, self.first = nn.Linear(30, 10), nn.Linear(20, 30), nn.Linear(784, 20)
+
+    def forward(self, x):
+        x = self.middle(nn.functional.relu(self.first(x.reshape(len(x), -1))))
+        return nn.functional.log_softmax(self.last(nn.functional.relu(x)), dim=1)
+
+
+class Recorder:
+    """A hook that sums a bucket in an order that depends on where in it a gradient lies, as MPI's own sums may."""
+
+    def __init__(self) -> None:
+        self.sizes: list[list[int]] = []
+
+    def __call__(self, group, bucket):
+        if bucket.index() == 0:
+            self.sizes.append([])
+        self.sizes[-1].append(bucket.buffer().size)
+        buffer = bucket.buffer()
+        buffer *= np.float32(1 / 3) ** (np.arange(buffer.size, dtype=np.float32) % 3)
+        return dist.all_reduce(buffer, op=dist.ReduceOp.AVG, group=group, async_op=True)
+
+
+def several_buckets(stop_after: int | None = None) -> tuple[Trainer, Recorder]:
+    trainer, _ = make(stop_after)
+    nn.manual_seed(3)
+    trainer.model, recorder = dist.DistributedDataParallel(Backwards(), bucket_cap_mb=0.001), Recorder()
+    trainer.model.register_comm_hook(None, recorder)
+    trainer.optimizer = SGD(trainer.model.parameters(), lr=0.05, momentum=0.9)
+    return trainer, recorder
+
+
+@pytest.mark.parametrize("step", [1, 4, STEPS_AN_EPOCH + 1])
+def test_resumed_run_has_the_buckets_of_an_unbroken_one(world, tmp_path, step):
+    unbroken, its = several_buckets()
+    unbroken.fit(EPOCHS)
+    assert len(its.sizes[0]) > 1 and its.sizes[1] != its.sizes[0], "rearranged after the first backward"
+    stopped, _ = several_buckets(stop_after=step)
+    assert stopped.state_dict()["bucket_order"] is None
+    stopped.fit(EPOCHS)
+    Checkpoint(stopped.arrays(), stopped.state_dict()).frozen().write(tmp_path / "c")
+    read = read_checkpoint(tmp_path / "c")
+    resumed, then = several_buckets()
+    resumed.load_state_dict(read.state, read.arrays)
+    resumed.fit(EPOCHS)
+    assert then.sizes == its.sizes[step:]
+    assert bits(resumed) == bits(unbroken)
+    forgotten, _ = several_buckets()
+    forgotten.load_state_dict(read.state | {"bucket_order": None}, read.arrays)
+    forgotten.fit(EPOCHS)
+    assert bits(forgotten) != bits(unbroken), "or this test could not fail"
+
+
+def test_order_of_another_model_is_refused(world):
+    trainer, _ = several_buckets()
+    for order in ([0, 1], [0, 1, 2, 3, 4, 4], [1, 2, 3, 4, 5, 6]):
+        with pytest.raises(ValueError, match="each of 6 trained parameters"):
+            trainer.model.install_bucket_order(order)
+
+
+def test_state_of_buckets_is_ignored_by_a_model_without(world):
+    stopped, _ = make(stop_after=2)
+    stopped.fit(1)
+    resumed, _ = make(average="naive")
+    resumed.load_state_dict(stopped.state_dict(), stopped.arrays())
+    resumed.fit(1)
+    assert resumed.epoch == 1

@@ -1,0 +1,266 @@
+"""Data of ``train``: every kind of ``--data``, fetched and held once a node; and an evaluation that is exact."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from data.test_sets import write_mnist
+from harness.pretend import pretended_nodes
+from harness.serving import Server, digests
+
+import mpiddp as dist
+from mpiddp import nn
+from mpiddp.data import (
+    ArrayDataset,
+    DataLoader,
+    DistributedSampler,
+    GlobalBatchSampler,
+    builtin,
+    digits,
+    mnist,
+    synthetic,
+)
+from mpiddp.data.dataset import fetch
+from mpiddp.nn import functional as F  # noqa: N812
+from mpiddp.optim import SGD
+from mpiddp.parallel import DistributedDataParallel
+from mpiddp.training import Config, Trainer, UsageError
+from mpiddp.training.data import load_data
+
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
+
+Array = Any
+
+
+def everybodys(x: Any) -> list[Any]:
+    told = [None] * dist.get_world_size()
+    dist.all_gather_object(told, x)
+    return told
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder that all ranks know."""
+    return Path(everybodys(str(tmp_path))[0])
+
+
+def whole(part: Any) -> tuple[Array, Array]:
+    return fetch(part, np.arange(len(part)))
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (Config(), lambda train: digits(train)),
+        (Config(seed=4), lambda train: digits(train, seed=4)),
+        (Config(data="synthetic"), lambda train: synthetic(4096 if train else 1024, train=train, noise=2.0)),
+    ],
+    ids=["digits", "digits, seed", "synthetic"],
+)
+def test_made_data(world: Any, config: Config, expected: Callable[[bool], ArrayDataset]) -> None:
+    for part, train in zip(load_data(config), (True, False), strict=True):
+        for mine, theirs in zip(whole(part), expected(train).arrays, strict=True):
+            assert mine.dtype == theirs.dtype and np.array_equal(mine, theirs)
+        assert world.size == 1 or not part.arrays[0].flags.writeable, "it is the node's"
+
+
+def test_files_of_ones_own(world: Any, folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (30, 28, 28), np.uint8), np.arange(30) % 10
+    if world.rank == 0:
+        np.save(folder / "x.npy", images)
+        np.save(folder / "y.npy", labels)
+        np.savez(folder / "stored.npz", x=images, y=labels)
+        np.savez_compressed(folder / "packed.npz", images=images, labels=labels)
+        (folder / "words.txt").write_bytes(bytes(range(250)) * 3)
+    dist.barrier()
+    found = []
+    for name in (
+        f"npy:{folder}/x.npy,{folder}/y.npy",
+        f"npy:{folder}",
+        f"npz:{folder}/stored.npz",
+        f"npz:{folder}/packed.npz",
+    ):
+        train, test = load_data(Config(data=name, seed=3))
+        assert (len(train), len(test)) == (27, 3)
+        found.append([*whole(train), *whole(test)])
+    for other in found[1:]:
+        assert all(np.array_equal(mine, theirs) for mine, theirs in zip(found[0], other, strict=True))
+    x = np.concatenate(found[0][::2])
+    assert x.dtype == np.float32 and sorted(x.sum((1, 2, 3))) == pytest.approx(sorted(images.sum((1, 2)) / 255))
+    train, validation = load_data(Config(model="transformer", data=f"text:{folder}/words.txt", context=10))
+    inputs, targets = train.batch(np.array([0, 66]))
+    assert (len(train), len(validation)) == (67, 7)
+    assert inputs.tolist() == [list(range(10)), list(range(160, 170))] and (targets == inputs + 1).all()
+
+
+MODULE = """
+import numpy as np
+from mpiddp.data import ArrayDataset, shared_on_node
+
+def make(train):
+    n = 20 if train else 5
+    return ArrayDataset(*shared_on_node(lambda: [np.ones((n, 4), np.float32), np.zeros(n, np.int64)]))
+
+def nonsense(train):
+    return 3
+
+def empty(train):
+    return ArrayDataset(np.ones((0 if train else 5, 4), np.float32), np.zeros(0 if train else 5, np.int64))
+
+def own(train):
+    import mpiddp as dist
+    n = 20 + dist.get_rank()
+    return ArrayDataset(np.ones((n, 4), np.float32), np.zeros(n, np.int64))
+
+def fails(train):
+    import mpiddp as dist
+    if dist.get_rank() == dist.get_world_size() - 1:
+        raise ValueError("no such corpus")
+    return [1, 2]
+"""
+
+
+def test_a_callable_of_ones_own(world: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if world.rank == 0:
+        (folder / "my_data.py").write_text(MODULE)
+    dist.barrier()
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "my_data", raising=False)
+    train, test = load_data(Config(data="my_data:make"))
+    assert (len(train), len(test)) == (20, 5)
+    with pytest.raises(UsageError, match="--data my_data:nonsense: expected data sets, which have __len__"):
+        load_data(Config(data="my_data:nonsense"))
+    with pytest.raises(UsageError, match="--data my_data:mke: 'mke' is not in my_data; did you mean make"):
+        load_data(Config(data="my_data:mke"))
+    with pytest.raises(
+        UsageError, match=r"--data my_data:fails: ValueError: no such corpus \(.*my_data\.py, line \d+, in fails\)"
+    ):
+        load_data(Config(data="my_data:fails"))
+    with pytest.raises(UsageError, match=r"--data my_data:empty gave \(0, 5\) samples"):
+        load_data(Config(data="my_data:empty"))
+    if world.size > 1:
+        with pytest.raises(UsageError, match=r"gave \(20, 20\) samples .* on rank 0, and \(21, 21\) on rank 1: "):
+            load_data(Config(data="my_data:own"))
+
+
+@pytest.mark.parametrize("name", ["npz:{}/none.npz", "text:{}/none", "npy:{}/x.npy,{}/y.npy", "idx:{}/a,{}/b"])
+def test_missing_files_are_named_on_every_rank(world: Any, folder: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"No such file or directory: '.*(none.*|x\.npy|/a)'"):
+        load_data(Config(data=name.format(folder, folder), model="transformer" if "text" in name else "net"))
+
+
+@pytest.fixture
+def served(world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[str]]]:
+    """Serve MNIST-like files from rank 0; return a function that sets how, and returns the requests so far."""
+    with Server(tmp_path) if world.rank == 0 else contextlib.nullcontext() as server:
+        if server is not None:
+            write_mnist(tmp_path, train=23, test=7, packed=True)
+        address, sums = everybodys((server.address(), digests(tmp_path)) if server is not None else None)[0]
+        monkeypatch.setattr(builtin, "SHA256", sums)
+
+        def use(way: str) -> list[str]:
+            dist.barrier()
+            monkeypatch.setattr(builtin, "SOURCES", (address.replace("good", way),))
+            return server.asked if server is not None else []
+
+        yield use
+        dist.barrier()
+
+
+@pytest.mark.parametrize("way", ["good", "slow"])
+@pytest.mark.parametrize("folders", ["one", "of each node"])
+def test_mnist_is_fetched_once_a_node(world: Any, folder: Path, served: Any, way: str, folders: str) -> None:
+    nodes = min(world.size, 2)
+    with pretended_nodes([rank * nodes // world.size for rank in range(world.size)]):
+        asked = served(way)
+        node = world.rank * nodes // world.size
+        place = folder / (f"node{node}" if folders == "of each node" else "shared")
+        train, test = load_data(Config(data="mnist", data_dir=place, download=True))
+        assert (len(train), len(test)) == (23, 7)
+        assert np.array_equal(whole(train)[0], mnist(place).arrays[0])
+        dist.barrier()
+        if world.rank == 0:
+            assert len(asked) == 4 * (nodes if folders == "of each node" else 1), asked
+            assert len(list(place.iterdir())) == 4
+
+
+@pytest.mark.parametrize(("way", "text"), [("gone", "404"), ("wrong", "it sent 24 bytes"), ("dead", "timed out")])
+def test_failed_fetch_is_told_on_every_rank(
+    world: Any, folder: Path, served: Any, monkeypatch: pytest.MonkeyPatch, way: str, text: str
+) -> None:
+    monkeypatch.setattr(builtin, "STALLED_S", 0.3)
+    served(way)
+    with pytest.raises(UsageError, match=text) as caught:
+        load_data(Config(data="mnist", data_dir=folder / "here", download=True))
+    said = str(caught.value)
+    for part in ("cannot fetch train-images-idx3-ubyte.gz", "http://127.0.0.1:", f"put it into {folder}/here"):
+        assert part in said, said
+    with pytest.raises(UsageError, match=r"train-images-idx3-ubyte .* is neither in .*; here: --download"):
+        load_data(Config(data="mnist", data_dir=folder / "here"))
+
+
+class Seen(ArrayDataset):
+    def __init__(self, *arrays: Array) -> None:
+        super().__init__(*arrays)
+        self.indices: list[int] = []
+
+    def batch(self, indices: Array) -> tuple[Array, ...]:
+        self.indices += np.asarray(indices).tolist()
+        return super().batch(indices)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [1, 4, 100])
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 29])
+def test_evaluation_counts_every_sample_once(world: Any, n: int, batch_size: int, workers: int) -> None:
+    rng = np.random.default_rng(n)
+    x, y = rng.standard_normal((n, 6)).astype(np.float32), rng.integers(0, 3, n)
+    nn.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 3), nn.LogSoftmax(-1))
+    data = Seen(x, y)
+    test = DataLoader(
+        data, batch_size, sampler=DistributedSampler(data, shuffle=False, mode="exact"), num_workers=workers
+    )
+    trainer = Trainer(DistributedDataParallel(model), SGD(model.parameters(), lr=0.1), F.nll_loss, test, test)
+    for _ in range(2):
+        data.indices.clear()
+        tally = trainer.evaluate(test)
+        assert sorted(itertools.chain.from_iterable(everybodys(data.indices))) == list(range(n))
+        weight, bias = (p.data.astype(np.float64) for p in model.parameters())
+        scores = x @ weight.T + bias
+        likelihood = scores[np.arange(n), y] - np.log(np.exp(scores).sum(1))
+        assert tally["samples"] == n
+        assert tally.mean("loss") == pytest.approx(-likelihood.mean(), rel=1e-5)
+        assert tally["correct"] == (scores.argmax(1) == y).sum()
+        assert everybodys(tally.sums.tolist()) == [tally.sums.tolist()] * world.size
+
+
+def test_the_loader_passes_epochs_on_and_a_forgotten_one_warns_once(world: Any) -> None:
+    data = ArrayDataset(np.arange(40))
+    for loader in (
+        DataLoader(data, 3, sampler=DistributedSampler(data), num_workers=1),
+        DataLoader(data, batch_sampler=GlobalBatchSampler(data, 8)),
+    ):
+        orders = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for epoch in range(3):
+                loader.set_epoch(epoch)
+                orders.append(np.concatenate([x for (x,) in loader]).tolist())
+        assert len(set(map(tuple, orders))) == 3
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                assert np.concatenate([x for (x,) in loader]).tolist() == orders[2]
+        said = [str(warning.message) for warning in caught]
+        assert len(said) == 1 and "epoch 2 was iterated a second time" in said[0], said
+        assert caught[0].filename == __file__, "the warning points into the package"

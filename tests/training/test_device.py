@@ -1,0 +1,166 @@
+"""Training on devices, by the `Trainer`: the same numbers as on the host, and one wait for the device in a step."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from harness.faking import fake_gpu
+
+import mpiddp as dist
+from mpiddp import nn, optim
+from mpiddp.data import ArrayDataset, DataLoader, DistributedSampler, GlobalBatchSampler
+from mpiddp.device import upload
+from mpiddp.nested import map_nested
+from mpiddp.nn import functional as F  # noqa: N812
+from mpiddp.training import Trainer
+from mpiddp.training.build import agree_on_device
+from mpiddp.training.config import UsageError
+from mpiddp.training.metrics import MetricSum, count_correct
+
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2)]
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+
+class Pair(NamedTuple):
+    x: Any
+    n: int
+
+
+@pytest.fixture
+def cupy() -> Iterator[Any]:
+    with fake_gpu() as module:
+        yield module
+
+
+def trainer(convert: Any = None, **options: Any) -> Trainer:
+    nn.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    if convert is not None:
+        model.convert(convert)
+    rng = np.random.default_rng(1)
+    x, y = rng.standard_normal((22, 6)).astype(np.float32), rng.integers(0, 4, 22)
+    train = ArrayDataset(x, y)
+    ddp = dist.DistributedDataParallel(model)
+    return Trainer(
+        ddp,
+        optim.SGD(ddp.module.parameters(), lr=0.1, momentum=0.9),
+        F.cross_entropy,
+        DataLoader(train, batch_sampler=GlobalBatchSampler(train, 8, seed=1)),
+        DataLoader(train, batch_size=4, sampler=DistributedSampler(train, shuffle=False, mode="exact")),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.3}, {"accumulate": 2}], ids=str)
+def test_epochs_are_those_of_the_host(cupy: Any, options: dict[str, Any]) -> None:
+    expected = trainer(**options).fit(2)
+    there = trainer(cupy.asarray, **options)
+    found = there.fit(2)
+    for one, other in zip(found, expected, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-5)
+        assert one.test_loss == pytest.approx(other.test_loss, rel=1e-5)
+        assert one.accuracy == pytest.approx(other.accuracy)
+    assert all(isinstance(p.data, cupy.ndarray) for p in there.model.module.parameters())
+
+
+def test_a_step_waits_once(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer(cupy.asarray)
+    train_step, batches = made.train_step(), made._batches()
+    waits = []
+    get = cupy.ndarray.get
+    monkeypatch.setattr(cupy.ndarray, "get", lambda *args, **kwargs: waits.append("get") or get(*args, **kwargs))
+    for owner in (cupy.cuda.Stream, cupy.cuda.Event, cupy.cuda.Device):
+        original = owner.synchronize
+        monkeypatch.setattr(owner, "synchronize", lambda self, f=original, o=owner: waits.append(o.__name__) or f(self))
+    for batch in batches:
+        waits.clear()
+        outcome = train_step.step(batch, iter(()), lambda: False)
+        assert outcome.updated
+        # The copy to the host, which waits for its stream; communication asks events, and blocks nowhere.
+        assert waits == ["get", "Stream"], waits
+
+
+def test_what_is_not_finite_is_named(cupy: Any) -> None:
+    made = trainer(cupy.asarray)
+    made.model.module[2].bias.data[0] = np.nan
+    with pytest.raises(FloatingPointError, match="the loss is not finite on rank"):
+        made.fit(1)
+    made = trainer(cupy.asarray, on_nan="skip")
+    before, seen = [p.data.get() for p in made.model.module.parameters()], []
+
+    def twice_infinite(grad: Any) -> Any:
+        seen.append([p.data.get() for p in made.model.module.parameters()])
+        return grad * np.float32(np.inf if len(seen) < 3 else 1)
+
+    made.model.module[0].weight.register_hook(twice_infinite)
+    made.fit(1)
+    assert made.skipped == 2 and len(seen) == 3
+    assert all(np.array_equal(x, y) for each in seen for x, y in zip(each, before, strict=True))
+    assert not np.array_equal(made.model.module[0].weight.data.get(), before[0]), "the third step is made"
+
+
+def test_a_tally_is_read_at_once(cupy: Any) -> None:
+    tally = MetricSum("loss", "correct")
+    tally.add(samples=3, loss=cupy.asarray(np.float32(1.5)), correct=cupy.asarray(2))
+    tally.add(loss=1.0, correct=cupy.asarray(1))
+    assert tally.read([cupy.asarray(np.float32(7))]) == [7]
+    assert tally.sums.tolist() == [3, 2.5, 3]
+    assert tally.read() == []
+    scores = cupy.asarray(np.eye(4, dtype=np.float32))
+    right = count_correct(scores, cupy.asarray(np.array([0, 1, 3, 3])))
+    assert isinstance(right, cupy.ndarray) and int(right) == 3
+
+
+def test_ranks_agree_where_arrays_live(cupy: Any, world: Any) -> None:
+    assert not agree_on_device("auto", "--device cpu")
+    assert agree_on_device("auto", None) and agree_on_device("cuda", None)
+    last = world.size - 1
+    mine = "there is no driver" if world.rank == last else None
+    if world.size == 1:
+        assert not agree_on_device("auto", mine)
+    else:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert not agree_on_device("auto", mine)
+        assert [f"rank {last} has no GPU: there is no driver" in str(each.message) for each in caught] == (
+            [True] if world.rank == 0 else []
+        )
+    where = f" (on rank {last})" if world.size > 1 else ""
+    with pytest.raises(UsageError) as error:
+        agree_on_device("cuda", mine)
+    assert str(error.value) == f"--device cuda: there is no driver{where}"
+
+
+def test_batches_are_uploaded_as_they_are_nested(cupy: Any) -> None:
+    x = np.arange(3)
+    found = map_nested(upload, {"a": [x, ("text", x)], "b": cupy.asarray(x), "c": Pair(x, 1)}, np.ndarray)
+    assert isinstance(found["a"][0], cupy.ndarray) and isinstance(found["a"][1][1], cupy.ndarray)
+    assert found["a"][1][0] == "text" and isinstance(found["b"], cupy.ndarray)
+    assert isinstance(found["c"], Pair) and isinstance(found["c"].x, cupy.ndarray) and found["c"].n == 1
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_half_precision_buckets(cupy: Any, world: Any, name: str) -> None:
+    dtype = np.dtype(getattr(ml_dtypes, name) if name == "bfloat16" else name)
+    nn.manual_seed(2)
+    ddp = dist.DistributedDataParallel(nn.Linear(3, 2).convert(lambda x: cupy.asarray(x.astype(dtype))))
+    x = np.full((world.size, 2, 3), 0.5, np.float32) * np.arange(1, world.size + 1)[:, None, None]
+    loss = ddp(cupy.asarray(x[world.rank].astype(dtype))).sum()
+    loss.backward()
+    found = ddp.module.weight.grad
+    assert isinstance(found, cupy.ndarray) and found.dtype == dtype
+    expected = np.tile(x.sum(axis=(0, 1)) / world.size, (2, 1))
+    np.testing.assert_allclose(found.get().astype(np.float32), expected, rtol=2**-7)
+
+
+@pytest.mark.parametrize("hook", [dist.fp16_compress_hook, dist.bf16_compress_hook], ids=lambda hook: hook.__name__)
+def test_compressed_buckets(cupy: Any, world: Any, hook: Any) -> None:
+    ddp = dist.DistributedDataParallel(nn.Linear(3, 2).convert(cupy.asarray))
+    ddp.register_comm_hook(None, hook)
+    ddp(cupy.full((2, 3), world.rank + 1.0, dtype=np.float32)).sum().backward()
+    np.testing.assert_allclose(ddp.module.weight.grad.get(), np.full((2, 3), world.size + 1.0), rtol=2**-7)

@@ -1,0 +1,181 @@
+"""Each option of a training run against torch or a plain loop on one rank, which know nothing of ranks."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+
+import numpy as np
+import pytest
+from harness.configured import (
+    BATCH,
+    BY_EPOCH,
+    EPOCHS,
+    SEED,
+    batches,
+    configured,
+    data,
+    distance,
+    rate,
+    trained,
+    windows,
+)
+
+import mpiddp as dist
+from mpiddp import nn
+from mpiddp.nn import functional as F  # noqa: N812
+from mpiddp.optim import SGD, Adam
+from mpiddp.training import Config
+from mpiddp.training.build import build_trainer
+from mpiddp.training.models import MLP
+
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2), pytest.mark.once]
+
+
+@functools.cache
+def torchs(config: Config) -> list[np.ndarray]:
+    """Train torch's network with torch's optimizers as configured, on rank 0, and broadcast the result."""
+    found = [trained_by_torch(config) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(found, src=0)
+    return found[0]
+
+
+def trained_by_torch(config: Config) -> list[np.ndarray]:
+    torch = importlib.import_module("torch")
+    torch.set_num_threads(1)
+    nn.manual_seed(config.seed)
+    state = {name: torch.tensor(x) for name, x in MLP(0.0).state_dict().items()}
+    layers = torch.nn.Sequential(
+        torch.nn.Flatten(),
+        *(torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Identity()),
+        *(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Identity()),
+        torch.nn.Linear(256, 10),
+    )
+    layers.load_state_dict({name.removeprefix("layers."): x for name, x in state.items()})
+    adam = {"betas": (config.momentum, 0.999)}
+    kind, options = {
+        "sgd": (torch.optim.SGD, {"momentum": config.momentum}),
+        "adam": (torch.optim.Adam, adam),
+        "adamw": (torch.optim.AdamW, adam),
+        OWN_ADAM: (torch.optim.Adam, {"betas": (0.5, 0.9)}),
+    }[config.optimizer]
+    optimizer = kind(layers.parameters(), lr=config.lr, weight_decay=config.weight_decay, **options)
+    steps = [window for epoch in range(config.epochs) for window in windows(epoch, config.accumulate)]
+    for step, (x, y) in enumerate(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate(config, step, len(steps))
+        loss = torch.nn.functional.cross_entropy(layers(torch.tensor(x)), torch.tensor(y))
+        optimizer.zero_grad()
+        loss.backward()
+        if config.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(layers.parameters(), config.clip_norm)
+        optimizer.step()
+    return [p.detach().numpy() for p in layers.parameters()]
+
+
+def adam(params, lr):
+    return Adam(params, lr, betas=(0.5, 0.9))
+
+
+OWN_ADAM = f"{__name__}:adam"
+OPTIONS = {
+    "lr": {"lr": 0.2},
+    "seed": {"batch_size": BATCH, "momentum": 0.0},
+    "momentum": {"momentum": 0.5},
+    "weight_decay": {"weight_decay": 0.3},
+    "adam": {"optimizer": "adam", "lr": 0.001},
+    "own optimizer": {"optimizer": OWN_ADAM, "lr": 0.001},
+    "own optimizer, zero": {"optimizer": OWN_ADAM, "lr": 0.001, "zero": True},
+    "adamw": {"optimizer": "adamw", "lr": 0.001, "weight_decay": 3.0},
+    "zero": {"optimizer": "adam", "lr": 0.001, "zero": True},
+    "zero sgd": {"zero": True, "schedule": "cosine"},
+    "accumulate": {"accumulate": 3},
+    "accumulate all": {"accumulate": 100},
+    "accumulate naive": {"accumulate": 3, "average": "naive"},
+    "clip_norm": {"clip_norm": 0.2},
+    "clip_norm, accumulated": {"clip_norm": 0.2, "accumulate": 2},
+    "warmup_steps": {"warmup_steps": 5},
+    "cosine": {"schedule": "cosine"},
+    "warm-up and cosine": {"schedule": "cosine", "warmup_steps": 3, "accumulate": 2},
+    "own schedule": {"schedule": BY_EPOCH},
+    "warm-up and own schedule": {"schedule": BY_EPOCH, "warmup_steps": 3},
+}
+
+
+def apart(one, two) -> float:
+    """Return the distance of two ends of a training, as a share of the way to the second.
+
+    A unit of a ReLU that lies within rounding of its kink changes single parameters by far more than rounding.
+    """
+    nn.manual_seed(SEED)
+    began = [p.data for p in MLP(0.0).parameters()]
+    between = sum(float(np.square(x - y).sum()) for x, y in zip(one, two, strict=True))
+    return (between / sum(float(np.square(x - y).sum()) for x, y in zip(two, began, strict=True))) ** 0.5
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch to compare with")
+@pytest.mark.parametrize("name", OPTIONS)
+def test_option_is_torchs(world, name):
+    expected = torchs(configured(**OPTIONS[name]))
+    found = [p.data for p in trained(**OPTIONS[name]).model.module.parameters()]
+    assert apart(found, expected) < 0.03
+    if name != "lr":
+        assert apart(torchs(configured()), expected) > 0.5, "or this test could not fail"
+
+
+def by_hand(hook, **options) -> list[np.ndarray]:
+    """Train with a hook on all ranks, by a loop that knows nothing of Trainer."""
+    nn.manual_seed(SEED)
+    model = dist.DistributedDataParallel(MLP(0.0))
+    if hook is not None:
+        model.register_comm_hook(*hook())
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for epoch in range(EPOCHS):
+        for x, y in batches(epoch):
+            mine = slice(dist.get_rank(), None, dist.get_world_size())
+            with model.weighted(len(y[mine]), len(y)):
+                if len(y[mine]):
+                    F.nll_loss(model(x[mine]), y[mine]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [p.data for p in model.parameters()]
+
+
+def power_sgd(hook):
+    return lambda: (dist.PowerSGDState(None, 2, 3, random_seed=SEED), hook)
+
+
+COMPRESSIONS = {
+    "none": None,
+    "fp16": lambda: (None, dist.fp16_compress_hook),
+    "bf16": lambda: (None, dist.bf16_compress_hook),
+    "powersgd": power_sgd(dist.powerSGD_hook),
+    "batched-powersgd": power_sgd(dist.batched_powerSGD_hook),
+}
+
+
+@pytest.mark.parametrize("compress", COMPRESSIONS)
+def test_compression_is_the_hooks(world, compress):
+    pytest.importorskip("ml_dtypes")
+    expected = by_hand(COMPRESSIONS[compress])
+    found = trained(compress=compress, powersgd_rank=2, powersgd_start=3).model.module.parameters()
+    assert all(np.array_equal(p.data, x) for p, x in zip(found, expected, strict=True))
+    if compress != "none":
+        assert distance(expected, by_hand(None)) > 0, "or this test could not fail"
+
+
+@pytest.mark.parametrize(("rank", "start"), [(1, 3), (2, 5)])
+def test_power_sgds_options_count(world, rank, start):
+    found = trained(compress="powersgd", powersgd_rank=rank, powersgd_start=start).model.module.parameters()
+    assert distance([p.data for p in found], by_hand(power_sgd(dist.powerSGD_hook))) > 0
+
+
+def test_power_sgd_forgets_a_gradient_that_is_not_finite(world):
+    config = configured(compress="powersgd", powersgd_start=2, on_nan="skip")
+    trainer = build_trainer(config, data())
+    loss_fn = trainer.loss_fn
+    trainer.loss_fn = lambda output, y: loss_fn(output, y) * (np.float32(np.inf) if trainer.step == 4 else 1.0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        trainer.fit(EPOCHS)
+    assert trainer.skipped == 1 and np.isfinite(trainer.history[-1].loss)
+    assert all(np.isfinite(error).all() for error in trainer.stateful["compression"].error_dict.values())

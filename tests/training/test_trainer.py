@@ -1,0 +1,262 @@
+"""Training on 1 to 4 ranks: the same loss curve as on one, the same bits on all, exact counting."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+import mpiddp as dist
+from mpiddp import nn
+from mpiddp.data import ArrayDataset, DataLoader, DistributedSampler, GlobalBatchSampler, digits
+from mpiddp.nn import functional as F  # noqa: N812
+from mpiddp.optim import SGD
+from mpiddp.training import Config, NaiveAveraging, Trainer, UsageError, run
+from mpiddp.training.build import build_module
+from mpiddp.training.models import Net
+
+pytestmark = pytest.mark.mpi
+
+TRAIN, TEST = 61, 29
+"""Samples: odd numbers, which no number of ranks divides."""
+
+
+@functools.cache
+def small_data() -> tuple[ArrayDataset, ArrayDataset]:
+    train, test = digits(), digits(train=False)
+    return ArrayDataset(*train.batch(np.arange(TRAIN))), ArrayDataset(*test.batch(np.arange(TEST)))
+
+
+def make(config: Config, data=None, callbacks=None) -> Trainer:
+    return run.build_trainer(config, data or small_data(), callbacks or {})
+
+
+def reference(config: Config) -> tuple[list[float], list[float], dict[str, np.ndarray]]:
+    """Train as one rank would, by a plain loop that knows nothing of ranks, of Trainer and of DDP."""
+    train, test = small_data()
+    nn.manual_seed(config.seed)
+    model = Net(config.dropout)
+    optimizer = SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
+    sampler = GlobalBatchSampler(train, config.batch_size, num_replicas=1, rank=0, seed=config.seed)
+    losses, accuracies = [], []
+    for epoch in range(config.epochs):
+        sampler.set_epoch(epoch)
+        total = 0.0
+        for indices in sampler:
+            x, y = train.batch(indices)
+            loss = F.nll_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            total += loss.item() * len(y)
+        losses.append(total / TRAIN)
+        model.eval()
+        x, y = test.arrays
+        accuracies.append(float((model(x).data.argmax(1) == y).mean()))
+        model.train()
+    return losses, accuracies, dict(model.state_dict())
+
+
+@pytest.mark.parametrize("average", ["ddp", "naive"])
+@pytest.mark.parametrize("batch_size", [16, 7, 4])
+def test_any_number_of_ranks_trains_as_one(world, average, batch_size):
+    # 61 = 15 * 4 + 1: with batches of 4 the last one leaves all ranks but one without a sample.
+    config = Config(dropout=0.0, lr=0.05, epochs=2, batch_size=batch_size, average=average, seed=5)
+    trainer = make(config)
+    trainer.fit(config.epochs)
+    losses, accuracies, parameters = reference(config)
+    np.testing.assert_allclose([m.loss for m in trainer.history], losses, rtol=1e-3)
+    np.testing.assert_allclose(
+        [m.accuracy for m in trainer.history], accuracies, atol=1.01 / TEST, err_msg="more than one sample differs"
+    )
+    for name, value in trainer.model.module.state_dict().items():
+        np.testing.assert_allclose(value, parameters[name], rtol=0, atol=2e-3, err_msg=name)
+
+
+def test_first_loss_agrees_to_rounding(world):
+    # No step has been made that could have amplified rounding: every digit but the last must be right.
+    config = Config(dropout=0.0, epochs=1, batch_size=TRAIN, seed=2)
+    trainer = make(config)
+    trainer.fit(1)
+    losses, _, _ = reference(config)
+    np.testing.assert_allclose(trainer.history[0].loss, losses[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("average", ["ddp", "naive"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_all_ranks_hold_the_same_bits(world, average, dropout):
+    config = Config(dropout=dropout, epochs=2, batch_size=10, average=average)
+    trainer = make(config)
+    trainer.fit(2)
+    everybody: list = [None] * world.size
+    dist.all_gather_object(everybody, [x.tobytes() for x in trainer.model.module.state_dict().values()])
+    assert all(theirs == everybody[0] for theirs in everybody)
+    histories: list = [None] * world.size
+    same = [dataclasses.replace(m, epoch_s=0, test_s=0, samples_per_s=0) for m in trainer.history]
+    dist.all_gather_object(histories, same)
+    assert all(theirs == histories[0] for theirs in histories)
+
+
+def test_ranks_drop_different_units(world):
+    trainer = make(Config(dropout=0.5))
+    x = small_data()[0].arrays[0][:4]
+    outputs: list = [None] * world.size
+    dist.all_gather_object(outputs, trainer.model.module(x).data.tobytes())
+    assert len(set(outputs)) == world.size
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 29])
+def test_evaluation_counts_every_sample_once(world, samples):
+    train, _ = small_data()
+    x, y = digits(train=False).batch(np.arange(samples))
+    trainer = make(Config(dropout=0.5), (train, ArrayDataset(x, y)))
+    tally = trainer.evaluate(trainer.test_loader)
+    module = trainer.model.module.eval()
+    output = module(x)
+    assert tally["samples"] == samples
+    assert tally["correct"] == (output.data.argmax(1) == y).sum()
+    np.testing.assert_allclose(tally["loss"], F.nll_loss(output, y).item() * samples, rtol=1e-5)
+
+
+def test_training_goes_on_in_training_mode_after_evaluation(world):
+    modes = []
+    trainer = make(Config(epochs=2), callbacks={"step_end": [lambda t: modes.append(t.model.module.training)]})
+    trainer.fit(2)
+    assert modes == [True, True]
+
+
+def test_metrics_are_measured(world):
+    config = Config(epochs=1, batch_size=8)
+    trainer = make(config)
+    (m,) = trainer.fit(1)
+    assert m.epoch == 1 and m.lr == config.lr
+    assert m.samples_per_s == pytest.approx(TRAIN / m.epoch_s)
+    assert 0 <= m.comm_exposed < 1
+    assert m.epoch_s > 0 and m.test_s > 0
+
+
+def test_callbacks_are_called_in_order_on_all_ranks(world):
+    seen = []
+    callbacks = {
+        "epoch_begin": [lambda t: seen.append(("begin", t.epoch, t.step))],
+        "step_end": [lambda t: seen.append(("step", t.step)), lambda t: seen.append(("second", t.step))],
+        "epoch_end": [lambda t: seen.append(("end", t.epoch, len(t.history)))],
+    }
+    make(Config(batch_size=40, epochs=2), callbacks=callbacks).fit(2)
+    expected = []
+    for epoch in range(2):
+        expected.append(("begin", epoch, 2 * epoch))
+        for step in (2 * epoch + 1, 2 * epoch + 2):
+            expected += [("step", step), ("second", step)]
+        expected.append(("end", epoch + 1, epoch + 1))
+    assert seen == expected
+
+
+def test_unknown_event_is_refused(world):
+    with pytest.raises(ValueError, match="not at epoch_ende"):
+        make(Config(), callbacks={"epoch_ende": []})
+
+
+def test_a_model_of_ones_own_with_a_plain_loader(world):
+    """The Trainer knows neither the network nor how batches are divided; here each rank has its own loader."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((24, 3)).astype(np.float32)
+    y = x @ np.array([[1.0], [-2.0], [0.5]], dtype=np.float32)
+    data = ArrayDataset(x, y)
+    nn.manual_seed(0)
+    model = NaiveAveraging(nn.Linear(3, 1))
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, seed=1))
+    trainer = Trainer(
+        model, SGD(model.module.parameters(), lr=0.2), F.mse_loss, loader, correct_fn=lambda output, target: 0
+    )
+    history = trainer.fit(30)
+    assert history[-1].loss < 1e-3 < history[0].loss
+    assert history[-1].accuracy is None and history[-1].test_loss is None
+
+
+def test_loss_that_is_no_number_stops_all_ranks_and_names_one(world):
+    train, test = small_data()
+    images, labels = train.arrays
+    guilty = world.size - 1
+    config = Config(batch_size=world.size, dropout=0.0)
+    order = np.concatenate(list(GlobalBatchSampler(train, config.batch_size, 1, 0, seed=config.seed)))
+    broken = images.copy()
+    broken[order[2 * config.batch_size + guilty]] = np.nan  # the third batch, whose last rank gets it
+    trainer = make(config, (ArrayDataset(broken, labels), test))
+    with pytest.raises(FloatingPointError, match=rf"rank {guilty} at step 3 \(epoch 1\), with finite parameters"):
+        trainer.fit(1)
+
+
+def test_divergence_names_the_parameters(world):
+    trainer = make(Config(dropout=0.0))
+    trainer.model.module.fc2.bias.data[0] = np.inf
+    with pytest.raises(FloatingPointError, match=r"at step 1 .*not finite: fc2\.bias"):
+        trainer.fit(1)
+
+
+class Overflowing(nn.Module):
+    """A finite loss whose gradient is not, in one batch on one rank."""
+
+    def __init__(self, when, rank: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(np.ones((1, 1), np.float32))
+        self.when, self.calls, self.guilty = when, 0, dist.get_rank() == rank
+
+    def forward(self, x):
+        self.calls += self.training
+        # sqrt at 0 is 0, and its derivative infinite: 0 * inf is NaN.
+        bad = self.training and self.guilty and self.calls in self.when
+        return x @ self.weight + ((self.weight * 0).sum() ** 0.5 if bad else 0)
+
+
+def overflowing(world, on_nan: str) -> Trainer:
+    data = ArrayDataset(np.ones((16, 1), np.float32), np.ones((16, 1), np.float32) * 3)
+    model = NaiveAveraging(Overflowing({2}, rank=world.size - 1))
+    loader = DataLoader(data, batch_sampler=GlobalBatchSampler(data, 4))
+    optimizer = SGD(model.module.parameters(), lr=0.1)
+    return Trainer(model, optimizer, F.mse_loss, loader, correct_fn=lambda o, t: 0, on_nan=on_nan)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_gradient_that_is_no_number_stops_before_the_step(world):
+    trainer = overflowing(world, "stop")
+    with pytest.raises(FloatingPointError, match="averaged gradient of weight is not finite at step 2"):
+        trainer.fit(1)
+    assert np.isfinite(trainer.model.module.weight.data).all() and trainer.step == 1
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_skip_leaves_the_step_out_on_all_ranks(world):
+    trainer = overflowing(world, "skip")
+    trainer.fit(1)
+    assert (trainer.skipped, trainer.step) == (1, 4)
+    # Three steps of w -= 0.1 * 2 * (w - 3), from 1.
+    np.testing.assert_allclose(trainer.model.module.weight.data, [[3 - 2 * 0.8**3]], rtol=1e-6)
+
+
+def test_batch_smaller_than_the_ranks_is_refused(world):
+    run.check_request(Config(batch_size=world.size), world.size)
+    if world.size > 1:
+        with pytest.raises(UsageError, match=f"give {world.size} or more, or start fewer"):
+            run.check_request(Config(batch_size=world.size - 1), world.size)
+
+
+def test_spares_are_refused_where_they_cannot_help(world):
+    with pytest.raises(UsageError, match="--spares 1 needs ranks that live on when one dies: start with Open MPI's"):
+        run.check_request(Config(spares=1), world.size)
+    with pytest.raises(UsageError, match=r"running statistics of batch norms .* give --sync-batchnorm"):
+        build_module(Config(model="resnet", spares=1))
+    build_module(Config(model="resnet", spares=1, sync_batchnorm=True))
+
+
+def test_together_tells_every_rank(world):
+    def read() -> int:
+        if world.rank == world.size - 1:
+            raise OSError("disk on fire")
+        return world.rank
+
+    with pytest.raises(UsageError, match="disk on fire"):
+        run.raise_on_all_ranks(read)
+    assert run.raise_on_all_ranks(lambda: world.rank) == world.rank
