@@ -42,6 +42,7 @@ def _create(options: Any, _: Any) -> Any:
     with translated():
         if options.global_ranks_in_group:
             ranks = list(options.global_ranks_in_group)
+            default.begin_beside(ranks, options.timeout)
             group = distributed.new_group(ranks, options.timeout, use_local_synchronization=True, sort_ranks=False)
             assert isinstance(group, distributed.ProcessGroup), "torch asks members only"
             close = default.free

@@ -35,6 +35,22 @@ def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> distributed.Pro
     return found
 
 
+def begin_beside(ranks: Sequence[int], timeout: timedelta) -> None:
+    """Make the group of all ranks for one of ``ranks``, if torch's default group is another backend's.
+
+    Such a group may have met at an address, without MPI, which all ranks have to start together.
+    """
+    if distributed.is_initialized():
+        return
+    rank, size = c10d.get_rank(), c10d.get_world_size()
+    if len(ranks) < size:
+        raise distributed.DistError(
+            f'new_group("mpiddp") of {len(ranks)} of {size} ranks, before MPI has started on all of them: make one of'
+            ' all ranks first, or let the default group meet through MPI: init_process_group(..., init_method="mpi://")'
+        )
+    begin(timeout, rank, size)
+
+
 def end(group: distributed.ProcessGroup) -> None:
     """End the group of all ranks, and with it all others."""
     global _ours

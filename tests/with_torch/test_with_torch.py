@@ -143,21 +143,31 @@ def test_without_mpirun_is_a_world_of_one_rank(installed: dict[str, str]) -> Non
 
 
 GLOO = """
-import sys, torch, torch.distributed as dist
+import contextlib, os, sys, torch, torch.distributed as dist
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    dist.all_reduce(torch.ones(1), group=dist.new_group(backend=sys.argv[1]))
+    backend, *url = sys.argv[1:]
+    claims = {name: int(os.environ[name.upper()]) for name in ("rank", "world_size") if url}
+    dist.init_process_group("gloo", *url, **claims)
+    if url and dist.get_rank() == 0:
+        with contextlib.suppress(dist.DistBackendError):
+            dist.new_group([0], backend=backend, use_local_synchronization=True)
+            raise AssertionError("MPI has not started on rank 1")
+    dist.all_reduce(x := torch.ones(1), group=dist.new_group(backend=backend))
+    assert x == 2
     dist.destroy_process_group()
 """
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("beside", "lines"), [("gloo", 1), ("mpiddp", 0)])
+@pytest.mark.parametrize(("beside", "lines"), [("gloo", 1), ("mpiddp", 0), ("mpiddp file", 0)])
 def test_a_job_on_gloo_alone_says_so_at_its_end(
     beside: str, lines: int, installed: dict[str, str], tmp_path: Path
 ) -> None:
+    """A group of mpiddp's stands beside Gloo's, also where Gloo's ranks have met without MPI."""
+    backend, *file = beside.split()
     (script := tmp_path / "on_gloo.py").write_text(GLOO)
-    ended = _run([*launcher.launch(2), sys.executable, str(script), beside], installed, 120)
+    url = [f"file://{tmp_path}/meet"] if file else []
+    ended = _run([*launcher.launch(2), sys.executable, str(script), backend, *url], installed, 120)
     assert ended.rc == 0 and ended.stderr.count("ran on Gloo in this job") == lines, ended
 
 
