@@ -423,3 +423,75 @@ def test_top_level_of_the_repository():
     if not listed:
         pytest.skip("no checkout, or no git")
     assert {name for line in listed if not (name := Path(line).parts[0]).startswith(".")} <= TOP_LEVEL
+
+
+NOT_OF_A_MODULE = {
+    "test_api": "the public names of all modules",
+    "test_architecture": "the sources of all modules",
+    "test_count": "tests.count",
+    "test_docstrings": "the docstrings of all modules",
+    "test_import": "what an import of mpiddp starts",
+    "test_scale": "the work of one rank of many, in all modules",
+}
+"""Files of tests at the top, and what they test."""
+IN_JOBS = ("launch", "with_torch", "gpu")
+"""Folders whose files are named after what a job does."""
+WITHOUT_TESTS = {
+    "": "cli elastic errors nested typing",
+    "algorithms": (
+        "exchange fallback handshake hierarchical local_reduce native one_shot peer_access ring short tags "
+        "tree two_shot"
+    ),
+    "algorithms/gpu": "nccl pointers probe ring staged staged_ring table",
+    "autograd": "arithmetic function gradcheck reduction shaping",
+    "bench": "cli compare ddp job overlap sweep timing train with_torch",
+    "data": "samplers",
+    "device": "choice conversion namespace packing pinned place transfer",
+    "distributed": "dispatch init new_groups parting",
+    "examples": (
+        "batches checkpoint_resume collective_costs collectives data_parallel ddp_timeline elastic gradients "
+        "hello messages model_parallel printing sgd torch_user"
+    ),
+    "faults": "activity failures job liveness marker monitor neighbour shutdown watchdog",
+    "mpi": "future lazy link operation p2p p2p_device requests stdio world",
+    "nn": (
+        "activation container conv dropout embedding init linear loss normalization parameter pooling shaping "
+        "state utils window"
+    ),
+    "nn/collectives": "p2p recorded rooted symmetric",
+    "optim": "adam sgd",
+    "parallel": "powersgd wrapper",
+    "shm": "cma scratch segment",
+    "torch": (
+        "arrays backend cuda ddp default dispatch errors names process_group rendezvous store symmetric "
+        "torch_backend work"
+    ),
+    "training": "ranks run train_step",
+}
+"""Modules by folder, tested in the files of other modules; the list may only get shorter."""
+
+
+def test_tests_mirror_the_package():
+    """The tests of mpiddp/a/b.py are in tests/a/test_b.py and test_b_*.py, those of all of mpiddp/a in test_a*.py."""
+    here = Path(__file__).parent
+    sources, packages = read_package()
+    modules = {name.partition(".")[2] for name in sources.keys() - packages if not name.endswith("__main__")}
+    tested = set()
+    for file in here.rglob("test_*.py"):
+        path = file.relative_to(here)
+        if path.parts[0] in IN_JOBS or path.stem in NOT_OF_A_MODULE:
+            continue
+        words = path.stem.split("_")[1:]
+        names = [".".join((*path.parent.parts, "_".join(words[:count]))) for count in range(len(words), 0, -1)]
+        of_module = next((name for name in names if name in modules), None)
+        of_folder = words[0] == path.parent.name or not packages.isdisjoint(f"mpiddp.{name}" for name in names)
+        assert of_module or of_folder, f"tests/{path} is named after no module of mpiddp/{path.parent}"
+        tested.add(of_module)
+    listed = {
+        f"{folder.replace('/', '.')}.{name}".lstrip(".")
+        for folder, names in WITHOUT_TESTS.items()
+        for name in names.split()
+    }
+    without = modules - tested
+    assert sorted(without - listed) == [], "a module needs a file of tests with its name"
+    assert sorted(listed - without) == [], "these have their tests now, or are gone: take them off the list"

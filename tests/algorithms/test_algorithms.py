@@ -23,7 +23,7 @@ from mpiddp.distributed.groups import default_group
 from mpiddp.mpi import message, requests
 from mpiddp.mpi.link import Channel, Link
 from mpiddp.mpi.operation import Operation
-from mpiddp.mpi.reduction import ReduceOp, check, is_half, mpi_op, premultiply
+from mpiddp.mpi.reduction import ReduceOp, check, is_half, mpi_op
 from mpiddp.shm import cma, scratch, segment
 from mpiddp.shm.cma import CrossMemory
 from mpiddp.shm.eager import EagerBuffers
@@ -613,14 +613,6 @@ def test_every_run_has_the_same_bits(case: Case) -> None:
                 case.run(steps("all_reduce", name, case.link, x, ReduceOp.SUM))
                 seen.add(x.tobytes())
         assert len(seen) == 1, name
-
-
-def test_a_factor_of_one_is_no_pass_over_the_array() -> None:
-    x = np.ones(3, np.float32)
-    x.flags.writeable = False
-    premultiply(ReduceOp.PREMUL_SUM(1.0), x)
-    with pytest.raises(ValueError, match="read-only"):
-        premultiply(ReduceOp.PREMUL_SUM(0.5), x)
 
 
 def test_slices_cover_the_array_and_begin_on_cache_lines() -> None:

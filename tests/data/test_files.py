@@ -11,7 +11,7 @@ import pytest
 from mpiddp.data.builtin import ByteWindows, split_text, text
 from mpiddp.data.files import NAMES, as_inputs, labelled, npz_names, open_labelled, open_npy, open_npz, read_idx
 
-from .test_sets import idx
+from .test_builtin import idx
 
 ARRAYS = {
     "plain": np.arange(24, dtype=np.float32).reshape(2, 3, 4),

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 from harness.inputs import Op, same
@@ -55,13 +53,3 @@ def test_coalesced_refuses(world):
         with pytest.raises(error):
             call()
     dist.barrier()
-
-
-def test_factors_are_equal_when_their_values_are(world):
-    assert Op.PREMUL_SUM(0.5) is Op.PREMUL_SUM(0.5)
-    assert Op.PREMUL_SUM(0.5) is not Op.PREMUL_SUM(0.25)
-    assert Op.PREMUL_SUM(0.0) is not Op.PREMUL_SUM(-0.0)
-    assert pickle.loads(pickle.dumps(Op.PREMUL_SUM(0.5))) is Op.PREMUL_SUM(0.5)
-    xs = [np.ones(3), np.ones(5)]
-    dist.all_reduce_coalesced(xs, Op.PREMUL_SUM(0.5))
-    assert all((x == world.size / 2).all() for x in xs)

@@ -372,3 +372,27 @@ def test_a_blocking_receive_leaves_its_core_to_the_sender(world, monkeypatch):
         elif world.size > 1:
             receive[name]()
             assert len(yields) > 10, name
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("made", ["by hand", "by an operation"])
+def test_error_in_a_callback_does_not_lose_the_others(made, error):
+    called = []
+
+    def fail(future):
+        called.append("first")
+        raise error
+
+    work = dist.all_reduce(np.ones(1 << 16), async_op=True) if made == "by an operation" else None
+    future = dist.Future() if work is None else work.get_future()
+    future.add_done_callback(fail)
+    future.add_done_callback(lambda future: called.append("second"))
+    try:
+        if work is None:
+            future.set_result(1)
+        else:
+            work.wait()
+    except error:
+        assert not issubclass(error, Exception), "an error of a callback is logged"
+    future.wait()
+    assert called == ["first", "second"]

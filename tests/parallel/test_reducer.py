@@ -195,3 +195,33 @@ def test_buckets_follow_the_order_of_gradients_once(world: World) -> None:
         buffers.append([id(bucket.buffer()) for bucket in ddp._reducer.buckets])
     assert buffers[0] == buffers[1] == buffers[2]
     assert_equal(values(model), values(plain))
+
+
+class Branches(nn.Module):
+    """Two layers, of which forward uses one."""
+
+    def __init__(self):
+        super().__init__()
+        nn.manual_seed(5)
+        self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+@pytest.mark.core
+def test_static_graph_is_learned_in_a_backward_that_is_complete():
+    def fail(gradient):
+        raise ZeroDivisionError
+
+    ddp = dist.DistributedDataParallel(Branches(), static_graph=True)
+    x = Tensor(np.ones((2, 4), np.float32), requires_grad=True)
+    handle = x.register_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        ddp(x).sum().backward()
+    handle.remove()
+    for _ in range(2):
+        ddp.zero_grad()
+        ddp(x).sum().backward()
+        assert ddp.module.unused.weight.grad is None
+        assert ddp.module.used.weight.grad is not None

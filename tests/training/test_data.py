@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data.test_sets import write_mnist
+from data.test_builtin import write_mnist
 from harness.pretend import pretended_nodes
 from harness.serving import Server, digests
 

@@ -10,7 +10,7 @@ from harness.serving import Server, digests
 from mpiddp.data import builtin, mnist
 from mpiddp.data.builtin import fetch_file
 
-from .test_sets import write_mnist
+from .test_builtin import write_mnist
 
 CONTENT = bytes(range(256)) * 40
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
