@@ -45,15 +45,13 @@ def _create(options: Any, _: Any) -> Any:
             default.begin_beside(ranks, options.timeout)
             group = distributed.new_group(ranks, options.timeout, use_local_synchronization=True, sort_ranks=False)
             assert isinstance(group, distributed.ProcessGroup), "torch asks members only"
-            close = default.free
         else:
             group = default.begin(options.timeout, options.group_rank, options.group_size)
-            close = default.end
-    made = ProcessGroup(group, options.timeout, close, options.store)
+    made = ProcessGroup(group, options.timeout, options.store)
     if torch.__version__ >= _FIRST_WITH_BACKENDS:
         from .torch_backend import Backend
 
-        made.own(Backend(group, options.timeout, close))
+        made.own(Backend(group, options.timeout))
     return made
 
 
@@ -70,4 +68,4 @@ def _create_another(
         default.begin(timeout, rank, size)
         group = distributed.new_group(timeout=timeout)
     assert isinstance(group, distributed.ProcessGroup), "all ranks are members"
-    return ProcessGroup(group, timeout, default.free, store)
+    return ProcessGroup(group, timeout, store)

@@ -52,15 +52,15 @@ def begin_beside(ranks: Sequence[int], timeout: timedelta) -> None:
 
 
 def end(group: distributed.ProcessGroup) -> None:
-    """End the group of all ranks, and with it all others."""
+    """End a group, and with that of all ranks all others, unless the program has made it itself.
+
+    Unfinished operations, as after a timeout, are given up, as by torch's own backends.
+    """
     global _ours
-    if _ours and group is distributed.group.WORLD:
+    if group is distributed.group.WORLD:
+        if not _ours:
+            return
         _ours = False
-        free(group)
-
-
-def free(group: distributed.ProcessGroup) -> None:
-    """End a group; unfinished operations, as after a timeout, are given up, as by torch's own backends."""
     try:
         distributed.destroy_process_group(group)
     except distributed.MismatchError:

@@ -21,7 +21,7 @@ from mpiddp import distributed
 from mpiddp.mpi import recorder
 from mpiddp.typing import Array
 
-from . import cuda
+from . import cuda, default
 from .arrays import Loan, as_array
 from .errors import ArgumentError, expect, translated
 from .options import COMBINE, DEFAULTS, UNSET, Tensors, expect_alike, reduction, root_of, seconds, single
@@ -34,14 +34,12 @@ recorder.add_library(str(Path(torch.__file__).parent))  # the flight recorder sh
 
 
 class Operations:
-    """torch's communicating calls in a group of mpiddp; ``close`` takes the group when torch destroys its own."""
+    """torch's communicating calls in a group of mpiddp; a subclass is also one of torch's classes."""
 
-    def __init__(
-        self, group: distributed.ProcessGroup, timeout: timedelta, close: Callable[[distributed.ProcessGroup], None]
-    ) -> None:
-        self.group = group
+    def __init__(self, group: distributed.ProcessGroup, timeout: timedelta) -> None:
         self._rank, self._size = group.rank(), group.size()
-        self._close = close
+        super().__init__(self._rank, self._size)  # type: ignore[call-arg] # of torch's class
+        self.group = group
         self.timeout = timeout
         self._timeout_s = seconds(timeout)
         self._calls = 0
@@ -82,7 +80,7 @@ class Operations:
         """End the group; all its ranks call it."""
         if not self.group.link.closed:
             with translated():
-                self._close(self.group)
+                default.end(self.group)
 
     def abort(self) -> None:
         """Give the group up without the other ranks; nothing is freed before the program ends."""
@@ -165,13 +163,13 @@ class Operations:
                 loan.fail(error)
                 raise
             return None
-        if len(tensors) == 1 and not tensors[0].is_sparse:
-            return self._call(distributed.all_reduce, [(loan.output(tensors[0]),)], tensors, loan, opts, op=op)
         expect(len(tensors) > 0, "requires non-empty tensor list")
         expect_alike(tensors[0], tensors)
-        total = functools.reduce(COMBINE[op.name], [each.detach() for each in tensors])
+        total, also = tensors[0], tensors if len(tensors) > 1 else ()
+        for each in tensors[1:]:
+            total = COMBINE.get(op.name, torch.add)(total.detach(), each.detach())
         if not total.is_sparse:
-            return self._call(distributed.all_reduce, [(loan.output(total, tensors),)], tensors, loan, opts, op=op)
+            return self._call(distributed.all_reduce, [(loan.output(total, also),)], tensors, loan, opts, op=op)
         with translated(), torch.no_grad():  # a detached one would get indices and values of its own
             total = _sparse_sum(total, op, self.group)
             for each in tensors:
@@ -217,8 +215,7 @@ class Operations:
         expect(len(output_tensors) == count, "requires input/output tensor lists to have the same length")
         expect_alike(input_tensors[0], input_tensors[1:])
         for mine in output_tensors:
-            if len(mine) != self._size * count:
-                raise ArgumentError(f"invalid output tensor list: expected {self._size * count}, got {len(mine)}")
+            expect(len(mine) == self._size * count, "invalid output tensor list: expected one for each rank and input")
             expect_alike(input_tensors[0], mine)
         loan, calls = Loan(moved=True), []
         for index, tensor in enumerate(input_tensors):
@@ -331,16 +328,15 @@ class Operations:
         loan = Loan(moved=True)
         return self._message(distributed.isend, loan.input(tensors[0]), tensors, loan, tag, group_dst=dst)
 
-    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Work:
-        """``src`` is a rank of the group."""
+    def recv(self, tensors: Tensors, src: int | None, tag: int = 0) -> Work:
+        """``src`` is a rank of the group, or None for any."""
         loan = Loan(moved=True)
         return self._message(distributed.irecv, loan.output(tensors[0]), tensors, loan, tag, group_src=src)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
-        loan = Loan(moved=True)
-        return self._message(distributed.irecv, loan.output(tensors[0]), tensors, loan, tag)
+        return Operations.recv(self, tensors, None, tag)
 
-    def _message(self, function: Any, x: Array, tensors: Tensors, loan: Loan, tag: int, **peer: int) -> Work:
+    def _message(self, function: Any, x: Array, tensors: Tensors, loan: Loan, tag: int, **peer: int | None) -> Work:
         with translated(), nullcontext() if loan.device is None else cuda.on_stream(loan.device):
             work = function(x, group=self.group, tag=tag, **peer)
         made = Work if function is distributed.isend else functools.partial(Received, self.group)

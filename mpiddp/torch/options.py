@@ -22,7 +22,6 @@ Tensors = Sequence[torch.Tensor]
 T = TypeVar("T")
 
 COMBINE = {
-    **dict.fromkeys(("SUM", "AVG", "PREMUL_SUM"), torch.add),
     "PRODUCT": torch.mul,
     "MIN": torch.minimum,
     "MAX": torch.maximum,
@@ -30,11 +29,9 @@ COMBINE = {
     "BOR": torch.bitwise_or,
     "BXOR": torch.bitwise_xor,
 }
-"""How a rank reduces several tensors of its own."""
+"""How a rank reduces several tensors of its own; other reductions add them."""
 _OPS = {
-    int(getattr(ReduceOp.RedOpType, name)): getattr(distributed.ReduceOp, name)
-    for name in COMBINE
-    if name != "PREMUL_SUM"
+    int(getattr(ReduceOp.RedOpType, name)): getattr(distributed.ReduceOp, name) for name in ("SUM", "AVG", *COMBINE)
 }
 _SUM = ReduceOp.SUM
 UNSET = timedelta(milliseconds=-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch.distributed
 
 from mpiddp import distributed
 
-from . import default, dispatch
+from . import dispatch
 from .errors import ArgumentError, translated
 from .operations import Operations
 from .work import untraced
@@ -26,15 +26,8 @@ class ProcessGroup(Operations, torch.distributed.ProcessGroup):
     behind objects that can be waited for and not be asked.
     """
 
-    def __init__(
-        self,
-        group: distributed.ProcessGroup,
-        timeout: timedelta,
-        close: Callable[[distributed.ProcessGroup], None],
-        store: torch.distributed.Store,
-    ) -> None:
-        torch.distributed.ProcessGroup.__init__(self, group.rank(), group.size())
-        Operations.__init__(self, group, timeout, close)
+    def __init__(self, group: distributed.ProcessGroup, timeout: timedelta, store: torch.distributed.Store) -> None:
+        super().__init__(group, timeout)
         self._name = self._description = ""
         self._backend: Any = None
         self._store = store
@@ -71,7 +64,7 @@ class ProcessGroup(Operations, torch.distributed.ProcessGroup):
         if part is None:
             return None
         assert isinstance(part, distributed.ProcessGroup), "a member"
-        made = ProcessGroup(part, timeout or self.timeout, default.free, self._store)
+        made = ProcessGroup(part, timeout or self.timeout, self._store)
         made.setGroupName(group_name or f"{self._name}:split:{list(ranks)}")
         made.setGroupDesc(group_desc or f"{self._description}:split")
         return made
@@ -83,8 +76,8 @@ class ProcessGroup(Operations, torch.distributed.ProcessGroup):
         """Take the Backend that torch's tools ask for."""
         self._backend = backend
         kind = torch.distributed.ProcessGroup.BackendType.CUSTOM
-        for device in self._device_types:
-            self._register_backend(device, kind, backend)
+        for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            self._register_backend(torch.device(device), kind, backend)
         self._set_default_backend(kind)
 
     def setGroupName(self, name: str) -> None:  # noqa: N802

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import Any
 
 from torch._C import _distributed_c10d as c10d
 
 from mpiddp import distributed
 
-from . import default, rendezvous
+from . import rendezvous
 from .errors import translated
 from .operations import Operations
 
 
 class Backend(Operations, c10d.Backend):
     """The calls of a group, and the way to one without some of its ranks."""
-
-    def __init__(
-        self, group: distributed.ProcessGroup, timeout: timedelta, close: Callable[[distributed.ProcessGroup], None]
-    ) -> None:
-        c10d.Backend.__init__(self, group.rank(), group.size())
-        Operations.__init__(self, group, timeout, close)
 
     @property
     def supports_shrinking(self) -> bool:
@@ -33,4 +26,4 @@ class Backend(Operations, c10d.Backend):
         with translated():
             made = distributed.shrink_group(ranks_to_exclude, shrink_flags=shrink_flags)
             rendezvous.renew()
-        return Backend(made, self.timeout, default.end)
+        return Backend(made, self.timeout)

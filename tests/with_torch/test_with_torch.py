@@ -69,6 +69,7 @@ WORLD = {  # what else runs on torch.distributed: the package, and the scripts t
     "lightning": ("world_lightning",),
     "accelerate": ("world_accelerate",),
     "transformers": ("world_transformers",),
+    "deepspeed": ("world_deepspeed",),
 }
 
 
