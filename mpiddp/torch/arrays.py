@@ -1,6 +1,6 @@
 """Tensors as arrays: without a copy where a tensor is contiguous and in the host's memory, else through a copy.
 
-ml_dtypes gives NumPy bfloat16 for reductions; data that only moves goes as bytes where NumPy lacks the dtype.
+NumPy lacks some of torch's dtypes. ml_dtypes gives it bfloat16 for reductions; data that only moves goes as bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _kept: list[Loan] = []
 
 
 class _Memory:
-    """A tensor's memory for NumPy, whose array keeps the tensor; after ``Tensor.numpy`` it could never be resized."""
+    """Shows NumPy a tensor's memory and keeps the tensor; after ``Tensor.numpy`` a tensor can never be resized."""
 
     __slots__ = ("__array_interface__", "_tensor")
 

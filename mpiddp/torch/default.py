@@ -1,4 +1,4 @@
-"""mpiddp's default group as torch's: made with it and ended with it, unless the program has made it before."""
+"""mpiddp's default group under torch's: it is made and ended with torch's, unless the program has made it itself."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _ours = False
 
 
 def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> distributed.ProcessGroup:
-    """Return the group of all ranks; raise if rank or size, if not -1, contradict MPI.
+    """Return the group of all ranks, made with ``timeout`` if there is none; DistError if MPI has other numbers.
 
-    ``timeout`` holds where the group is made here.
+    -1 as rank or size agrees with any number.
     """
     global _ours
     if not distributed.is_initialized():
@@ -73,8 +73,8 @@ def end(group: distributed.ProcessGroup) -> None:
 def shrink_group(ranks_to_exclude: Sequence[int] = ()) -> None:
     """Make torch's default group anew without failed ranks, and without ``ranks_to_exclude``.
 
-    Ranks are numbered anew in the old order, all other groups end, and a DistributedDataParallel has to wrap its module
-    again. ValueError if there is no such rank, or this one is to be excluded.
+    Ranks are numbered anew in the old order, and all other groups end. A DistributedDataParallel has to wrap its module
+    again. ValueError if there is no such rank, or if this rank is to be excluded.
 
     Examples
     --------

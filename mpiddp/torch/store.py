@@ -1,7 +1,7 @@
-"""The store that torch wants, found through MPI: no address, no port, no rank.
+"""The store that torch wants; MPI tells the ranks where it is.
 
-A ``TCPStore`` of torch's on rank 0, at a port that the system chooses and MPI announces. A rank connects on first use:
-mpiddp's own groups never do.
+It is a ``TCPStore`` of torch's on rank 0, at a port that the system chooses. A rank connects on first use, which
+mpiddp's own groups never make.
 """
 
 from __future__ import annotations

@@ -96,6 +96,15 @@ def test_the_torch_world_has_gloo_s_losses(package: str, tmp_path: Path) -> None
     assert len(losses["gloo"]) > 2 * len(WORLD[package]), ended
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("package", ["mpi4py_fft", "mpi4jax"])
+def test_other_libraries_on_mpi_in_one_program(package: str) -> None:
+    if importlib.util.find_spec(package) is None:  # an import would start MPI here
+        pytest.skip(f"{package} is not installed")
+    ended = launcher.mpirun(2, SCRIPTS / f"beside_{package}.py", timeout_s=240)
+    assert ended.rc == 0 and ended.stdout.count("right") == 2, ended
+
+
 def _run(command: list[str], variables: dict[str, str], timeout_s: float = 300) -> launcher.Completed:
     with launcher.Program(command, variables) as job:
         return job.wait(timeout_s)
