@@ -463,8 +463,8 @@ WITHOUT_TESTS = {
     "parallel": "powersgd wrapper",
     "shm": "cma scratch segment",
     "torch": (
-        "arrays backend cuda ddp default dispatch errors names process_group rendezvous store symmetric "
-        "torch_backend work"
+        "arrays backend cuda ddp default dispatch errors names operations options process_group rendezvous store "
+        "symmetric torch_backend work"
     ),
     "training": "ranks run train_step",
 }
