@@ -12,9 +12,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import moved
-from .faults import shutdown
+from .faults import uncaught
+from .launchers import announce_ranks, launch
 from .mpi import stdio
-from .settings import announce_ranks, launch
 
 if TYPE_CHECKING:
     from .data import DataPartitioner as DataPartitioner
@@ -81,5 +81,5 @@ def __dir__() -> list[str]:
 
 announce_ranks()
 if launch() is not None:
-    shutdown.install()
+    uncaught.install()
     stdio.show_lines()

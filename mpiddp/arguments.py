@@ -6,7 +6,7 @@ import operator
 
 
 def whole(name: str, value: object, least: int | None = None) -> int:
-    """Return an integer, also NumPy's; TypeError for other numbers, ValueError below ``least``."""
+    """Return an integer, also NumPy's, as an int; TypeError for other numbers, ValueError if it is below ``least``."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:

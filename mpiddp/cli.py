@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import mpiddp
-from mpiddp import settings
+from mpiddp import launchers, settings
 from mpiddp.bench import cli as bench
+from mpiddp.cores import limit_blas_threads
 from mpiddp.training import config, supervisor
 from mpiddp.training.config import UsageError, resumed_threads
 from mpiddp.training.options import flag
 
-from .faults import doorbell, lineup
-from .mpi.lazy import running
+from .faults import flight, where_socket
+from .mpi.finalize import running
 
 # An error on one rank may end the others before MPI runs: rank 0 gets this long to report it.
 _HEAD_START_S = 5.0
@@ -59,38 +60,43 @@ def build_parser() -> argparse.ArgumentParser:
 
     info = commands.add_parser(
         "info",
-        help="print what one needs to know when something is wrong",
-        description="Print versions, MPI library, ranks and their places. Works alone and under mpirun or srun.",
+        help="print MPI, launcher, ranks, cores and GPUs, and what looks wrong with them",
+        description="Print versions, the MPI library, the launcher, each rank's node, cores and GPU, and what looks"
+        " wrong. It works alone, and under mpirun or srun as a job would be started.",
     )
     info.add_argument("--json", action="store_true", help="print one JSON object")
     info.add_argument(
         "--probe-gpu",
         action="store_true",
-        help="try in a job of 2 ranks, which may crash, whether MPI takes addresses of GPU memory, and remember it",
+        help="try whether MPI takes addresses of GPU memory, in a job of 2 ranks that may crash, and keep the answer",
     )
     info.set_defaults(run=run_info)
     again = commands.add_parser(
         "run",
         help="run a job, and start it again when it ends badly",
         description="Run a job: python -m mpiddp run --restarts 3 -- mpirun -np 4 python -m mpiddp train --output DIR."
-        " train goes on from its last checkpoint; a program of your own has to.",
+        " When the job ends badly it is started again. train goes on from its last checkpoint, and a program of your"
+        " own has to do so, too.",
     )
     supervisor.add_options(again)
     again.set_defaults(run=supervisor.run)
     where = commands.add_parser(
         "where",
-        help="print what all ranks of a running job do",
+        help="print what each rank of a running job does",
         description="Print the state and the stacks of all ranks of a job that has a rank on this machine.",
     )
-    where.add_argument("job", nargs="?", help="the job, as this command lists it when there are several")
+    where.add_argument(
+        "job", nargs="?", help="the name of the job, needed if several run on this machine; this command lists them"
+    )
     where.set_defaults(run=run_where)
     flight = commands.add_parser(
         "flight",
-        help="line up the ranks' flight recorders, and print where they part",
-        description="Read the flight recorder's files of a job, and print the first call that not all ranks share.",
+        help="show where the ranks of a job went different ways, from its flight recorder",
+        description="Read the files that the ranks of a job wrote when something was wrong, and print the first call"
+        " that not all ranks made.",
     )
     flight.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="the files of all ranks, as the job names them"
+        "files", nargs="+", type=Path, metavar="FILE", help="the files of all ranks; the job has printed their names"
     )
     flight.add_argument("--json", action="store_true", help="print the files as one JSON object, by rank")
     flight.set_defaults(run=run_flight)
@@ -100,7 +106,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run_train(arguments: argparse.Namespace) -> int:
     options = config.read_options(arguments)
-    announced = settings.launch()
+    announced = launchers.launch()
     before = None
     if options.resume == "auto" and options.output is not None:
         before = resumed_threads(options.output, 1 if announced is None else announced.size - options.spares)
@@ -116,7 +122,7 @@ def run_info(arguments: argparse.Namespace) -> int:
 
 
 def run_where(arguments: argparse.Namespace) -> int:
-    found = doorbell.addresses()
+    found = where_socket.addresses()
     jobs = sorted({each.job for each in found})
     if arguments.job is not None and arguments.job not in jobs:
         raise UsageError(
@@ -128,7 +134,7 @@ def run_where(arguments: argparse.Namespace) -> int:
         raise UsageError(f"several jobs have ranks on this machine: name one of {', '.join(jobs)}")
     job = arguments.job or jobs[0]
     for address in found:
-        text = doorbell.ring(address) if address.job == job else ""
+        text = where_socket.ask(address) if address.job == job else ""
         if text:
             print(text)
             return 0
@@ -139,13 +145,13 @@ def run_flight(arguments: argparse.Namespace) -> int:
     dumps, damaged = [], []
     for path in arguments.files:
         try:
-            dumps.append(lineup.read(path))
+            dumps.append(flight.read(path))
         except ValueError as error:
             damaged.append(str(error))
     try:
         if not dumps:
             raise ValueError("; ".join(damaged))
-        print(json.dumps({dump["mpiddp"]["rank"]: dump for dump in dumps}) if arguments.json else lineup.line_up(dumps))
+        print(json.dumps({dump.rank: dump._asdict() for dump in dumps}) if arguments.json else flight.line_up(dumps))
     except ValueError as error:
         raise UsageError(str(error)) from error
     for each in damaged:
@@ -155,7 +161,7 @@ def run_flight(arguments: argparse.Namespace) -> int:
 
 def _limit_threads(before: int | None = None) -> None:
     """Share the cores among the ranks of a node before NumPy is imported; a resumed run keeps ``before``."""
-    threads, launch = settings.limit_blas_threads(before), settings.launch()
+    threads, launch = limit_blas_threads(before), launchers.launch()
     if threads is not None and (launch is None or launch.rank == 0):  # as far as is known without MPI
         why = "as before" if before else "its share of the node's cores"
         print(
@@ -169,10 +175,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = build_parser().parse_args(argv)
         code: int = arguments.run(arguments)
     except (UsageError, settings.SettingError) as error:
-        launch = settings.launch()
+        launch = launchers.launch()
         if launch is None or launch.rank == 0:
             print(f"mpiddp: error: {error}", file=sys.stderr, flush=True)
-        elif not running() and "Hydra" not in launch.launcher:  # Hydra waits for all of them
+        elif not running() and launch.launcher.ends_with_a_rank:
             time.sleep(_HEAD_START_S)
         return getattr(error, "exit_code", UsageError.exit_code)
     return code

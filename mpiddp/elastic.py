@@ -24,11 +24,11 @@ import mpiddp.distributed as dist
 from mpiddp.distributed import groups, init
 from mpiddp.distributed.backends import backend_of
 from mpiddp.errors import EXIT_TIMEOUT, DistError
-from mpiddp.faults import monitor
+from mpiddp.faults import this_job
+from mpiddp.faults.abort import abort, time_limit
 from mpiddp.faults.job import Job
 from mpiddp.faults.liveness import Tag
 from mpiddp.faults.neighbour import Neighbour
-from mpiddp.faults.shutdown import abort, time_limit
 from mpiddp.mpi.lazy import MPI
 
 __all__ = ["Stateful", "run"]
@@ -213,7 +213,7 @@ class _Places:
 
     @property
     def job(self) -> Job:
-        job = monitor.current()
+        job = this_job.current()
         assert job is not None, "there is a default group"
         return job
 
@@ -224,7 +224,7 @@ class _Places:
         """Make the job anew of the survivors, who all call it."""
         groups.discard()
         with time_limit(self.timeout_s, "recovery from a death"):
-            monitor.regroup()
+            this_job.regroup()
 
     def reassign(self) -> Change:
         """Give the places of failed ranks to spares; all survivors call it."""

@@ -1,7 +1,7 @@
 """mpiddp's own errors, and the exit codes of jobs that it ends.
 
-Where torch raises a ``ValueError``, ``TypeError`` or ``RuntimeError``, mpiddp raises that class with torch's text; the
-classes here are for what torch has no word for, and each is also the built-in class that a caller would catch.
+Where torch raises a ``ValueError``, ``TypeError`` or ``RuntimeError``, mpiddp raises the same class with torch's text.
+The classes here are for errors that torch does not have. Each is also the built-in class that a caller would catch.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ EXIT_MISMATCH = 111
 EXIT_INTERRUPTED = 130
 """Exit code of a job that a Ctrl-C ended."""
 EXIT_CHECKPOINTED = 75
-"""Exit code of a training run that saved a checkpoint on a signal and wants to be started again (``EX_TEMPFAIL``)."""
+"""Exit code of a training run that has saved a checkpoint on a signal and can be started again (``EX_TEMPFAIL``)."""
 
 
 class DistError(RuntimeError):
     """Something is wrong with the job: its launcher, its MPI library, its groups (torch: ``DistError``)."""
+
+
+class SetupError(DistError):
+    """A launch that cannot work; rank 0 alone prints it."""
 
 
 DistBackendError = DistError
@@ -27,13 +31,13 @@ DistBackendError = DistError
 
 
 class ArrayError(DistError, ValueError):
-    """An array cannot be communicated as it is: shape, dtype, layout or flags. The text names the cure."""
+    """An array cannot be sent or received as it is. The text says why, and names the cure."""
 
 
 class MismatchError(DistError):
-    """Ranks disagree about their operation; the text names both sides.
+    """Ranks have made different calls where all have to make the same; the text names both sides.
 
-    ``ranks`` disagree, by their numbers in the world, as far as this rank knows.
+    The attribute ``ranks`` lists those that disagree, as far as this rank knows, by their numbers in the world.
     """
 
     def __init__(self, text: str, ranks: Sequence[int] = ()) -> None:
@@ -46,11 +50,11 @@ class DistTimeoutError(DistError, TimeoutError):
 
 
 class RankFailedError(DistError):
-    """Ranks failed, and this one may go on without them: see ``shrink_group``.
+    """Ranks have died, and this one may go on without them: see ``shrink_group``.
 
-    ``ranks`` are their numbers in the world that they were in, as far as this rank knows.
+    The attribute ``ranks`` lists them, as far as this rank knows, by their numbers in the world that they were in.
     """
 
     def __init__(self, text: str, ranks: Sequence[int] = ()) -> None:
-        super().__init__(text)  # without the ranks, which a pickled error gets back all the same
+        super().__init__(text)  # pickle restores the ranks from the object's dictionary
         self.ranks = list(ranks)

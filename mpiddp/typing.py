@@ -1,4 +1,4 @@
-"""The types that signatures are written in. Imports NumPy only."""
+"""The types in signatures. Imports NumPy only."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Array: TypeAlias = npt.NDArray[Any]
 class HoldsArray(Protocol):
     """Anything that holds an array, such as :class:`mpiddp.autograd.Tensor`.
 
-    The one attribute by which the communication layer, which knows nothing of autograd, sees through a tensor. The
-    property raises :class:`~mpiddp.errors.ArrayError` where writing behind autograd's back would be wrong.
+    The communication layer knows nothing of autograd, and takes a tensor's array by this attribute. The property raises
+    :class:`~mpiddp.errors.ArrayError` if the array must not be written to without autograd knowing.
     """
 
     @property
@@ -23,7 +23,7 @@ class HoldsArray(Protocol):
 
 
 ArrayLike: TypeAlias = Array | HoldsArray
-"""An argument of every operation."""
+"""What every operation takes as an array."""
 
 DTypeLike: TypeAlias = npt.DTypeLike
 Shape: TypeAlias = tuple[int, ...]

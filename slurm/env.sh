@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What all scripts here share: your environment, and how ranks are started. Sourced by them, not run.
+# What all scripts here share: your environment, and how ranks are started. The scripts source this file.
 #
 # Edit this part once for your centre: the modules that the environment was built with, then the environment itself.
 # A job also inherits the environment that you submit from, so one that is active there need not be named here.
@@ -21,7 +21,7 @@ export SLURM_WAIT=${SLURM_WAIT:-60}        # seconds that a step lives on after 
 
 # ---- nothing to edit below
 
-# Slurm's warning may come before the ranks are there to hear it.
+# Slurm's warning, SIGUSR1, may come before the ranks have started.
 warned=''
 # shellcheck disable=SC2034 # requeue.sbatch asks for it
 terminated=''
@@ -36,11 +36,11 @@ fail() { # MESSAGE...
 # Newer versions of Slurm do not hand --cpus-per-task on from the job to its steps.
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SRUN_CPUS_PER_TASK}
-# When the job ends, for --max-time slurm; Slurm itself sets this since 23.02.
+# SLURM_JOB_END_TIME is the end of the job, for --max-time slurm. Slurm sets it by itself since 23.02.
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 ends=$(scontrol show job "${job:-$SLURM_JOB_ID}" | sed -n 's/.* EndTime=\([0-9][0-9T:-]*\).*/\1/p' | tail -n 1) || true
 if [ -n "$ends" ] && ends=$(date -d "$ends" +%s); then export SLURM_JOB_END_TIME=$ends; fi
-# One unbuffered write for each line would mix lines of several ranks.
+# With it Python writes each argument of print by itself, and the lines of ranks mix.
 unset PYTHONUNBUFFERED
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -50,7 +50,7 @@ if ! "$PYTHON" -c 'import mpiddp' 2> /dev/null; then
     why=$("$PYTHON" -c 'import mpiddp' 2>&1) || fail "$PYTHON cannot import mpiddp: ${why##*$'\n'}" \
         "activate its environment in $here/env.sh, or before sbatch"
 fi
-# Asked without starting MPI, which a batch script is no rank for.
+# This must not start MPI, because the batch script is not a rank.
 library=$(MPI4PY_RC_INITIALIZE=0 "$PYTHON" -c 'from mpi4py import MPI; print(MPI.Get_library_version().strip("\0"))' 2>&1) ||
     fail "$PYTHON cannot load MPI: ${library##*$'\n'}" "load the module that mpi4py was built with, in $here/env.sh"
 library=${library%%$'\n'*}
@@ -71,7 +71,7 @@ choose_launcher() { # sets MPIDDP_LAUNCH
     case $library in
         *"Open MPI"*) plugin=pmix ;;
         *CRAY*) plugin=cray_shasta ;;
-        # Intel's library needs to be told Slurm's; its mpirun does not.
+        # Under srun, Intel's library has to be told where Slurm's PMI is; under its own mpirun it need not.
         *Intel*) plugin=${I_MPI_PMI_LIBRARY:+pmi2} ;;
         *) plugin=pmi2 ;;
     esac
@@ -93,7 +93,7 @@ launcher() { # sets the array `start`
     else
         offers "$MPIDDP_LAUNCH" || fail "this Slurm has no plugin MPIDDP_LAUNCH=$MPIDDP_LAUNCH:" \
             "$(srun --mpi=list 2>&1 | tr -s '[:space:]' ' ')"
-        # One rank that dies ends the step; without it, with pmi2, the others wait for it until the time limit.
+        # A rank that dies ends the step. Without the option and with pmi2 the others wait until the time limit.
         start=(srun "--mpi=$MPIDDP_LAUNCH" --kill-on-bad-exit=1 --cpu-bind=cores)
     fi
 }
@@ -129,7 +129,7 @@ run() { # COMMAND...
     pid=$!
     trap 'warned=yes; kill -USR1 $pid || true' USR1
     trap 'terminated=yes; kill -TERM $pid || true' TERM
-    # A trap ends a wait, not the ranks.
+    # A trapped signal ends `wait` while the ranks go on, so wait again.
     while kill -0 "$pid" 2> /dev/null; do wait "$pid" || true; done
     trap 'warned=yes' USR1
     trap - TERM

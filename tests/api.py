@@ -1,7 +1,8 @@
 """The public API as text: one line for each module, class, function and public attribute.
 
 ``python -m tests.api`` prints it, ``python -m tests.api --write`` renews ``tests/api.txt``, which ``test_api.py``
-compares with it. Annotations are left out: they may become more precise without a caller noticing.
+compares with it. Annotations are left out: they may become more precise without a caller noticing. ``--pages FOLDER``
+writes the docstrings as HTML pages with pdoc; whatever pdoc warns of is an error.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import argparse
 import enum
 import importlib
 import inspect
+import re
 import types
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,10 +167,28 @@ def _value(value: object) -> str:
     return f"{type(value).__qualname__}.{constant}" if constant else f"<{type(value).__qualname__}>"
 
 
+def write_pages(folder: Path) -> None:
+    """Write a page for each public module."""
+    import pdoc
+    import pdoc.render
+
+    warnings.simplefilter("error")
+    for module in map(importlib.import_module, ROOTS):
+        # pdoc looks into a module's dictionary, and many names here are loaded on first use.
+        module.__all__ = public_names(module)
+        vars(module).update({name: getattr(module, name) for name in module.__all__})
+    pdoc.render.configure(docformat="numpy")
+    pdoc.pdoc("mpiddp", f"!(?!({'|'.join(map(re.escape, ROOTS))})$)", output_directory=folder)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.api", description=__doc__.partition("\n")[0])
     parser.add_argument("--write", action="store_true", help=f"renew tests/{FILE.name}")
-    if parser.parse_args().write:
+    parser.add_argument("--pages", type=Path, metavar="FOLDER", help="write HTML pages into this folder instead")
+    arguments = parser.parse_args()
+    if arguments.pages is not None:
+        write_pages(arguments.pages)
+    elif arguments.write:
         FILE.write_text(dump() + dump_of_torch())
     else:
         print(dump() + dump_of_torch(), end="")

@@ -17,7 +17,10 @@ from typing import Literal
 import pytest
 
 LAYERS = (
-    ("arguments", "errors", "moved", "settings", "typing", "device", "serialization", "nested"),
+    (
+        *("arguments", "cores", "errors", "launchers", "moved", "nested", "rank_process", "settings", "serialization"),
+        *("typing", "device"),
+    ),
     ("mpi",),
     ("shm",),
     ("faults",),
@@ -38,7 +41,7 @@ WIDER = ("mpiddp.nn.collectives",)
 
 GUARDED = {
     "cupy": ("mpiddp.device",),
-    "mpi4py": ("mpiddp.mpi.lazy", "mpiddp.bench"),
+    "mpi4py": ("mpiddp.mpi.lazy", "mpiddp.mpi.finalize", "mpiddp.bench"),
     "torch": ("mpiddp.torch", "mpiddp.bench"),
 }
 """Libraries that may be touched in one place only, by an import or by a look-up of the module."""
@@ -439,7 +442,7 @@ IN_JOBS = ("launch", "with_torch", "gpu")
 WITHOUT_TESTS = {
     "": "cli elastic errors nested typing",
     "algorithms": (
-        "exchange fallback handshake hierarchical local_reduce native one_shot peer_access ring short tags "
+        "exchange fallback handshake hierarchical local_reduce native one_shot peer_access pipeline ring short tags "
         "tree two_shot"
     ),
     "algorithms/gpu": "nccl pointers probe ring staged staged_ring table",
@@ -447,13 +450,13 @@ WITHOUT_TESTS = {
     "bench": "cli compare ddp job overlap sweep timing train with_torch",
     "data": "samplers",
     "device": "choice conversion namespace packing pinned place transfer",
-    "distributed": "dispatch init new_groups parting",
+    "distributed": "dispatch parting",
     "examples": (
         "batches checkpoint_resume collective_costs collectives data_parallel ddp_timeline elastic gradients "
         "hello messages model_parallel printing sgd torch_user"
     ),
-    "faults": "activity failures job liveness marker monitor neighbour shutdown watchdog",
-    "mpi": "future lazy link operation p2p p2p_device requests stdio world",
+    "faults": "abort activity failures job leaving liveness marker monitor neighbour this_job uncaught watchdog",
+    "mpi": "child_processes finalize future lazy link operation p2p p2p_device requests stdio world",
     "nn": (
         "activation container conv dropout embedding init linear loss normalization parameter pooling shaping "
         "state utils window"

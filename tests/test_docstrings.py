@@ -1,4 +1,4 @@
-"""The public API has docstrings, and the examples of all docstrings give what they show."""
+"""The public API has docstrings, public calls say their arguments, and all examples give what they show."""
 
 from __future__ import annotations
 
@@ -6,19 +6,28 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import re
 import types
 
 import api
+import numpy as np
 import pytest
 
-import mpiddp
+import mpiddp as dist
+from mpiddp import distributed
 
+ON_RANKS = [
+    *("mpiddp.distributed", "mpiddp.mpi.work"),
+    *(module.name for module in pkgutil.iter_modules(distributed.__path__, "mpiddp.distributed.")),
+]
 MODULES = [
     module.name
-    for module in pkgutil.walk_packages(mpiddp.__path__, "mpiddp.")
-    if not module.name.startswith(("mpiddp.torch", "mpiddp.bench.with_torch")) and not module.name.endswith("__main__")
+    for module in pkgutil.walk_packages(dist.__path__, "mpiddp.")
+    if not module.name.startswith(("mpiddp.torch", "mpiddp.bench.with_torch"))  # need torch
+    and not module.name.endswith("__main__")
+    and module.name not in ON_RANKS
 ]
-"""All but those that need torch; examples that need several ranks are marked to be skipped."""
+CALLS = [name for name in distributed.__all__ if isinstance(getattr(distributed, name), types.FunctionType)]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -26,12 +35,25 @@ def test_examples_give_what_they_show(name: str) -> None:
     assert doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS).failed == 0
 
 
+@pytest.mark.mpi
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_examples_give_what_they_show_on_two_ranks(name: str) -> None:
+    before = distributed.groups.doomed()
+    names = {"dist": dist, "np": np}
+    result = doctest.testmod(importlib.import_module(name), extraglobs=names, optionflags=doctest.ELLIPSIS)
+    for group in distributed.groups.doomed():
+        if group not in before:
+            dist.destroy_process_group(group)
+    assert result.failed == 0
+
+
 @pytest.mark.parametrize("name", api.ROOTS)
 def test_public_functions_classes_and_methods_have_docstrings(name: str) -> None:
     module = importlib.import_module(name)
-    found = {each: getattr(module, each) for each in api.public_names(module)}
-    classes = {each: value for each, value in found.items() if isinstance(value, type)}
-    found |= {
+    public = {each: getattr(module, each) for each in api.public_names(module)}
+    classes = {each: value for each, value in public.items() if isinstance(value, type)}
+    public |= {
         f"{each}.{method}": value
         for each, of_class in classes.items()
         for method, value in vars(of_class).items()
@@ -39,6 +61,20 @@ def test_public_functions_classes_and_methods_have_docstrings(name: str) -> None
     }
     assert not [
         each
-        for each, value in found.items()
+        for each, value in public.items()
         if isinstance(value, type | types.FunctionType | property) and not inspect.getdoc(value)
     ]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_says_its_arguments_and_shows_an_example(name: str) -> None:
+    call = getattr(distributed, name)
+    parameters = set(inspect.signature(call).parameters)
+    said = call.__doc__
+    assert ">>> " in said or not parameters
+    for other in re.findall(r"arguments are those of `(\w+)`", said):
+        said += getattr(distributed, other).__doc__
+    unsaid = parameters - set(re.findall(r"\w+", said))
+    if "`mpiddp.distributed`" in said:
+        unsaid -= set(re.findall(r"``(\w+)``", distributed.__doc__))
+    assert not unsaid

@@ -9,7 +9,7 @@ import types
 import pytest
 from harness import launcher
 
-from mpiddp.mpi import lazy
+from mpiddp.mpi import finalize
 
 REPORT = """
 import sys
@@ -51,7 +51,7 @@ def test_import_under_a_launcher_fills_the_ranks_and_starts_no_mpi(name):
 
 def test_library_that_another_thread_imports_does_not_run_yet(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.ModuleType("mpi4py.MPI"))
-    assert not lazy.running() and not lazy.finalized()
+    assert not finalize.running() and not finalize.finalized()
 
 
 def test_import_leaves_ranks_alone_that_are_set():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -12,13 +11,12 @@ import numpy as np
 from mpiddp import settings
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp, mpi_op
-from mpiddp.mpi.requests import Steps
 
 from . import exchange, native, tree
 
 SHORT_BYTES = 1 << 14
-FEW_RANKS = 8
-"""On more ranks the tree sends fewer messages."""
+TREE_RANKS = 9
+"""From so many on the tree sends fewer messages."""
 
 
 @functools.lru_cache(1024)
@@ -28,13 +26,12 @@ def reduction(dtype: np.dtype[Any], op: ReduceOp) -> ModuleType:
     return native
 
 
-def choose(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp, size_bytes: int) -> Callable[..., Steps]:
+def choose(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp, size_bytes: int) -> ModuleType:
     module = reduction(dtype, op)
-    short = size_bytes <= SHORT_BYTES and link.size > FEW_RANKS and not link.one_node
+    short = size_bytes <= SHORT_BYTES and link.size >= TREE_RANKS and not link.one_node
     if module is exchange and short and hasattr(tree, operation):
-        module = tree
-    found: Callable[..., Steps] = getattr(module, operation)
-    return found
+        return tree
+    return module
 
 
 def forget() -> None:

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiddp.faults.calls import NO_ROOT, RECORD, Call, Calls, compare_records, first_difference, make_call
+from mpiddp.faults.calls import RECORD, Calls, compare_records, first_difference
 from mpiddp.mpi.lazy import MPI
-from mpiddp.mpi.link import Link
+from mpiddp.mpi.link import Link, Resource
+from mpiddp.mpi.operation import Call
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import Steps
 from mpiddp.shm.segment import NOWHERE, Location, Segment
@@ -29,9 +30,10 @@ _ENTRY = struct.Struct("<qQqqqqdq")
 SLOT_BYTES = 1 << 10
 """For a short array, in every handshake between nodes."""
 SLOT_START = _ENTRY.size
+_MAX_VIEWS = 256
 ROW_BYTES = SLOT_START + SLOT_BYTES
-FEW_RANKS = 16
-"""In larger groups on several nodes the first step reduces a hash, as each rank would receive too many entries."""
+MAX_ROWS = 16
+"""In groups of more ranks on several nodes the first step reduces a hash: each would receive too many rows."""
 _PLACE_AND_FACTOR = slice(32, 56)
 
 
@@ -75,101 +77,132 @@ def _equal_entries(size: int, entry: bytes) -> Entries:
     return _entries(segments, offsets, factors.view(np.float64))
 
 
-def exchange(
-    link: Link,
-    operation: str,
-    x: Array,
-    place: Location,
-    op: ReduceOp | None,
-    root: int = NO_ROOT,
-) -> Steps:
+def exchange(link: Link, call: Call, place: Location, op: ReduceOp | None) -> Steps:
     """Wait for every rank; one yield, on ``now``, in small groups; MismatchError on all, if calls differ."""
-    calls = link.find(Calls)
-    call = None if calls is None or link.now is link.later else calls.newest  # else this is a part of a call
-    if call is None:
-        call = make_call(operation, x.dtype, op, x.size, root)
-    if link.one_node or link.size <= FEW_RANKS:
-        entries, _ = yield from _meet(link, link.now, call, place, _factor(op))
-    else:
-        yield from compare(link, call)
-        entries, _ = yield from _meet(link, link.later, call, place, _factor(op))
-    return entries
-
-
-def _factor(op: ReduceOp | None) -> float:
-    return 1.0 if op is None or op.factor is None else op.factor
+    factor = 1.0 if op is None or op.factor is None else op.factor
+    if link.one_node or link.size <= MAX_ROWS:
+        return (yield from _meet(link, link.now, call, place, factor))
+    yield from compare(link, call)
+    return (yield from _meet(link, link.later, call, place, factor))
 
 
 def compare(link: Link, call: Call) -> Steps:
     """Wait for every rank; MismatchError on all, if calls differ."""
-    if not link.one_node and link.size > FEW_RANKS:
-        digest = hash((_sequence(link), *call, _history(link)))
-        bounds = np.array([digest, ~digest])
-        yield link.now.Iallreduce(MPI.IN_PLACE, bounds, MPI.MIN)
-        if bounds[0] == ~bounds[1]:
-            return
-        yield from _meet(link, link.later, call)
-    else:
+    if link.one_node or link.size <= MAX_ROWS:
         yield from _meet(link, link.now, call)
+        return
+    digest = hash(_ENTRY.unpack(pack(link, call)))
+    bounds = np.array([digest, ~digest])
+    yield link.now.Iallreduce(MPI.IN_PLACE, bounds, MPI.MIN)
+    if bounds[0] != ~bounds[1]:
+        yield from _meet(link, link.later, call)
 
 
-def tell(link: Link, call: Call, op: ReduceOp | None, x: Array | None) -> Steps:
-    """Compare calls in a small group on several nodes; return the entries, and each rank's ``x`` in its row's slot.
-
-    ``x`` has at most `SLOT_BYTES`.
-    """
-    return _meet(link, link.now, call, NOWHERE, _factor(op), x)
+def without(algorithm: Callable[..., Steps]) -> Callable[..., Steps]:
+    """Return the steps of an algorithm that compares no call."""
+    return functools.wraps(algorithm)(lambda link, call, *args: algorithm(link, *args))
 
 
-def comparing(steps: Callable[..., Steps], call: Call) -> Callable[..., Steps]:
-    """Return the steps behind a comparison of the call."""
+def before(algorithm: Callable[..., Steps]) -> Callable[..., Steps]:
+    """Return the steps of an algorithm behind a comparison of the call."""
 
-    @functools.wraps(steps)
-    def compared(link: Link, *args: Any) -> Steps:
+    @functools.wraps(algorithm)
+    def compared(link: Link, call: Call, *args: Any) -> Steps:
         yield from compare(link, call)
-        return (yield from steps(link.after(), *args))
+        return (yield from algorithm(link.after(), *args))
 
     return compared
 
 
-def _meet(
-    link: Link,
-    comm: MPI.Intracomm,
-    call: Call,
-    place: Location = NOWHERE,
-    factor: float = 1.0,
-    x: Array | None = None,
-) -> Steps:
-    """Return the entries, and what all ranks have sent: `ROW_BYTES` each in a small group on several nodes."""
-    mine = _ENTRY.pack(_sequence(link), *call, *place, factor, _history(link))
-    row, with_slots = mine, not link.one_node and link.size <= FEW_RANKS
-    if with_slots:
-        row = (mine if x is None else mine + x.tobytes()).ljust(ROW_BYTES, b"\0")
-    told = bytearray(len(row) * link.size)
-    yield comm.Iallgather(row, told)
-    if with_slots:  # whose arrays may differ
-        agree = all(told.startswith(mine, start) for start in range(0, len(told), ROW_BYTES))
-    else:
+class Slot:
+    """The buffers of one handshake in a small group on several nodes: a row from each rank."""
+
+    __slots__ = ("_mine", "_row", "_starts", "_views", "told")
+
+    def __init__(self, size: int) -> None:
+        self._row, self.told = bytearray(ROW_BYTES), bytearray(ROW_BYTES * size)
+        self._starts = range(0, ROW_BYTES * size, ROW_BYTES)
+        self._mine = b""
+        self._views: dict[tuple[np.dtype[Any], int, int], list[Array]] = {}
+
+    def begin(self, comm: MPI.Intracomm, mine: bytes, x: Array | None) -> MPI.Request:
+        """Send this rank's entry, and ``x`` of at most `SLOT_BYTES`, to all."""
+        row, self._mine = self._row, mine
+        row[:SLOT_START] = mine
+        if x is not None:
+            row[SLOT_START : SLOT_START + x.nbytes] = x.tobytes()
+        return comm.Iallgather(row, self.told)
+
+    def agrees(self) -> bool:
+        """Return True if all ranks have sent this rank's entry."""
+        mine, told = self._mine, self.told
+        for start in self._starts:  # noqa: SIM110 - half the time of all()
+            if not told.startswith(mine, start):
+                return False
+        return True
+
+    def rows(self, dtype: np.dtype[Any], count: int, first: int = 0) -> list[Array]:
+        """Return ``count`` elements from number ``first`` on of each rank's array."""
+        found = self._views.get((dtype, count, first))
+        if found is None:
+            skipped = SLOT_START + first * dtype.itemsize
+            found = [np.frombuffer(self.told, dtype, count, start + skipped) for start in self._starts]
+            if len(self._views) >= _MAX_VIEWS:
+                self._views.clear()
+            self._views[dtype, count, first] = found
+        return found
+
+
+class Slots(Resource):
+    """A group's `Slot` objects that no call in flight holds."""
+
+    def __init__(self, link: Link) -> None:
+        self._size, self._free = link.size, list[Slot]()
+
+    def take(self) -> Slot:
+        return self._free.pop() if self._free else Slot(self._size)
+
+    def give(self, slot: Slot) -> None:
+        self._free.append(slot)
+
+
+def pack(link: Link, call: Call, place: Location = NOWHERE, factor: float = 1.0) -> bytes:
+    """Return this rank's entry."""
+    if link.now is link.later:  # this rank may have begun other operations
+        return _ENTRY.pack(0, *call.record, *place, factor, 0)
+    return _ENTRY.pack(link.sequence, *call.record, *place, factor, _history(link))
+
+
+def _meet(link: Link, comm: MPI.Intracomm, call: Call, place: Location = NOWHERE, factor: float = 1.0) -> Steps:
+    """Return the entries."""
+    mine = pack(link, call, place, factor)
+    if link.one_node or link.size > MAX_ROWS:
+        told = bytearray(len(mine) * link.size)
+        yield comm.Iallgather(mine, told)
         agree = told == mine * link.size
-    if agree:
-        return _equal_entries(link.size, mine[_PLACE_AND_FACTOR]), told
-    table = np.ascontiguousarray(np.frombuffer(told, np.int64).reshape(link.size, -1)[:, : _ENTRY.size // 8])
-    segments, offsets, factors = table.T[4:7]
+    else:  # as many bytes as for a short array: the others may have one
+        slots = link.resource(Slots)
+        slot = slots.take()
+        yield slot.begin(comm, mine, None)
+        agree, told = slot.agrees(), slot.told
+        slots.give(slot)
+    return _equal_entries(link.size, mine[_PLACE_AND_FACTOR]) if agree else (yield from differing(link, told))
+
+
+def differing(link: Link, told: bytearray) -> Steps:
+    """Return the entries of arrays at different places; MismatchError if calls differ."""
+    table = np.frombuffer(told, np.int64).reshape(link.size, -1)[:, : _ENTRY.size // 8].copy()
     if not link.one_node and (table[:, [0, -1]] != table[0, [0, -1]]).any():  # an earlier call differs
         yield from _find_difference(link)
     compare_records(link, table[:, :4])
-    return _entries(segments, offsets, factors.view(np.float64)), told
-
-
-def _sequence(link: Link) -> int:
-    """Return 0 in a later step, when this rank may have begun other operations."""
-    return 0 if link.now is link.later else link.sequence
+    segments, offsets, factors = table.T[4:7]
+    return _entries(segments, offsets, factors.view(np.float64))
 
 
 def _history(link: Link) -> int:
-    """Return 0 where ranks see each other's calls, and in a later step."""
-    calls = link.find(Calls)
-    return 0 if link.one_node or calls is None or link.now is link.later else calls.history
+    """Return 0 where ranks see each other's calls."""
+    calls = None if link.one_node else link.find(Calls)
+    return 0 if calls is None else calls.history
 
 
 def _find_difference(link: Link) -> Steps:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mpiddp.faults.calls import compares_calls
 from mpiddp.mpi import message
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel, Link
 from mpiddp.mpi.message import as_bytes, movable
+from mpiddp.mpi.operation import Call
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import All, Steps
 from mpiddp.shm.scratch import Scratch
@@ -34,9 +34,8 @@ _PART_BYTES = 1 << 14
 """Shorter messages cost their latency."""
 
 
-@compares_calls
-def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    entries: Entries = yield from handshake.exchange(link, "all_reduce", x, place_of(x), op)
+def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
+    entries: Entries = yield from handshake.exchange(link, call, place_of(x), op)
     mine = entries.of(link.node_ranks)
     flat = x.reshape(-1)
     factors = mine.factors_of(op)
@@ -72,7 +71,7 @@ def _across(link: Link) -> Channel | None:
 def _where_they_lie(link: Link, peers: PeerAccess, x: Array, op: ReduceOp, factors: list[float] | None) -> Steps:
     across = _across(link)
     if across is not None:
-        edges = bounds(x.size, link.places, x.itemsize)
+        edges = bounds(x.size, link.leaders, x.itemsize)
         first, last = edges[link.node.rank], edges[link.node.rank + 1]
 
         def summed(start: int, stop: int) -> Array:
@@ -105,7 +104,7 @@ def _by_messages(link: Link, x: Array, op: ReduceOp) -> Steps:
         yield from exchange.in_turn(lambda _, piece: _by_messages(link, piece, op), link, x)
         return
     across = _across(link)
-    sizes = exchange.slice_sizes(x, link.places) + [0] * (link.node.size - link.places)
+    sizes = exchange.slice_sizes(x, link.leaders) + [0] * (link.node.size - link.leaders)
     sums: Array = yield from exchange.reduce_slices(link.node.after(), x, op, sizes, link.size)
     mine = np.empty(sums.size, x.dtype)
     if across is not None:

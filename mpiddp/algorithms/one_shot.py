@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiddp.faults.calls import NO_ROOT, Call
+from mpiddp.faults.calls import NO_ROOT
 from mpiddp.faults.monitor import GroupMonitor
 from mpiddp.mpi import recorder, requests
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
-from mpiddp.mpi.operation import Operation
-from mpiddp.mpi.recorder import Entry, Signature, append, program_files
+from mpiddp.mpi.operation import Call, Operation
+from mpiddp.mpi.recorder import append, program_files
 from mpiddp.mpi.reduction import ReduceOp, combining, finish, is_half, premultiply
 from mpiddp.mpi.requests import READY, Steps
 from mpiddp.shm.eager import BUFFER_BYTES, EagerBuffers, Round
@@ -62,14 +62,13 @@ class OneShot:
         eager, monitor = link.find(EagerBuffers), link.find(GroupMonitor)
         assert eager is not None and monitor is not None, "chosen where there are some"
         self._link, self._eager, self._monitor, self._call = link, eager, monitor, call
-        self._record = call.pack(0)[8:]  # without the sequence number
+        self._record = call.record.pack(0)[8:]  # without the sequence number
         self._output, self._input = places
         self._distinct = places[0] != places[1] and 2 * x.nbytes > BUFFER_BYTES
         self._shots = list(_SHOTS[operation](link, eager, output, x, op, root))
-        self.signature = Signature(link.id, call.name, call, x.dtype, x.shape, output.shape)
         self._caller: CodeType | None = None
 
-    def run(self, label: str, args: Sequence[Any]) -> None:
+    def run(self, args: Sequence[Any]) -> None:
         """Make a call with nothing pending in this process; a timeout aborts the group."""
         link, eager = self._link, self._eager
         link.sequence = sequence = link.sequence + 1
@@ -77,19 +76,19 @@ class OneShot:
         if self._distinct and np.may_share_memory(x, output):
             x = x.copy()
         record = sequence.to_bytes(8, "little") + self._record
-        entry = None  # made now for a call that waits, else at its end
+        operation = None  # made now for a call that waits, else at its end
         for rounds, shown, result, change, awaited, end in self._shots:
             if not eager.writable() and not eager.spin(eager.writable):
-                entry = self._wait(label, output, eager.writable, entry)
+                operation = self._wait(eager.writable, operation)
             part = x if shown is _whole else None if shown is None else shown(x)
             current = eager.begin(rounds, record, part, change)
             if awaited is not None and not awaited() and not eager.spin(awaited):
-                entry = self._wait(label, output, awaited, entry)
+                operation = self._wait(awaited, operation)
             if end is not None:
                 end(current, output if result is _whole else result(output))
-        if entry is not None:
+        if operation is not None:
             self._monitor.verify(sequence)
-            recorder.end(entry)
+            operation.end = monotonic()
             return
         try:
             frame = getframe(3)  # beyond `dispatch` and the operation
@@ -98,9 +97,9 @@ class OneShot:
         code = frame.f_code
         if code is not self._caller:
             code, frame = self._find_caller(frame)
-        append((self.signature, sequence, code, frame.f_lasti, now := monotonic(), now))
+        append((self._call, sequence, code, frame.f_lasti, now := monotonic(), now))
         if awaited is None:
-            self._monitor.publish_unawaited(sequence, self._call)
+            self._monitor.publish_unawaited(sequence, self._call.record)
 
     def _find_caller(self, frame: FrameType) -> tuple[CodeType, FrameType]:
         frame = recorder.program_frame(frame)
@@ -109,16 +108,16 @@ class OneShot:
             self._caller = code
         return code, frame
 
-    def _wait(self, label: str, output: Array | None, happened: Callable[[], bool], entry: Entry | None) -> Entry:
+    def _wait(self, happened: Callable[[], bool], operation: Operation | None) -> Operation:
         """Publish the call to other ranks and the watchdog, and compare calls during a long wait.
 
-        Returns its entry in the flight recorder, made here if None.
+        Returns its operation in the flight recorder, made here if None.
         """
         link, monitor = self._link, self._monitor
-        operation = Operation(label, link.members, output, None, True, link.sequence)
-        if entry is None:
-            entry = recorder.begin(self.signature, link.sequence)
-            monitor.publish(link.sequence, self._call)
+        if operation is None:
+            operation = recorder.begin(self._call, link.sequence)
+            operation.limited = True
+            monitor.publish(link.sequence, self._call.record)
         began = requests.begin_wait(operation)
         try:
             if not self._eager.spin_wait(happened).wait_checking(self._check, link.timeout_s):
@@ -130,17 +129,17 @@ class OneShot:
             raise
         finally:
             requests.end_wait(*began)
-        return entry
+        return operation
 
     def _check(self) -> None:
         self._monitor.check()
         if requests.pending:  # another thread's, for which the other ranks may wait
             requests.poll()
 
-    def steps(self, link: Link, *args: Any) -> Steps:
+    def steps(self, link: Link, call: Call, *args: Any) -> Steps:
         eager = self._eager
         # in a later step this rank may have begun others
-        record = self._call.pack(0 if link.now is link.later else link.sequence)
+        record = self._call.record.pack(0 if link.now is link.later else link.sequence)
         output, x = args[self._output], args[self._input]
         if len(link.queue):
             yield READY

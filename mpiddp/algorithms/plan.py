@@ -1,8 +1,12 @@
 """Plans: all of a call that does not depend on the values in its arrays, and the table that selects its steps.
 
-Ranks select alike, from facts that are alike; symmetry of arrays is not, so algorithms in shared memory decide on it
-after their handshake. "native" is MPI's own algorithm or `fallback`'s. The argument ``algorithm="ring"`` goes before
-``MPIDDP_ALGORITHM=all_reduce:ring``, which goes before the table.
+All ranks must select the same algorithm, so selection uses only facts that are equal on all ranks. Whether an array is
+in symmetric memory may differ; the shared-memory algorithms exchange that in their handshake. "native" is MPI's own
+algorithm or `fallback`'s. The argument ``algorithm="ring"`` goes before ``MPIDDP_ALGORITHM=all_reduce:ring``, which
+goes before the table.
+
+An algorithm takes the link and its arrays. Steps take the link, the call, and the arrays: they compare the call before
+data moves, unless the ranks' records in shared memory do that.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,9 +22,9 @@ import numpy as np
 
 from mpiddp import settings
 from mpiddp.errors import DistError
-from mpiddp.faults.calls import ANY_COUNT, NO_ROOT, Call, is_self_comparing, make_call, register_name
+from mpiddp.faults.calls import ANY_COUNT, BUCKET, NO_ROOT, make_call, register_name
 from mpiddp.mpi.link import Link, Resource
-from mpiddp.mpi.recorder import Signature
+from mpiddp.mpi.operation import Call, label
 from mpiddp.mpi.reduction import ReduceOp, check
 from mpiddp.mpi.requests import Steps
 from mpiddp.shm.eager import EagerBuffers
@@ -41,6 +46,8 @@ MODULES: dict[str, ModuleType] = {
     "tree": tree,
 }
 """With a function for each operation that they are good for."""
+_SELF_COMPARING = (two_shot, hierarchical)
+"""Their functions are steps; those of the others are algorithms."""
 
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _IN_MEMORY = ("one_shot", "two_shot")
@@ -71,18 +78,11 @@ SEVERAL_NODES: dict[str, Rows] = {
 
 
 class Plan(NamedTuple):
-    label: str
-    """As in "all_reduce by ring"."""
-    steps: Callable[..., Steps]
-    """Takes the link and the arguments."""
     call: Call
-    """Compared by the ranks."""
-    run: Callable[[str, Sequence[Any]], None] | None = None
+    steps: Callable[..., Steps]
+    """Takes the link, the call, and the arguments."""
+    run: Callable[[Sequence[Any]], None] | None = None
     """For short arrays; None: drive the steps."""
-    trace: Callable[..., Any] | None = None
-    """Replaces the steps under ``MPIDDP_DEBUG``."""
-    signature: Signature | None = None
-    """None: depends on the arrays."""
 
 
 class Plans(Resource):
@@ -122,34 +122,12 @@ def forget() -> None:
     _overrides()
 
 
-_OPERATIONS = {
+_ROWS_OF = {
     "all_gather_single": "all_gather",
     "reduce_scatter_single": "reduce_scatter",
     "tree_all_reduce": "all_reduce",
-    # A short call may publish its record in the eager buffers alone: parts of different calls need different names.
-    "inner all_reduce": "all_reduce",
-    "inner reduce_scatter": "reduce_scatter",
 }
-
-
-def label(name: str, algorithm: str | None) -> str:
-    """Return the name that ranks compare."""
-    return name if algorithm is None else f"{name} by {algorithm}"
-
-
-_NAMED_BUCKETS = 256
-BUCKETS = (*(f"DDP bucket {index}" for index in range(_NAMED_BUCKETS)), "a later DDP bucket")
-"""Of `DistributedDataParallel`'s gradients."""
-_OPERATIONS |= dict.fromkeys(BUCKETS, "all_reduce")
-
-
-def bucket_name(index: int) -> str:
-    return BUCKETS[min(index, _NAMED_BUCKETS)]
-
-
-for _name in BUCKETS:
-    register_name(_name)
-for _name in (*ONE_NODE, *(set(_OPERATIONS) - set(BUCKETS))):
+for _name in (*ONE_NODE, *_ROWS_OF):
     for _algorithm in (*MODULES, "one_shot", *device_table.ALGORITHMS):
         register_name(label(_name, _algorithm))  # ranks can name what others asked for
 
@@ -166,87 +144,101 @@ def make(
     places: tuple[int, int] = (0, 0),
     count: int | None = None,
     layout: str = "",
+    bucket: int | None = None,
     inner: bool = False,
 ) -> Plan:
     """Return the plan; ValueError if the requested algorithm does not do it in this group.
 
     ``places`` are the positions of output and input among the steps' arguments; ``count`` elements, by default those of
-    ``x``, and ``layout`` are to be equal on all ranks; an ``inner`` call is a part of one that the ranks have compared.
+    ``x``, and ``layout`` are to be equal on all ranks; ``bucket`` is the number of one of DDP's; an ``inner`` call is a
+    part of one that the ranks have compared.
     """
-    operation = _OPERATIONS.get(name, name)
+    operation = _ROWS_OF.get(name, name)
     if operation in _REDUCING:
         check(x.dtype, op)  # refuses all that is no ReduceOp
+    call = make_call(
+        link,
+        name,
+        (x,),
+        (output,),
+        op=op if bucket is None else None,  # nobody wrote a bucket's reduction
+        count=x.size if count is None else count,
+        root=root,
+        layout=layout if bucket is None else bucket,
+        algorithm=algorithm,
+        note=BUCKET if bucket is not None else f"inner {name}" if inner else "",
+    )
     largest = output if operation == "all_gather" else x
-    count = x.size if count is None else count
-    compared = None if name in BUCKETS else op  # nobody wrote a bucket's reduction
-    on_device = not type(x) is type(output) is np.ndarray
-    call = make_call(label(name, algorithm), x.dtype, compared, count, root, layout, on_device=on_device)
-    signature = Signature(link.id, call.name, call, x.dtype, x.shape, output.shape)
-    if on_device:
-        steps = _device_steps(operation, link, largest, op, algorithm, call)
-        return Plan(call.name, steps, call, signature=signature)
+    if not type(x) is type(output) is np.ndarray:
+        return Plan(call, _device_steps(operation, link, largest, op, algorithm, call))
     chosen = algorithm_of(operation, link, largest.nbytes, algorithm)
     if chosen == "one_shot":
         shots = OneShot(link, operation, call, output, x, op, root, places)
-        return Plan(call.name, shots.steps, call, shots.run, signature=shots.signature)
+        return Plan(call, shots.steps, shots.run)
     if chosen == "short" and not inner:
-        steps = functools.partial(getattr(short, operation), call)
-        return Plan(call.name, steps, call.marked(), signature=signature)
-    steps = _steps(operation, chosen, link, x.dtype, op, largest.nbytes)
-    made = Plan(call.name, steps, call) if inner else plain(link, steps, call)
-    return made._replace(signature=signature)
+        return _comparing(call, getattr(short, operation))
+    module = _module(operation, chosen, link, x.dtype, op, largest.nbytes)
+    return _of_module(module, operation, link, call, inner=inner)
 
 
 NOTHING: Array = np.empty(0, np.uint8)
 
 
 def barrier(link: Link, name: str = "barrier") -> Plan:
-    call = make_call(name)
+    call = make_call(link, name)
     if link.find(EagerBuffers) is not None:
         shots = OneShot(link, "barrier", call, NOTHING, NOTHING)
-        return Plan(name, shots.steps, call, shots.run, signature=shots.signature)
+        return Plan(call, shots.steps, shots.run)
     if link.one_node:
-        return Plan(name, lambda link, _: native.barrier(link), call)
-    return Plan(name, lambda link, _: handshake.compare(link, call), call.marked())
+        return Plan(call, lambda link, call, _: native.barrier(link))
+    return _comparing(call, lambda link, call, _: handshake.compare(link, call))
 
 
 def nested(link: Link, name: str, output: Array, x: Array, op: ReduceOp) -> Steps:
     """Return the steps for a part of another operation."""
     plans = link.resource(Plans)
-    key = (name, None, op, x.dtype, x.shape, output.shape, type(x))
+    key = ("inner", name, op, x.dtype, x.shape, output.shape, type(x))
     args, places = ((x, op), (0, 0)) if name == "all_reduce" else ((output, x, op), (0, 1))
-    plan = plans.get(key) or plans.remember(
-        key, make(link, f"inner {name}", None, output, x, op, places=places, inner=True)
-    )
-    return plan.steps(link, *args)
+    plan = plans.get(key) or plans.remember(key, make(link, name, None, output, x, op, places=places, inner=True))
+    return plan.steps(link, plan.call, *args)
 
 
-def plain(link: Link, steps: Callable[..., Steps], call: Call) -> Plan:
-    """Return the plan of steps, which between nodes follow a comparison of the call."""
-    if is_self_comparing(steps):
-        return Plan(call.name, steps, call.marked())
+def plain(link: Link, algorithm: Callable[..., Steps], call: Call) -> Plan:
+    """Return the plan of an algorithm, which between nodes follows a comparison of the call."""
     if link.one_node:
-        return Plan(call.name, steps, call)
-    return Plan(call.name, handshake.comparing(steps, call), call.marked())
+        return Plan(call, handshake.without(algorithm))
+    return _comparing(call, handshake.before(algorithm))
 
 
-def _steps(
+def _comparing(call: Call, steps: Callable[..., Steps]) -> Plan:
+    """Return the plan of steps that compare the call themselves."""
+    call.record = call.record.marked()
+    return Plan(call, steps)
+
+
+def _module(
     operation: str, name: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, size_bytes: int
-) -> Callable[..., Steps]:
+) -> ModuleType:
     name = "native" if name in ("one_shot", "short") else name
     if op is not None and name == "native":
         return fallback.choose(operation, link, dtype, op, size_bytes)
-    found: Callable[..., Steps] = getattr(MODULES[name], operation)
-    return found
+    return MODULES[name]
+
+
+def _of_module(module: ModuleType, operation: str, link: Link, call: Call, *, inner: bool = False) -> Plan:
+    function = getattr(module, operation)
+    if module in _SELF_COMPARING:
+        return _comparing(call, function)
+    return Plan(call, handshake.without(function)) if inner else plain(link, function, call)
 
 
 def _device_steps(
     operation: str, link: Link, x: Array, op: ReduceOp | None, algorithm: str | None, call: Call
 ) -> Callable[..., Steps]:
-    host = [
-        (limit, plain(link, _steps(operation, name, link, x.dtype, op, x.nbytes), call).steps)
-        for limit, name in rows(operation, link, algorithm)
-    ]
+    host = []
+    for limit, name in rows(operation, link, algorithm):
+        module = _module(operation, name, link, x.dtype, op, x.nbytes)
+        host.append((limit, _of_module(module, operation, link, replace(call)).steps))
     asked = algorithm or _overrides().get(operation)
     found = device_table.plan(operation, link, x.dtype, op, host, asked)
     return next(steps for limit, steps in found if x.nbytes <= limit)
@@ -255,32 +247,37 @@ def _device_steps(
 def moving(
     link: Link,
     name: str,
-    operation: str,
-    arrays: Sequence[Array],
+    outputs: Sequence[Array],
+    inputs: Sequence[Array],
     *,
     count: int = ANY_COUNT,
     root: int = NO_ROOT,
     layout: str = "",
 ) -> Plan:
-    """Return the plan of a call that only moves data, by the function ``operation`` of `native`."""
+    """Return the plan of a call that only moves data."""
+    call = make_call(link, name, inputs, outputs, count=count, root=root, layout=layout)
+    operation = "all_gather_list" if name == "all_gather" else name
+    algorithm, arrays = getattr(native, operation), (*outputs, *inputs)
     on_device = next((x for x in arrays if type(x) is not np.ndarray), None)
-    call = make_call(name, arrays[0].dtype, None, count, root, layout, on_device=on_device is not None)
     if on_device is not None:
-        return Plan(name, moving_steps(operation, link, on_device, call), call)
-    if operation != "all_gather_list":  # by messages, whose sizes are known before they are received
-        return Plan(name, getattr(native, operation), call)
+        return Plan(call, _moving_on_device(operation, link, on_device, plain(link, algorithm, replace(call)).steps))
+    if name != "all_gather":  # by messages, whose sizes are known before they are received
+        return Plan(call, handshake.without(algorithm))
     if short.fits(link, max(x.nbytes for x in arrays)):
-        return Plan(name, functools.partial(short.all_gather_list, call), call.marked())
-    return plain(link, native.all_gather_list, call)
+        return _comparing(call, short.all_gather_list)
+    return plain(link, algorithm, call)
 
 
-def moving_steps(operation: str, link: Link, x: Array, call: Call | None = None) -> Callable[..., Steps]:
-    """Return the steps of an operation that only moves data; without ``call`` ranks have compared it."""
-    steps: Callable[..., Steps] = getattr(native, operation)
-    if type(x) is np.ndarray:
-        return steps
-    host = steps if call is None else plain(link, steps, call).steps
+def _moving_on_device(operation: str, link: Link, x: Array, host: Callable[..., Steps]) -> Callable[..., Steps]:
     return device_table.plan(operation, link, x.dtype, None, [(ANY_SIZE, host)], None)[0][1]
+
+
+def nested_gather(link: Link, outputs: Sequence[Array], x: Array) -> Steps:
+    """Return the steps for a part of another operation: every rank's ``x``, to an output for each."""
+    steps = handshake.without(native.all_gather_list)
+    if type(x) is not np.ndarray:
+        steps = _moving_on_device("all_gather_list", link, x, steps)
+    return steps(link, None, outputs, x)
 
 
 def offering(operation: str) -> list[str]:

@@ -5,72 +5,84 @@ So the comparison of calls costs a short call nothing: one exchange, as MPI's ow
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from mpiddp.faults.calls import Call
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
-from mpiddp.mpi.reduction import ReduceOp, combine, finish, is_half
+from mpiddp.mpi.operation import Call
+from mpiddp.mpi.reduction import ReduceOp, combining, finish, is_half
 from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
 from . import handshake
-from .handshake import ROW_BYTES, SLOT_START
+from .handshake import Slots
 from .local_reduce import reduce_rows
 
 _BYTE = np.dtype(np.uint8)
 
 
 def fits(link: Link, size_bytes: int = 0) -> bool:
-    return not link.one_node and link.size <= handshake.FEW_RANKS and size_bytes <= handshake.SLOT_BYTES
+    return not link.one_node and link.size <= handshake.MAX_ROWS and size_bytes <= handshake.SLOT_BYTES
 
 
-def _rows(told: bytearray, dtype: np.dtype[Any], count: int, first: int = 0) -> list[Array]:
-    starts = range(SLOT_START + first * dtype.itemsize, len(told), ROW_BYTES)
-    return [np.frombuffer(told, dtype, count, start) for start in starts]
+def _reduce(link: Link, call: Call, x: Array, op: ReduceOp, out: Array | None, first: int = 0) -> Steps:
+    slots = link.resource(Slots)
+    slot = slots.take()
+    factors = None
+    if op.factor is None:
+        yield slot.begin(link.now, handshake.pack(link, call), x)
+    else:
+        yield slot.begin(link.now, handshake.pack(link, call, factor=op.factor), x)
+        factors = [op.factor] * link.size
+    if not slot.agrees():
+        factors = (yield from handshake.differing(link, slot.told)).factors_of(op)
+    if out is not None:
+        rows, flat = slot.rows(x.dtype, out.size, first), out.reshape(-1)
+        if factors is not None or is_half(x.dtype):
+            reduce_rows(op, rows, (flat,), link.size, factors)
+        else:
+            combine = getattr(np, combining(op))
+            combine(rows[0], rows[1], flat)
+            for row in rows[2:]:
+                combine(flat, row, flat)
+            finish(op, flat, link.size)
+    slots.give(slot)
 
 
-def _reduce(call: Call, link: Link, x: Array, op: ReduceOp, out: Array | None, first: int = 0) -> Steps:
-    entries, told = yield from handshake.tell(link, call, op, x)
-    if out is None:
-        return
-    rows = _rows(told, x.dtype, out.size, first)
-    flat = out.reshape(-1)
-    if op.factor is not None or is_half(x.dtype):
-        reduce_rows(op, rows, (flat,), link.size, entries.factors_of(op))
-        return
-    combine(op, rows[0], rows[1], flat)
-    for row in rows[2:]:
-        combine(op, flat, row, flat)
-    finish(op, flat, link.size)
+def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
+    return _reduce(link, call, x, op, x)
 
 
-def all_reduce(call: Call, link: Link, x: Array, op: ReduceOp) -> Steps:
-    return _reduce(call, link, x, op, x)
+def reduce(link: Link, call: Call, x: Array, root: int, op: ReduceOp) -> Steps:
+    return _reduce(link, call, x, op, x if link.rank == root else None)
 
 
-def reduce(call: Call, link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
-    return _reduce(call, link, x, op, x if link.rank == root else None)
+def reduce_scatter(link: Link, call: Call, output: Array, x: Array, op: ReduceOp) -> Steps:
+    return _reduce(link, call, x, op, output, link.rank * output.size)
 
 
-def reduce_scatter(call: Call, link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
-    return _reduce(call, link, x, op, output, link.rank * output.size)
+def _tell(link: Link, call: Call, x: Array | None, outputs: list[tuple[int, Array]]) -> Steps:
+    """Copy ranks' arrays to flat outputs of bytes."""
+    slots = link.resource(Slots)
+    slot = slots.take()
+    yield slot.begin(link.now, handshake.pack(link, call), x)
+    if not slot.agrees():
+        yield from handshake.differing(link, slot.told)
+    rows = slot.rows(_BYTE, handshake.SLOT_BYTES)
+    for rank, output in outputs:
+        output[...] = rows[rank][: output.size]
+    slots.give(slot)
 
 
-def broadcast(call: Call, link: Link, x: Array, root: int) -> Steps:
-    _, told = yield from handshake.tell(link, call, None, x if link.rank == root else None)
-    if link.rank != root:
-        as_bytes(x)[...] = _rows(told, _BYTE, x.nbytes)[root]
+def broadcast(link: Link, call: Call, x: Array, root: int) -> Steps:
+    if link.rank == root:
+        return _tell(link, call, x, [])
+    return _tell(link, call, None, [(root, as_bytes(x))])
 
 
-def all_gather(call: Call, link: Link, output: Array, x: Array) -> Steps:
-    _, told = yield from handshake.tell(link, call, None, x)
-    as_bytes(output).reshape(link.size, -1)[...] = _rows(told, _BYTE, x.nbytes)
+def all_gather(link: Link, call: Call, output: Array, x: Array) -> Steps:
+    return _tell(link, call, x, list(enumerate(as_bytes(output).reshape(link.size, -1))))
 
 
-def all_gather_list(call: Call, link: Link, outputs: list[Array], x: Array) -> Steps:
-    _, told = yield from handshake.tell(link, call, None, x)
-    for output, start in zip(outputs, range(SLOT_START, len(told), ROW_BYTES), strict=True):
-        as_bytes(output)[...] = np.frombuffer(told, np.uint8, output.nbytes, start)
+def all_gather_list(link: Link, call: Call, outputs: list[Array], x: Array) -> Steps:
+    return _tell(link, call, x, list(enumerate(map(as_bytes, outputs))))

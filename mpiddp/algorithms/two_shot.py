@@ -1,27 +1,30 @@
-"""Two shots in a node's memory: every rank reduces its slice over all ranks' arrays and writes it to all.
+"""Two shots in a node's memory: every rank reduces its slice over all ranks' arrays and writes the result to all.
 
-After the handshake the arrays' places decide:
+In the handshake the ranks tell each other where their arrays lie, which decides what follows:
 
-- Symmetric arrays, unless short, are reduced in place, at about the cost of one copy.
-- Others pass through a scratch in chunks; for two ranks and for short arrays in one shot: every rank reduces all.
-  Copies by the kernel, from one process to another, save a copy and were not faster.
+- Symmetric arrays, unless they are short, are reduced without a copy, in about the time that one copy would take.
+- Other arrays pass through a scratch in chunks. For two ranks, and for short arrays, this is done in one shot, in which
+  every rank reduces everything. Copies by the kernel, from one process to another, were not faster.
 
-The barriers are MPI's: a flag to spin on does not see a failure. Reference: the two shots of PyTorch's symmetric memory
-and NVIDIA's TensorRT-LLM.
+The barriers are MPI's, because a rank that polls a flag in memory would not see that another has failed. The two shots
+are those of PyTorch's symmetric memory and NVIDIA's TensorRT-LLM.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from mpiddp.faults.calls import NO_ROOT, compares_calls
+from mpiddp.faults.calls import NO_ROOT
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
+from mpiddp.mpi.operation import Call
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import Steps
-from mpiddp.shm.scratch import Pipeline, Scratch
+from mpiddp.shm.scratch import Scratch
 from mpiddp.shm.segment import NOWHERE, Location, address_of, find
 from mpiddp.typing import Array
 
@@ -29,6 +32,7 @@ from . import fallback, handshake, native
 from .handshake import Entries
 from .local_reduce import bounds, reduce_rows
 from .peer_access import Views, in_place
+from .pipeline import Pipeline
 
 ONE_SHOT_BYTES = 1 << 17
 """One shot saves a barrier; in two, more than two ranks read less."""
@@ -36,55 +40,84 @@ _BEGUN = Location(-1, 0)
 
 
 class _Access(NamedTuple):
-    entries: Entries
     peers: Views | None
-    """None: through the scratch."""
-    begun: bool = False
+    pipeline: Pipeline | None
+    """Of ordinary arrays."""
+    begun: bool
     """All first chunks are in the scratch."""
+    factors: list[float] | None
+
+    def pass_through(self) -> Steps:
+        assert self.pipeline is not None, "there are no peers"
+        return self.pipeline.run(self.begun)
 
 
-def _meet(
-    link: Link, pipeline: Pipeline, operation: str, x: Array, op: ReduceOp | None = None, root: int = NO_ROOT
-) -> Steps:
+def _meet(link: Link, call: Call, x: Array, build: Callable[[], Pipeline], op: ReduceOp | None = None) -> Steps:
+    """Return the access to all ranks' arrays, of which ``x`` is this rank's; None without shared memory."""
+    pipeline, begun = None, False
     place = NOWHERE if x.nbytes <= ONE_SHOT_BYTES else find(x)
-    if not place.segment and pipeline.begin():
-        place = _BEGUN
-    entries: Entries = yield from handshake.exchange(link, operation, x, place, op, root)
-    if entries.segment == _BEGUN.segment:
-        return _Access(entries, None, begun=True)
-    peers = in_place(link, x, entries)
-    if peers is None and not (yield from link.resource(Scratch).prepare()):
-        return None
-    return _Access(entries, peers)
+    if not place.segment:
+        pipeline = build()
+        if pipeline.begin():
+            place = _BEGUN
+    entries: Entries = yield from handshake.exchange(link, call, place, op)
+    factors = None if op is None else entries.factors_of(op)
+    begun = entries.segment == _BEGUN.segment
+    peers = None if begun else in_place(link, x, entries)
+    if peers is None:
+        if not begun and not (yield from link.resource(Scratch).prepare()):
+            return None
+        pipeline = pipeline or build()
+        pipeline.factors = factors
+    return _Access(peers, pipeline, begun, factors)
 
 
-@compares_calls
-def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    if not (yield from _reduce(link, "all_reduce", x, op, NO_ROOT)):
+def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
+    if not (yield from _reduce(link, call, x, op, NO_ROOT)):
         yield from fallback.reduction(x.dtype, op).all_reduce(link.after(), x, op)
 
 
-@compares_calls
-def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
-    if not (yield from _reduce(link, "reduce", x, op, root)):
+def reduce(link: Link, call: Call, x: Array, root: int, op: ReduceOp) -> Steps:
+    if not (yield from _reduce(link, call, x, op, root)):
         yield from fallback.reduction(x.dtype, op).reduce(link.after(), x, root, op)
 
 
-def _reduce(link: Link, operation: str, x: Array, op: ReduceOp, root: int) -> Steps:
+def _reduce(link: Link, call: Call, x: Array, op: ReduceOp, root: int) -> Steps:
     """Reduce into root's or, without a root, all ranks' ``x``; return False without shared memory."""
-    factors: list[float] | None = None
-    gets_result = root in (NO_ROOT, link.rank)
+    build = _in_one_shot if link.size == 2 or x.nbytes <= ONE_SHOT_BYTES else _in_two_shots
+    found: _Access | None = yield from _meet(link, call, x, functools.partial(build, link, x, op, root), op)
+    if found is None:
+        return False
+    if found.peers is None:
+        yield from found.pass_through()
+    else:
+        first, last = _own_slice(link, 0, x.size, x)
+        to = range(link.size) if root == NO_ROOT else (root,)
+        found.peers.reduce(op, first, last, to, link.size, found.factors)
+        yield link.later.Ibarrier()
+    return True
+
+
+def _in_one_shot(link: Link, x: Array, op: ReduceOp, root: int) -> Pipeline:
     flat = x.reshape(-1)
 
-    def put_all(start: int, stop: int, buffers: list[Array]) -> None:
+    def put(start: int, stop: int, buffers: list[Array]) -> None:
         if root != link.rank:
             buffers[link.rank][...] = flat[start:stop]
 
     def reduce_all(start: int, stop: int, buffers: list[Array]) -> None:
-        if gets_result:
+        if root in (NO_ROOT, link.rank):
             rows = list(buffers)
             rows[link.rank] = flat[start:stop]
-            reduce_rows(op, rows, (rows[link.rank],), link.size, factors)
+            reduce_rows(op, rows, (rows[link.rank],), link.size, pipeline.factors)
+
+    pipeline = Pipeline(link, x, x.size, put, reduce_all)
+    return pipeline
+
+
+def _in_two_shots(link: Link, x: Array, op: ReduceOp, root: int) -> Pipeline:
+    flat = x.reshape(-1)
+    gets_result = root in (NO_ROOT, link.rank)
 
     def put(start: int, stop: int, buffers: list[Array]) -> None:
         first, last = _own_slice(link, start, stop, x)
@@ -97,7 +130,7 @@ def _reduce(link: Link, operation: str, x: Array, op: ReduceOp, root: int) -> St
         rows = [buffer[first - start : last - start] for buffer in buffers]
         here = rows[link.rank]
         own = rows[link.rank] = flat[first:last]
-        reduce_rows(op, rows, (own, here) if gets_result else (here,), link.size, factors)
+        reduce_rows(op, rows, (own, here) if gets_result else (here,), link.size, pipeline.factors)
 
     def collect(start: int, stop: int, buffers: list[Array]) -> None:
         if gets_result:
@@ -106,22 +139,8 @@ def _reduce(link: Link, operation: str, x: Array, op: ReduceOp, root: int) -> St
                 if rank != link.rank:
                     flat[start + edges[rank] : start + edges[rank + 1]] = buffer[edges[rank] : edges[rank + 1]]
 
-    if link.size == 2 or x.nbytes <= ONE_SHOT_BYTES:
-        pipeline = Pipeline(link, x, x.size, put_all, reduce_all)
-    else:
-        pipeline = Pipeline(link, x, x.size, put, reduce_slice, collect)
-    found: _Access | None = yield from _meet(link, pipeline, operation, x, op, root)
-    if found is None:
-        return False
-    factors = found.entries.factors_of(op)
-    if found.peers is None:
-        yield from pipeline.run(found.begun)
-    else:
-        first, last = _own_slice(link, 0, x.size, x)
-        to = range(link.size) if root == NO_ROOT else (root,)
-        found.peers.reduce(op, first, last, to, link.size, factors)
-        yield link.later.Ibarrier()
-    return True
+    pipeline = Pipeline(link, x, x.size, put, reduce_slice, collect)
+    return pipeline
 
 
 def _own_slice(link: Link, start: int, stop: int, x: Array) -> tuple[int, int]:
@@ -134,16 +153,27 @@ def _lies_in_others(part: Array, whole: Array, rank: int) -> bool:
     return np.may_share_memory(part, whole) and address_of(part) != address_of(whole) + rank * part.nbytes
 
 
-@compares_calls
-def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
+def reduce_scatter(link: Link, call: Call, output: Array, x: Array, op: ReduceOp) -> Steps:
     if _lies_in_others(output, x, link.rank):
         apart = np.empty_like(output)
-        yield from reduce_scatter(link, apart, x, op)
+        yield from reduce_scatter(link, call, apart, x, op)
         output[...] = apart
         return
-    factors: list[float] | None = None
     length, result = output.size, output.reshape(-1)
-    blocks = x.reshape(link.size, length)
+    build = functools.partial(_scattering, link, x, result, op)
+    found: _Access | None = yield from _meet(link, call, x, build, op)
+    if found is None:
+        yield from fallback.reduction(x.dtype, op).reduce_scatter(link.after(), output, x, op)
+    elif found.peers is None:
+        yield from found.pass_through()
+    else:
+        first, last = link.rank * length, (link.rank + 1) * length
+        found.peers.reduce_into(op, first, last, result, link.size, found.factors)
+        yield link.later.Ibarrier()
+
+
+def _scattering(link: Link, x: Array, result: Array, op: ReduceOp) -> Pipeline:
+    blocks = x.reshape(link.size, result.size)
 
     def put(start: int, stop: int, buffers: list[Array]) -> None:
         rows = buffers[link.rank].reshape(link.size, stop - start)
@@ -154,28 +184,29 @@ def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
     def reduce_slice(start: int, stop: int, buffers: list[Array]) -> None:
         rows = [buffer.reshape(link.size, stop - start)[link.rank] for buffer in buffers]
         rows[link.rank] = blocks[link.rank, start:stop]
-        reduce_rows(op, rows, (result[start:stop],), link.size, factors)
+        reduce_rows(op, rows, (result[start:stop],), link.size, pipeline.factors)
 
-    pipeline = Pipeline(link, x, length, put, reduce_slice, rows=link.size)
-    found: _Access | None = yield from _meet(link, pipeline, "reduce_scatter", x, op)
+    pipeline = Pipeline(link, x, result.size, put, reduce_slice, rows=link.size)
+    return pipeline
+
+
+def all_gather(link: Link, call: Call, output: Array, x: Array) -> Steps:
+    if _lies_in_others(x, output, link.rank):
+        x = x.copy()
+    blocks = as_bytes(output).reshape(link.size, -1)
+    build = functools.partial(_gathering, link, as_bytes(x), blocks)
+    found: _Access | None = yield from _meet(link, call, x, build)
     if found is None:
-        yield from fallback.reduction(x.dtype, op).reduce_scatter(link.after(), output, x, op)
-        return
-    factors = found.entries.factors_of(op)
-    if found.peers is None:
-        yield from pipeline.run(found.begun)
+        yield from native.all_gather(link.after(), output, x)
+    elif found.peers is None:
+        yield from found.pass_through()
     else:
-        found.peers.reduce_into(op, link.rank * length, (link.rank + 1) * length, result, link.size, factors)
+        for rank, block in enumerate(blocks):
+            found.peers.copy(rank, block)
         yield link.later.Ibarrier()
 
 
-@compares_calls
-def all_gather(link: Link, output: Array, x: Array) -> Steps:
-    if _lies_in_others(x, output, link.rank):
-        x = x.copy()
-    source = as_bytes(x)
-    blocks = as_bytes(output).reshape(link.size, -1)
-
+def _gathering(link: Link, source: Array, blocks: Array) -> Pipeline:
     def put(start: int, stop: int, buffers: list[Array]) -> None:
         buffers[link.rank][...] = source[start:stop]
 
@@ -183,22 +214,22 @@ def all_gather(link: Link, output: Array, x: Array) -> Steps:
         for rank, buffer in enumerate(buffers):
             blocks[rank, start:stop] = source[start:stop] if rank == link.rank else buffer
 
-    pipeline = Pipeline(link, source, source.size, put, take)
-    found: _Access | None = yield from _meet(link, pipeline, "all_gather", x)
+    return Pipeline(link, source, source.size, put, take)
+
+
+def broadcast(link: Link, call: Call, x: Array, root: int) -> Steps:
+    found: _Access | None = yield from _meet(link, call, x, functools.partial(_spreading, link, as_bytes(x), root))
     if found is None:
-        yield from native.all_gather(link.after(), output, x)
+        yield from native.broadcast(link.after(), x, root)
     elif found.peers is None:
-        yield from pipeline.run(found.begun)
+        yield from found.pass_through()
     else:
-        for rank, block in enumerate(blocks):
-            found.peers.copy(rank, block)
+        if link.rank != root:
+            found.peers.copy(root, x)
         yield link.later.Ibarrier()
 
 
-@compares_calls
-def broadcast(link: Link, x: Array, root: int) -> Steps:
-    target = as_bytes(x)
-
+def _spreading(link: Link, target: Array, root: int) -> Pipeline:
     def put(start: int, stop: int, buffers: list[Array]) -> None:
         if link.rank == root:
             buffers[root][...] = target[start:stop]
@@ -207,13 +238,4 @@ def broadcast(link: Link, x: Array, root: int) -> Steps:
         if link.rank != root:
             target[start:stop] = buffers[root]
 
-    pipeline = Pipeline(link, target, target.size, put, take)
-    found: _Access | None = yield from _meet(link, pipeline, "broadcast", x, root=root)
-    if found is None:
-        yield from native.broadcast(link.after(), x, root)
-    elif found.peers is None:
-        yield from pipeline.run(found.begun)
-    else:
-        if link.rank != root:
-            found.peers.copy(root, x)
-        yield link.later.Ibarrier()
+    return Pipeline(link, target, target.size, put, take)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpiddp import settings
+from mpiddp.cores import limit_blas_threads
 from mpiddp.training.config import UsageError
 
 from .results import parse_size, size_range
@@ -208,6 +208,6 @@ def _run(arguments: argparse.Namespace) -> int:
             arguments.sizes = size_range(arguments.begin, arguments.end, arguments.factor)
         except ValueError as error:
             raise UsageError(str(error)) from None
-    settings.limit_blas_threads()
+    limit_blas_threads()
     code: int = importlib.import_module(f"mpiddp.bench.{arguments.module}").run(arguments)
     return code

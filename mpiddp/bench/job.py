@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 import mpiddp.distributed as dist
-from mpiddp import settings
+from mpiddp.cores import cores
 from mpiddp.device.allocator import tune_allocator
 from mpiddp.device.half import bfloat16
-from mpiddp.faults import monitor
+from mpiddp.faults import this_job
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.world import library_name
 from mpiddp.training.config import UsageError
@@ -32,7 +32,7 @@ class Bench:
     """The ranks of a benchmark; ``comm`` is for plain MPI."""
 
     def __init__(self) -> None:
-        self.world = monitor.start().world
+        self.world = this_job.start().world
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.comm = self.world.comm.Dup()
         self.clock = Clock(self.world.comm.Dup())
@@ -91,7 +91,7 @@ class Bench:
             "nodes": [self.world.nodes.count(node) for node in sorted(set(self.world.nodes))],
             "host": self.world.hosts[0],
             "processor": _processor(),
-            "cores": len(set().union(*self.comm.allgather(settings.cores()))),
+            "cores": len(set().union(*self.comm.allgather(cores()))),
             "command": " ".join(sys.argv),
         }
 

@@ -292,8 +292,8 @@ class Mpiddp(Contender):
         link = dist.groups.default_group().link
         name = plan.algorithm_of(b.operation, link, b.total_bytes)
         if name == "native" and b.operation in REDUCING:
-            steps = fallback.choose(b.operation, link, b.dtype, reduce_op(b.op), b.total_bytes)
-            return steps.__module__.rpartition(".")[2]
+            module = fallback.choose(b.operation, link, b.dtype, reduce_op(b.op), b.total_bytes)
+            return module.__name__.rpartition(".")[2]
         return name
 
     def prepare(self, b: Buffers) -> Call:

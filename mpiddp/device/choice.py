@@ -32,7 +32,12 @@ def device_count() -> int:
 
 
 def set_device(index: int) -> None:
-    """Choose this process's GPU (``torch.cuda.set_device``) by its number ``index``; without GPUs only remember it."""
+    """Choose this process's GPU (``torch.cuda.set_device``) by its number ``index``; without GPUs only remember it.
+
+    Examples
+    --------
+    >>> set_device(get_node_local_rank())  # doctest: +SKIP
+    """
     global _index
     if isinstance(index, bool) or not isinstance(index, int):
         raise TypeError(f"set_device needs the number of a device, got {index!r}")

@@ -1,25 +1,29 @@
-"""``torch.distributed`` on MPI: process groups, collectives, point to point, objects.
+"""``torch.distributed`` on MPI: process groups, collectives, messages between two ranks, Python objects.
 
-Importing it does not start MPI; `init_process_group` does. Names, arguments and results are torch's, where nothing else
-is said. The functions share:
+Importing it does not start MPI; `init_process_group` does. Names, arguments and results are torch's, unless a docstring
+says otherwise. The calls have these arguments in common:
 
-- Arrays: NumPy or CuPy, C-contiguous, aligned, in native byte order; or objects that hold one (a Tensor).
-- ``group`` : ProcessGroup, optional. The ranks that call; all by default. A non-member is warned and gets None, or -1
-  for a number.
-- ``src``, ``dst`` : global ranks; ``group_src``, ``group_dst`` : ranks of the group. One of the two; 0 by default in
-  gather and scatter, any rank in receives.
-- ``op`` : ReduceOp, elementwise; by default ``ReduceOp.SUM``.
-- ``async_op`` : bool. Return a `Work` at once.
-- ``algorithm`` : str, optional. As in ``python -m mpiddp bench OPERATION --algorithm NAME``; goes before
-  ``MPIDDP_ALGORITHM`` and the table; equal on all ranks.
-- ``timeout`` : timedelta or seconds; the group's by default.
-- Without effect unless described: ``device``, ``device_id``, ``device_ids``, ``pg_options``, ``backend``,
-  ``backend_override``, ``group_desc``, ``group_name``, ``init_method``, ``store``, ``use_batch``.
-- Errors: TypeError for an argument that is no array, and a reduction that the dtype does not have; `ArrayError` for an
-  array that cannot be sent or written to, or does not fit the others of the call; ValueError for a rank outside of the
-  group, a destroyed group, an unknown algorithm; `MismatchError` on every rank where ranks differ in operation, size,
-  dtype, root, reduction or lists of ranks; `DistTimeoutError` after the time limit (a wait inside of MPI ends the job
-  with the same text).
+- Arrays are NumPy's or CuPy's, C-contiguous, aligned, in native byte order; or objects that hold such an array, as a
+  Tensor does. Arrays of other libraries are taken without a copy (DLPack, buffer protocol).
+- ``group`` : ProcessGroup, optional. Its ranks make the call; all ranks by default. On a rank that is no member the
+  call warns and returns None, or -1 where it returns a number.
+- ``src``, ``dst`` : int. A global rank. ``group_src`` and ``group_dst`` are ranks of the group instead.
+- ``op`` : ReduceOp. The elementwise reduction, ``ReduceOp.SUM`` by default.
+- ``async_op`` : bool. Return a `Work` at once, and leave the arrays alone until its ``wait()`` has returned.
+- ``algorithm`` : str, optional. A name as in ``python -m mpiddp bench OPERATION --algorithm NAME``, equal on all ranks.
+  It goes before ``MPIDDP_ALGORITHM``, which goes before the built-in table.
+- ``timeout`` : timedelta, or seconds. The group's by default.
+- ``device``, ``device_id``, ``device_ids``, ``pg_options``, ``backend``, ``backend_override``, ``group_desc``,
+  ``group_name``, ``init_method``, ``store`` and ``use_batch`` have no effect unless a docstring describes one.
+
+They raise:
+
+- TypeError for an argument that is no array, and for a reduction that the dtype does not have.
+- `ArrayError` for an array that cannot be sent or written to, or does not fit the other arrays of the call.
+- ValueError for a rank outside of the group, for a destroyed group, and for an unknown algorithm.
+- `MismatchError`, on every rank, if the ranks' calls differ in operation, size, dtype, root or reduction.
+- `DistTimeoutError` after the time limit. A rank that waits inside MPI cannot raise it: the job ends with its text.
+- `RankFailedError` if a rank has died and the others may go on, see `shrink_group`.
 """
 
 from mpiddp import moved

@@ -1,4 +1,4 @@
-"""Backends: MPI, and NCCL for arrays on GPUs if asked for."""
+"""The names of backends. Arrays travel by MPI; arrays on GPUs by NCCL if a group asks for it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mpiddp.mpi.recorder import warn
 logger = logging.getLogger("mpiddp")
 
 default_pg_timeout = timedelta(minutes=30)
-"""Without ``timeout=`` and ``MPIDDP_TIMEOUT``."""
+"""The time limit of operations where neither ``timeout=`` nor ``MPIDDP_TIMEOUT`` says another."""
 
 
 class Backend(str):
-    """The name of a backend in lower case; ValueError if it is no string.
+    """The name of a backend, in lower case as in torch. ValueError if it is no string.
 
     Examples
     --------
@@ -42,12 +42,12 @@ _NAMES = "None, 'mpi', 'gloo' (an alias), 'nccl' (for CuPy arrays), or by device
 
 
 def check_backend(backend: str | None, default: str = "mpi") -> str:
-    """Return "nccl" for arrays on GPUs, else "mpi"; ValueError for unknown names."""
+    """Return "nccl" if a backend's name asks for it, else "mpi"; ValueError for an unknown name."""
     if backend is None or backend == Backend.UNDEFINED:
         return default
     if not isinstance(backend, str):
         raise ValueError(f"backend must be one of {_NAMES}; got {backend!r}")
-    found = "mpi"
+    kind = "mpi"
     for part in backend.lower().split(","):
         device, _, name = part.strip().rpartition(":")
         if name not in ("mpi", "gloo", "nccl") or device not in ("", "cpu", "cuda"):
@@ -55,12 +55,12 @@ def check_backend(backend: str | None, default: str = "mpi") -> str:
         if name == "gloo":
             logger.info("backend 'gloo' is an alias here: arrays go over MPI")
         if name == "nccl" and device != "cpu":
-            found = "nccl"
-    return found
+            kind = "nccl"
+    return kind
 
 
 def connect(link: Link, backend: str) -> None:
-    """Connect by NCCL, if that is the backend; collective; where NCCL cannot, rank 0 warns."""
+    """Connect the ranks by NCCL if the group wants it; rank 0 warns if NCCL cannot. All ranks of the link call."""
     wrong = nccl.connect(link, backend == "nccl")
     if wrong is not None and backend == "nccl" and link.rank == 0:
         warn(f"backend 'nccl' gives 'mpi' in {link}: {wrong}")
@@ -71,7 +71,7 @@ def backend_of(link: Link) -> str:
 
 
 def is_mpi_available() -> bool:
-    """Return True."""
+    """Return True: mpi4py is always installed with mpiddp."""
     return True
 
 
@@ -86,12 +86,12 @@ def is_nccl_available() -> bool:
 
 
 def is_ucc_available() -> bool:
-    """Return False; an MPI library may use UCC below."""
+    """Return False. An MPI library may still use UCC by itself."""
     return False
 
 
 def is_xccl_available() -> bool:
-    """Return False."""
+    """Return False: XCCL, Intel's library for GPUs, is not used."""
     return False
 
 
@@ -101,6 +101,12 @@ def is_torchelastic_launched() -> bool:
 
 
 def is_backend_available(backend: str) -> bool:
-    """Return whether this backend, in any case, can be used."""
+    """Return whether a backend can be used; ``backend`` is its name, in upper or lower case.
+
+    Examples
+    --------
+    >>> is_backend_available("MPI"), is_backend_available("gloo")
+    (True, False)
+    """
     name = backend.lower()
     return name == Backend.MPI or (name == Backend.NCCL and is_nccl_available())

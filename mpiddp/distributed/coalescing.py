@@ -18,21 +18,20 @@ from mpiddp.mpi.requests import Steps
 from mpiddp.mpi.work import Work
 from mpiddp.typing import Array, ArrayLike
 
-from . import debug
 from .dispatch import dispatch
 from .groups import GroupLike, ProcessGroup, member
 
 
 def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
-    places: dict[Any, list[int]] = {}
-    for place, x in enumerate(arrays):
-        places.setdefault(x.dtype, []).append(place)
-    return list(places.values())
+    indices: dict[Any, list[int]] = {}
+    for index, x in enumerate(arrays):
+        indices.setdefault(x.dtype, []).append(index)
+    return list(indices.values())
 
 
 def _all_reduce(link: Link, xs: Sequence[Array], op: ReduceOp) -> Steps:
-    for places in _by_dtype(xs):
-        part = [xs[place] for place in places]
+    for indices in _by_dtype(xs):
+        part = [xs[index] for index in indices]
         flat = packed(part)
         yield from planning.nested(link, "all_reduce", flat, flat, op)
         unpack(flat, part)
@@ -42,7 +41,7 @@ def _all_reduce(link: Link, xs: Sequence[Array], op: ReduceOp) -> Steps:
 def _all_gather(link: Link, outputs: Sequence[Sequence[Array]], inputs: Sequence[Array]) -> Steps:
     joined = np.concatenate([as_bytes(x) for x in inputs])
     received = [np.empty_like(joined, shape=sum(x.nbytes for x in each)) for each in outputs]
-    yield from planning.moving_steps("all_gather_list", link, joined)(link, received, joined)
+    yield from planning.nested_gather(link, received, joined)
     for memory, arrays in zip(received, outputs, strict=True):
         unpack(memory, [as_bytes(x) for x in arrays])
 
@@ -58,14 +57,15 @@ def _dispatch(
     group: ProcessGroup,
     async_op: bool,
     outputs: Sequence[Array],
-    steps: Callable[..., Steps],
+    inputs: Sequence[Array],
+    algorithm: Callable[..., Steps],
     args: tuple[Any, ...],
-    op: ReduceOp | None,
-    alike: Sequence[Array],
+    op: ReduceOp | None = None,
 ) -> Work | None:
-    layout = ",".join(f"{dtype_layout(x.dtype) or x.dtype.char}{x.size}" for x in alike) if len(alike) > 1 else ""
-    call = make_call(name, alike[0].dtype, op, sum(x.size for x in alike), layout=layout)
-    return dispatch(group, debug.traced(planning.plain(group.link, steps, call)), args, outputs, async_op)
+    """Dispatch an operation whose ``outputs`` are alike on all ranks."""
+    layout = ",".join(f"{dtype_layout(x.dtype) or x.dtype.char}{x.size}" for x in outputs) if len(outputs) > 1 else ""
+    call = make_call(group.link, name, inputs, outputs, op=op, count=sum(x.size for x in outputs), layout=layout)
+    return dispatch(group, planning.plain(group.link, algorithm, call), args, outputs, async_op)
 
 
 def _future(work: Work | None) -> Future | None:
@@ -75,17 +75,25 @@ def _future(work: Work | None) -> Future | None:
 def all_reduce_coalesced(
     tensors: Sequence[ArrayLike], op: ReduceOp = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
 ) -> Future | None:
-    """Reduce several arrays, ``tensors``, in place, by one all-reduce for each dtype.
+    """Reduce a list of arrays in place, by one all-reduce for each dtype.
 
-    With ``async_op`` it returns a `Future` of the list, not a `Work`.
+    With ``async_op`` it returns a `Future` of the list, not a `Work`. ``tensors`` have the same sizes and dtypes on all
+    ranks. `mpiddp.distributed` describes ``op``, ``group`` and the errors.
+
+    Examples
+    --------
+    >>> x, y = np.ones(2), np.ones(1, np.int64)
+    >>> dist.all_reduce_coalesced([x, y])
+    >>> x.tolist(), y.tolist()
+    ([2.0, 2.0], [2])
     """
-    found = member(group, "all_reduce_coalesced")
-    if found is None:
+    group = member(group, "all_reduce_coalesced")
+    if group is None:
         return None
     xs = _arrays(tensors, "tensors", "all_reduce_coalesced", writable=True)
     for x in xs:
         check(x.dtype, op)
-    return _future(_dispatch("all_reduce_coalesced", found, async_op, xs, _all_reduce, (xs, op), op, xs))
+    return _future(_dispatch("all_reduce_coalesced", group, async_op, xs, xs, _all_reduce, (xs, op), op))
 
 
 def all_gather_coalesced(
@@ -94,21 +102,28 @@ def all_gather_coalesced(
     group: GroupLike = None,
     async_op: bool = False,
 ) -> Future | None:
-    """Copy several arrays of every rank, ``input_tensor_list``, to all ranks.
+    """Copy the arrays in every rank's list to all ranks.
 
-    List r of ``output_tensor_lists`` gets those of rank r, and has their shapes. With ``async_op`` it returns a
-    `Future` of all outputs.
+    ``output_tensor_lists[r]`` gets the arrays in rank r's ``input_tensor_list``, and has their shapes and dtypes. With
+    ``async_op`` it returns a `Future` of all outputs. `mpiddp.distributed` describes ``group`` and the errors.
+
+    Examples
+    --------
+    >>> x = [[np.empty(1)], [np.empty(1)]]
+    >>> dist.all_gather_coalesced(x, [np.array([float(dist.get_rank())])])
+    >>> x[0][0].item(), x[1][0].item()
+    (0.0, 1.0)
     """
     name = "all_gather_coalesced"
-    found = member(group, name)
-    if found is None:
+    group = member(group, name)
+    if group is None:
         return None
     inputs = _arrays(input_tensor_list, "input_tensor_list", name, writable=False)
     if not isinstance(output_tensor_lists, list):
         raise TypeError(f"{name} needs a list of lists as `output_tensor_lists`, got {output_tensor_lists!r:.60}")
-    if len(output_tensor_lists) != found.size():
+    if len(output_tensor_lists) != group.size():
         raise ValueError(
-            f"{name} needs one list in `output_tensor_lists` for each of {found.size()} ranks,"
+            f"{name} needs one list in `output_tensor_lists` for each of {group.size()} ranks,"
             f" got {len(output_tensor_lists)}"
         )
     outputs = []
@@ -118,8 +133,8 @@ def all_gather_coalesced(
         if len(arrays) != len(inputs):
             raise ValueError(f"{name} needs {len(inputs)} arrays in `{where}`, as in the inputs, got {len(arrays)}")
         for index, (x, output) in enumerate(zip(inputs, arrays, strict=True)):
-            shape = x.shape if rank == found.rank() else None
+            shape = x.shape if rank == group.rank() else None
             expect_like(output, shape, x.dtype, name, f"{where}[{index}]")
         outputs.append(arrays)
     flat = [x for arrays in outputs for x in arrays]
-    return _future(_dispatch(name, found, async_op, flat, _all_gather, (outputs, inputs), None, flat))
+    return _future(_dispatch(name, group, async_op, flat, inputs, _all_gather, (outputs, inputs)))

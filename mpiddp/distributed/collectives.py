@@ -1,4 +1,7 @@
-"""Collectives on arrays: each checks its arguments, finds the plan of the call, and dispatches it."""
+"""Collectives on arrays. Each checks its arguments, finds the plan for arrays like these, and dispatches the call.
+
+The examples of this package show what two ranks print; the tests run them so, with ``import mpiddp as dist``.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,7 @@ from mpiddp.mpi.requests import seconds
 from mpiddp.mpi.work import Work
 from mpiddp.typing import Array, ArrayLike
 
-from . import debug
-from .dispatch import dispatch, expect_on_root, keep, root_rank
+from .dispatch import dispatch, expect_on_root, root_rank
 from .groups import GroupLike, ProcessGroup, member
 
 # Errors name both of torch's names.
@@ -34,12 +36,20 @@ def barrier(
     device_ids: object = None,
     timeout: timedelta | float | None = None,
 ) -> Work | None:
-    """Return when every rank of the group has called it; the timeout's error names the missing ranks."""
-    found = member(group, "barrier")
-    if found is None:
+    """Wait until every rank of the group has called it.
+
+    ``timeout`` is a `timedelta` or seconds; the `DistTimeoutError` names the ranks that are missing.
+    `mpiddp.distributed` describes the other arguments, and the errors.
+
+    Examples
+    --------
+    >>> dist.barrier(timeout=10)
+    """
+    group = member(group, "barrier")
+    if group is None:
         return None
-    plan = found.plans.get(_BARRIER) or keep(found, _BARRIER, planning.barrier(found.link))
-    return dispatch(found, plan, (None,), (), async_op, seconds(timeout))
+    plan = group.plans.get(_BARRIER) or group.plans.remember(_BARRIER, planning.barrier(group.link))
+    return dispatch(group, plan, (None,), (), async_op, seconds(timeout))
 
 
 def broadcast(
@@ -51,15 +61,32 @@ def broadcast(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Copy ``tensor`` of rank ``src``, of equal shape and dtype on all ranks, into that of all others."""
-    found = member(group, "broadcast")
-    if found is None:
+    """Copy the array of one rank into those of all others.
+
+    Parameters
+    ----------
+    tensor : array
+        Of the same shape and dtype on all ranks. Rank ``src`` may give a read-only one.
+    src, group_src : int
+        The rank that sends, as a global rank or as a rank of the group: one of the two.
+    group, async_op, algorithm
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x = np.full(3, dist.get_rank())
+    >>> dist.broadcast(x, src=1)
+    >>> x.tolist()
+    [1, 1, 1]
+    """
+    group = member(group, "broadcast")
+    if group is None:
         return None
-    root = root_rank(found, src, group_src)
-    x = as_array(tensor, "broadcast", writable=found.link.rank != root)
+    root = root_rank(group, src, group_src)
+    x = as_array(tensor, "broadcast", writable=group.link.rank != root)
     key = ("broadcast", algorithm, root, x.dtype, x.shape, type(x))
-    plan = found.plans.get(key) or keep(found, key, planning.make(found.link, *key[:2], x, x, root=root))
-    return dispatch(found, plan, (x, root), (x,), async_op)
+    plan = group.plans.get(key) or group.plans.remember(key, planning.make(group.link, *key[:2], x, x, root=root))
+    return dispatch(group, plan, (x, root), (x,), async_op)
 
 
 def all_reduce(
@@ -70,27 +97,43 @@ def all_reduce(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Reduce ``tensor``, of equal shape and dtype on all ranks, in place, to the same bits on every rank.
+    """Reduce the arrays of all ranks elementwise, in place. Every rank gets the same bits.
+
+    Parameters
+    ----------
+    tensor : array
+        Of the same shape and dtype on all ranks.
+    op : ReduceOp
+        ``SUM`` by default. ``AVG`` and ``PREMUL_SUM`` take floats and complex numbers.
+    group, async_op, algorithm
+        See `mpiddp.distributed`, also for the errors.
 
     Examples
     --------
-    >>> dist.all_reduce(gradient, op=dist.ReduceOp.AVG)  # doctest: +SKIP
+    >>> x = np.array([1.0, dist.get_rank()])
+    >>> dist.all_reduce(x)
+    >>> x.tolist()
+    [2.0, 1.0]
+    >>> work = dist.all_reduce(x, op=dist.ReduceOp.AVG, async_op=True)
+    >>> work.wait()
+    True
     """
-    found = member(group, "all_reduce")
-    if found is None:
+    group = member(group, "all_reduce")
+    if group is None:
         return None
     x = as_array(tensor, "all_reduce")
     key = ("all_reduce", algorithm, op, x.dtype, x.shape, type(x))
-    plan = found.plans.get(key) or keep(found, key, planning.make(found.link, *key[:2], x, x, op))
-    return dispatch(found, plan, (x, op), (x,), async_op)
+    plan = group.plans.get(key) or group.plans.remember(key, planning.make(group.link, *key[:2], x, x, op))
+    return dispatch(group, plan, (x, op), (x,), async_op)
 
 
 def all_reduce_bucket(x: Array, op: ReduceOp, group: ProcessGroup, index: int) -> Work:
-    """Begin the all-reduce of a bucket, which errors and logs name."""
-    name = planning.bucket_name(index)
-    member(group, name)
-    key = (name, None, op, x.dtype, x.shape, type(x))
-    plan = group.plans.get(key) or keep(group, key, planning.make(group.link, *key[:2], x, x, op))
+    """Begin the all-reduce of DDP's bucket number ``index``; errors and logs name the bucket."""
+    member(group, "all_reduce")
+    key = ("all_reduce", None, op, x.dtype, x.shape, type(x), index)
+    plan = group.plans.get(key) or group.plans.remember(
+        key, planning.make(group.link, *key[:2], x, x, op, bucket=index)
+    )
     work = dispatch(group, plan, (x, op), (x,), async_op=True)
     assert work is not None
     return work
@@ -106,18 +149,32 @@ def reduce(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Reduce ``tensor``, of equal shape and dtype on all ranks, into that of rank ``dst``.
+    """Reduce the arrays of all ranks elementwise into that of one rank. The others' arrays stay as they are.
 
-    Others' are unchanged; torch's Gloo and NCCL leave partial sums.
+    Parameters
+    ----------
+    tensor : array
+        Of the same shape and dtype on all ranks. Ranks other than ``dst`` may give a read-only one.
+    dst, group_dst : int
+        The rank that gets the result, as a global rank or as a rank of the group: one of the two.
+    op, group, async_op, algorithm
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x = np.ones(2)
+    >>> dist.reduce(x, dst=0)
+    >>> x.tolist() == ([2.0, 2.0] if dist.get_rank() == 0 else [1.0, 1.0])
+    True
     """
-    found = member(group, "reduce")
-    if found is None:
+    group = member(group, "reduce")
+    if group is None:
         return None
-    root = root_rank(found, dst, group_dst)
-    x = as_array(tensor, "reduce", writable=found.link.rank == root)
+    root = root_rank(group, dst, group_dst)
+    x = as_array(tensor, "reduce", writable=group.link.rank == root)
     key = ("reduce", algorithm, op, root, x.dtype, x.shape, type(x))
-    plan = found.plans.get(key) or keep(found, key, planning.make(found.link, *key[:2], x, x, op, root))
-    return dispatch(found, plan, (x, root, op), (x,), async_op)
+    plan = group.plans.get(key) or group.plans.remember(key, planning.make(group.link, *key[:2], x, x, op, root))
+    return dispatch(group, plan, (x, root, op), (x,), async_op)
 
 
 def _expect_blocks(whole: Array, part: Array, size: int, operation: str, whole_name: str, part_name: str) -> None:
@@ -139,26 +196,35 @@ def all_gather_single(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Copy every rank's array, in rank order, into one array on all ranks.
+    """Copy the arrays of all ranks, in rank order, into one array on every rank.
 
     Parameters
     ----------
     output_tensor : array
-        Shape ``(size * n, ...)`` or ``(size, n, ...)``.
+        Of shape ``(size * n, ...)`` or ``(size, n, ...)``, where ``size`` is the number of ranks.
     input_tensor : array
-        Shape ``(n, ...)``, equal on all ranks.
+        Of shape ``(n, ...)``, the same on all ranks, and of the dtype of ``output_tensor``.
+    group, async_op, algorithm
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x = np.empty((2, 3))
+    >>> dist.all_gather_single(x, np.full(3, float(dist.get_rank())))
+    >>> x.tolist()
+    [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
     """
-    found = member(group, "all_gather_single")
-    if found is None:
+    group = member(group, "all_gather_single")
+    if group is None:
         return None
     x = as_array(input_tensor, _GATHER, writable=False, name="input_tensor")
     output = as_array(output_tensor, _GATHER, name="output_tensor")
     key = ("all_gather_single", algorithm, x.dtype, x.shape, output.dtype, output.shape, type(x), type(output))
-    plan = found.plans.get(key)
+    plan = group.plans.get(key)
     if plan is None:
-        _expect_blocks(output, x, found.link.size, _GATHER, "output_tensor", "input_tensor")
-        plan = keep(found, key, planning.make(found.link, *key[:2], output, x, places=(0, 1)))
-    return dispatch(found, plan, (output, x), (output,), async_op)
+        _expect_blocks(output, x, group.link.size, _GATHER, "output_tensor", "input_tensor")
+        plan = group.plans.remember(key, planning.make(group.link, *key[:2], output, x, places=(0, 1)))
+    return dispatch(group, plan, (output, x), (output,), async_op)
 
 
 all_gather_into_tensor = all_gather_single
@@ -173,26 +239,35 @@ def reduce_scatter_single(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Reduce arrays of ``size`` blocks, block r into rank r's output.
+    """Reduce the arrays of all ranks elementwise, and give block r of the result to rank r.
 
     Parameters
     ----------
     output : array
-        Shape ``(n, ...)``, equal on all ranks.
+        Of shape ``(n, ...)``, the same on all ranks.
     input : array
-        Shape ``(size * n, ...)`` or ``(size, n, ...)``.
+        Of shape ``(size * n, ...)`` or ``(size, n, ...)``, where ``size`` is the number of ranks.
+    op, group, async_op, algorithm
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x = np.empty(1)
+    >>> dist.reduce_scatter_single(x, np.array([10.0, 20.0]))
+    >>> x.item() == (20.0 if dist.get_rank() == 0 else 40.0)
+    True
     """
-    found = member(group, "reduce_scatter_single")
-    if found is None:
+    group = member(group, "reduce_scatter_single")
+    if group is None:
         return None
     result = as_array(output, _SCATTER, name="output")
     x = as_array(input, _SCATTER, writable=False, name="input")
     key = ("reduce_scatter_single", algorithm, op, x.dtype, x.shape, result.dtype, result.shape, type(x), type(result))
-    plan = found.plans.get(key)
+    plan = group.plans.get(key)
     if plan is None:
-        _expect_blocks(x, result, found.link.size, _SCATTER, "input", "output")
-        plan = keep(found, key, planning.make(found.link, *key[:2], result, x, op, places=(0, 1)))
-    return dispatch(found, plan, (result, x, op), (result,), async_op)
+        _expect_blocks(x, result, group.link.size, _SCATTER, "input", "output")
+        plan = group.plans.remember(key, planning.make(group.link, *key[:2], result, x, op, places=(0, 1)))
+    return dispatch(group, plan, (result, x, op), (result,), async_op)
 
 
 reduce_scatter_tensor = reduce_scatter_single
@@ -207,21 +282,38 @@ def reduce_scatter(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Reduce array r of ``input_list`` over all ranks into rank r's ``output``; all have one shape and dtype."""
-    found = member(group, "reduce_scatter")
-    if found is None:
+    """Reduce array r of every rank's list into the array of rank r.
+
+    Parameters
+    ----------
+    output : array
+        Of one shape and dtype on all ranks.
+    input_list : sequence of arrays
+        One for each rank, each of the shape and dtype of ``output``.
+    op, group, async_op, algorithm
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x = np.empty(1)
+    >>> dist.reduce_scatter(x, [np.array([10.0]), np.array([20.0])])
+    >>> x.item() == (20.0 if dist.get_rank() == 0 else 40.0)
+    True
+    """
+    group = member(group, "reduce_scatter")
+    if group is None:
         return None
     result = as_array(output, "reduce_scatter", name="output")
-    inputs = as_arrays(input_list, "reduce_scatter", found.link.size, writable=False, name="input_list")
+    inputs = as_arrays(input_list, "reduce_scatter", group.link.size, writable=False, name="input_list")
     for index, given in enumerate(inputs):
         expect_like(given, result.shape, result.dtype, "reduce_scatter", f"input_list[{index}]")
     joined = np.concatenate([given.reshape(-1) for given in inputs])
     key = ("reduce_scatter", algorithm, op, joined.dtype, joined.shape, result.shape, type(joined), type(result))
-    plan = found.plans.get(key)
+    plan = group.plans.get(key)
     if plan is None:
-        made = planning.make(found.link, *key[:2], result, joined, op, places=(0, 1), count=result.size)
-        plan = keep(found, key, made)
-    return dispatch(found, plan, (result, joined, op), (result,), async_op)
+        made = planning.make(group.link, *key[:2], result, joined, op, places=(0, 1), count=result.size)
+        plan = group.plans.remember(key, made)
+    return dispatch(group, plan, (result, joined, op), (result,), async_op)
 
 
 def _move(
@@ -235,35 +327,44 @@ def _move(
     count: int = ANY_COUNT,
     root: int = NO_ROOT,
     layout: str = "",
-    algorithm: str = "",
 ) -> Work | None:
-    """Dispatch an operation that only moves data."""
+    """Dispatch an operation that moves data without reducing it."""
     if len(outputs) > 1:
         expect_apart(outputs, name)
-    arrays = (*outputs, *inputs)
-    plan = planning.moving(group.link, name, algorithm or name, arrays, count=count, root=root, layout=layout)
-    return dispatch(group, debug.traced(plan), args, outputs, async_op)
+    plan = planning.moving(group.link, name, outputs, inputs, count=count, root=root, layout=layout)
+    return dispatch(group, plan, args, outputs, async_op)
 
 
 def all_gather(
     tensor_list: Sequence[ArrayLike], tensor: ArrayLike, group: GroupLike = None, async_op: bool = False
 ) -> Work | None:
-    """Copy every rank's ``tensor`` to all ranks, rank r's into array r of ``tensor_list``.
+    """Copy the array of every rank into the lists of all ranks.
 
-    Shapes may differ between ranks, in torch on NCCL only.
+    Parameters
+    ----------
+    tensor_list : sequence of arrays
+        One for each rank. Array r has the shape and dtype of rank r's ``tensor``, and they share no memory.
+    tensor : array
+        Shapes may differ between ranks; torch allows that on NCCL only.
+    group, async_op
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x = [np.empty(1), np.empty(2)]
+    >>> dist.all_gather(x, np.full(dist.get_rank() + 1, 7.0))
+    >>> [each.tolist() for each in x]
+    [[7.0], [7.0, 7.0]]
     """
-    found = member(group, "all_gather")
-    if found is None:
+    group = member(group, "all_gather")
+    if group is None:
         return None
     x = as_array(tensor, "all_gather", writable=False)
-    outputs = as_arrays(tensor_list, "all_gather", found.link.size)
-    _expect_list_like(outputs, x, found, "all_gather", "tensor_list")
+    outputs = as_arrays(tensor_list, "all_gather", group.link.size)
+    _expect_list_like(outputs, x, group, "all_gather", "tensor_list")
     sizes = [output.size for output in outputs]
     layout = "" if min(sizes) == max(sizes) else repr(sizes)
-    args = (outputs, x)
-    return _move(
-        "all_gather", found, async_op, outputs, (x,), args, count=sum(sizes), layout=layout, algorithm="all_gather_list"
-    )
+    return _move("all_gather", group, async_op, outputs, (x,), (outputs, x), count=sum(sizes), layout=layout)
 
 
 def _expect_list_like(arrays: Sequence[Array], x: Array, group: ProcessGroup, operation: str, name: str) -> None:
@@ -280,16 +381,35 @@ def gather(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Copy every rank's ``tensor``, of any shape, to rank ``dst``, rank r's into array r of its ``gather_list``."""
-    found = member(group, "gather")
-    if found is None:
+    """Copy the array of every rank into the list of one rank.
+
+    Parameters
+    ----------
+    tensor : array
+        Shapes may differ between ranks.
+    gather_list : sequence of arrays, optional
+        On rank ``dst``, and there alone: array r has the shape and dtype of rank r's ``tensor``.
+    dst, group_dst : int, default 0
+        The rank that gets the arrays, as a global rank or as a rank of the group.
+    group, async_op
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x = [np.empty(1), np.empty(1)] if dist.get_rank() == 0 else None
+    >>> dist.gather(np.array([float(dist.get_rank())]), x, dst=0)
+    >>> x is None or [each.item() for each in x] == [0.0, 1.0]
+    True
+    """
+    group = member(group, "gather")
+    if group is None:
         return None
-    root = root_rank(found, dst, group_dst, default=0)
+    root = root_rank(group, dst, group_dst, default=0)
     x = as_array(tensor, "gather", writable=False)
-    expect_on_root(gather_list, found, root, "gather_list", "destination")
-    outputs = as_arrays(gather_list, "gather", found.link.size, name="gather_list") if gather_list else None
-    _expect_list_like(outputs or (), x, found, "gather", "gather_list")
-    return _move("gather", found, async_op, outputs or (), (x,), (outputs, x, root), root=root)
+    expect_on_root(gather_list, group, root, "gather_list", "destination")
+    outputs = as_arrays(gather_list, "gather", group.link.size, name="gather_list") if gather_list else None
+    _expect_list_like(outputs or (), x, group, "gather", "gather_list")
+    return _move("gather", group, async_op, outputs or (), (x,), (outputs, x, root), root=root)
 
 
 def scatter(
@@ -300,18 +420,37 @@ def scatter(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Work | None:
-    """Copy array r of rank ``src``'s ``scatter_list``, of any shape, into rank r's ``tensor``."""
-    found = member(group, "scatter")
-    if found is None:
+    """Copy array r of one rank's list into the array of rank r.
+
+    Parameters
+    ----------
+    tensor : array
+        Shapes may differ between ranks.
+    scatter_list : sequence of arrays, optional
+        On rank ``src``, and there alone: array r has the shape and dtype of rank r's ``tensor``.
+    src, group_src : int, default 0
+        The rank that sends, as a global rank or as a rank of the group.
+    group, async_op
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x = np.empty(1)
+    >>> dist.scatter(x, [np.zeros(1), np.ones(1)] if dist.get_rank() == 0 else None, src=0)
+    >>> x.item() == dist.get_rank()
+    True
+    """
+    group = member(group, "scatter")
+    if group is None:
         return None
-    root = root_rank(found, src, group_src, default=0)
+    root = root_rank(group, src, group_src, default=0)
     x = as_array(tensor, "scatter")
-    expect_on_root(scatter_list, found, root, "scatter_list", "source")
+    expect_on_root(scatter_list, group, root, "scatter_list", "source")
     inputs = None
     if scatter_list:
-        inputs = as_arrays(scatter_list, "scatter", found.link.size, writable=False, name="scatter_list")
-    _expect_list_like(inputs or (), x, found, "scatter", "scatter_list")
-    return _move("scatter", found, async_op, (x,), inputs or (), (x, inputs, root), root=root)
+        inputs = as_arrays(scatter_list, "scatter", group.link.size, writable=False, name="scatter_list")
+    _expect_list_like(inputs or (), x, group, "scatter", "scatter_list")
+    return _move("scatter", group, async_op, (x,), inputs or (), (x, inputs, root), root=root)
 
 
 def all_to_all(
@@ -320,21 +459,35 @@ def all_to_all(
     group: GroupLike = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Copy rank r's ``input_tensor_list[s]`` into rank s's ``output_tensor_list[r]``.
+    """Send one array to every rank, and receive one from every rank.
 
-    ``output_tensor_list`` and ``input_tensor_list`` have one array for each rank, of one dtype and any shapes.
+    Parameters
+    ----------
+    output_tensor_list : sequence of arrays
+        Array r has the shape of what rank r sends to this rank. They share no memory.
+    input_tensor_list : sequence of arrays
+        Array r goes to rank r. Shapes may differ; all arrays have one dtype.
+    group, async_op
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x, y = [np.empty(1), np.empty(1)], [np.array([10.0 * dist.get_rank() + to]) for to in (0, 1)]
+    >>> dist.all_to_all(x, y)
+    >>> [each.item() for each in x] == [dist.get_rank(), 10.0 + dist.get_rank()]
+    True
     """
-    found = member(group, "all_to_all")
-    if found is None:
+    group = member(group, "all_to_all")
+    if group is None:
         return None
-    outputs = as_arrays(output_tensor_list, "all_to_all", found.link.size, name="output_tensor_list")
-    inputs = as_arrays(input_tensor_list, "all_to_all", found.link.size, writable=False, name="input_tensor_list")
+    outputs = as_arrays(output_tensor_list, "all_to_all", group.link.size, name="output_tensor_list")
+    inputs = as_arrays(input_tensor_list, "all_to_all", group.link.size, writable=False, name="input_tensor_list")
     for arrays, name in ((outputs, "output_tensor_list"), (inputs, "input_tensor_list")):
         for index, x in enumerate(arrays):
             expect_like(x, None, outputs[0].dtype, "all_to_all", f"{name}[{index}]")
-    mine = found.link.rank
+    mine = group.link.rank
     expect_like(outputs[mine], inputs[mine].shape, inputs[mine].dtype, "all_to_all", f"output_tensor_list[{mine}]")
-    return _move("all_to_all", found, async_op, outputs, inputs, (outputs, inputs))
+    return _move("all_to_all", group, async_op, outputs, inputs, (outputs, inputs))
 
 
 def all_to_all_single(
@@ -345,17 +498,28 @@ def all_to_all_single(
     group: GroupLike = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Send block r of ``input`` to rank r, and join the blocks received in ``output``.
+    """Send one block of rows to every rank, and join the blocks that arrive in rank order.
 
     Parameters
     ----------
+    output, input : array
+        Of one dtype; the first dimension is cut into a block for each rank.
     output_split_sizes, input_split_sizes : sequence of int, optional
-        Rows from and to each rank; equal blocks by default. ValueError if they do not fit the first dimension.
+        The number of rows from and to each rank. Blocks are equal by default. ValueError if they do not add up.
+    group, async_op
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x = np.empty(2)
+    >>> dist.all_to_all_single(x, 10.0 * dist.get_rank() + np.arange(2.0))
+    >>> x.tolist() == [dist.get_rank(), 10.0 + dist.get_rank()]
+    True
     """
-    found = member(group, "all_to_all_single")
-    if found is None:
+    group = member(group, "all_to_all_single")
+    if group is None:
         return None
-    size, mine = found.link.size, found.link.rank
+    size, mine = group.link.size, group.link.rank
     result = as_array(output, "all_to_all_single", name="output")
     x = as_array(input, "all_to_all_single", writable=False, name="input")
     expect_like(result, None, x.dtype, "all_to_all_single", "output")
@@ -365,7 +529,7 @@ def all_to_all_single(
         raise ArrayError(
             f"all_to_all_single: this rank sends itself {sent[mine]} bytes and expects {received[mine]} from itself"
         )
-    return _move("all_to_all_single", found, async_op, (result,), (x,), (result, x, received, sent))
+    return _move("all_to_all_single", group, async_op, (result,), (x,), (result, x, received, sent))
 
 
 def _byte_counts(x: Array, splits: Sequence[int] | None, size: int, name: str) -> list[int]:

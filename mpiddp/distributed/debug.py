@@ -1,16 +1,16 @@
-"""``MPIDDP_DEBUG``: logs every operation (INFO); finds disagreeing ranks and buffers changed too early (DETAIL).
+"""``MPIDDP_DEBUG``: INFO logs every operation. DETAIL finds calls that differ, and arrays that change too early.
 
-DETAIL precedes every collective by an all-gather of 8-byte digests, and lets asynchronous operations, but coalesced
-ones, work on copies: a change of the program's arrays before ``wait()`` shows in their checksums.
+With DETAIL, the ranks exchange 8-byte digests of each collective before they run it. Collectives, except coalesced
+ones, work on copies, so that a change of the program's arrays before ``wait()`` shows in their checksums.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import sys
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,25 +19,26 @@ from mpiddp.algorithms import plan as planning
 from mpiddp.algorithms.plan import Plan
 from mpiddp.device import download, is_device_array
 from mpiddp.errors import ArrayError
-from mpiddp.faults import monitor
+from mpiddp.faults import this_job
 from mpiddp.faults.calls import mismatch
+from mpiddp.mpi import recorder
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
-from mpiddp.mpi.operation import Operation
-from mpiddp.mpi.recorder import PACKAGE
+from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
 logger = logging.getLogger("mpiddp")
 
 on = False
-"""The one attribute read when debugging is off."""
+"""Whether the level is INFO or DETAIL. This is all that a call reads while debugging is off."""
 detail = False
+"""Whether the level is DETAIL."""
 
 _TEXT_BYTES = 1024
 _MAX_LISTED = 8
 
-# Copied ones; True where all ranks give equal shapes.
+# The operations that work on copies, and whether their arrays have the same shape on all ranks.
 _EQUAL_SHAPES = {
     "broadcast": True,
     "all_reduce": True,
@@ -50,7 +51,6 @@ _EQUAL_SHAPES = {
     "reduce_scatter_single": True,
     "all_to_all": False,
     "all_to_all_single": False,
-    **dict.fromkeys(planning.BUCKETS, True),
 }
 
 
@@ -64,36 +64,31 @@ def configure(level: str) -> None:
             logger.addHandler(logging.StreamHandler())
 
 
-def caller() -> str:
-    """Return the file and line of the program's call."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
 def log(operation: Operation) -> None:
-    job = monitor.current()
-    logger.info("[rank %d] %s, called at %s", 0 if job is None else job.world.rank, operation, caller())
+    job = this_job.current()
+    logger.info("[rank %d] %s, called at %s", 0 if job is None else job.world.rank, operation, recorder.line(operation))
 
 
 class Watched:
-    """Not to be changed before ``wait()`` returns."""
+    """Arrays that the program must not change before ``wait()`` has returned."""
 
-    def __init__(self, name: str, arrays: Sequence[Array]) -> None:
-        self._name, self._line = name, caller()
+    def __init__(self, operation: Operation, arrays: Sequence[Array]) -> None:
+        self._operation = operation
         self._arrays = list(arrays)
         self._sums = [_checksum(x) for x in arrays]
 
     def check(self) -> None:
+        """Raise ArrayError if an array has changed."""
         for x, checksum in zip(self._arrays, self._sums, strict=True):
             if _checksum(x) != checksum:
                 raise ArrayError(
-                    f"an array of {self._name} ({x.dtype} {x.shape}), submitted at {self._line}, was changed before the"
+                    f"an array of {self._operation.name} ({x.dtype} {x.shape}), submitted at"
+                    f" {recorder.line(self._operation)}, was changed before the"
                     " operation was waited for: leave arrays of an asynchronous operation alone until wait() returns"
                 )
 
     def renew(self) -> None:
+        """Take the arrays as they are now."""
         self._sums = [_checksum(x) for x in self._arrays]
 
 
@@ -101,42 +96,31 @@ def _checksum(x: Array) -> int:
     return zlib.crc32(as_bytes(download(x)).data)
 
 
-def traced(plan: Plan) -> Plan:
-    if not on or plan.trace is not None:
-        return plan
-    if not detail:
-        return plan._replace(run=None, trace=_logged)
-    # The comparison here replaces that in `faults.calls`.
-    return plan._replace(run=None, trace=_observed, call=plan.call.marked())
+def self_comparing(call: Call) -> Call:
+    """Return the call marked as compared here, so that `faults.calls` does not compare it again."""
+    return replace(call, record=call.record.marked())
 
 
-def _logged(
-    operation: Operation, link: Link, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array]
-) -> tuple[Steps, None]:
-    log(operation)
-    return plan.steps(link, *args), None
-
-
-def _observed(
+def traced(
     operation: Operation, link: Link, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array]
 ) -> tuple[Steps, Callable[[], None]]:
-    """Return steps that compare the call and watch copies of the arrays, and the last check."""
-    log(operation)
-    line = caller()
+    """Return steps that compare the call and work on copies of the arrays, and a check for the operation's end."""
     twins: dict[int, tuple[Array, Array]] = {}
-    copied = _EQUAL_SHAPES.get(plan.label.partition(" by ")[0])
-    description = _describe(operation, plan, args, equal_shapes=bool(copied))
+    copied = _EQUAL_SHAPES.get(plan.call.operation)
+    description = _describe(operation, args, equal_shapes=bool(copied))
     if copied is not None:
         args = tuple(_twin(each, twins) for each in args)
-    watched = Watched(plan.label, [original for original, _ in twins.values()])
+    watched = Watched(operation, [original for original, _ in twins.values()])
 
     def steps() -> Steps:
-        digest = np.frombuffer(hashlib.blake2b(f"{description} {plan.call}".encode(), digest_size=8).digest(), np.int64)
+        digest = np.frombuffer(
+            hashlib.blake2b(f"{description} {plan.call.record}".encode(), digest_size=8).digest(), np.int64
+        )
         digests = np.empty(link.size, np.int64)
         yield link.now.Iallgather(digest, digests)
         if (digests != digest).any():
-            yield from _disagree(link, f"{description}{_listed(args)} at {line}", digests)
-        value = yield from plan.steps(link.after(), *args)
+            yield from _disagree(link, f"{description}{_listed(args)} at {recorder.line(operation)}", digests)
+        value = yield from plan.steps(link.after(), plan.call, *args)
         watched.check()
         for output in outputs:
             if id(output) in twins and (is_device_array(output) or output.flags.writeable):
@@ -147,15 +131,15 @@ def _observed(
     return steps(), watched.check
 
 
-def _describe(operation: Operation, plan: Plan, args: Sequence[Any], *, equal_shapes: bool) -> str:
-    """Return the text, with a shape that must be equal on all ranks."""
-    text = plan.call.text(operation.number)
+def _describe(operation: Operation, args: Sequence[Any], *, equal_shapes: bool) -> str:
+    """Return the text of which ranks compare digests: the call, and a shape that has to be equal on all ranks."""
+    text = operation.call.record.text(operation.number)
     x = next((x for each in args for x in (each if isinstance(each, list) else [each]) if hasattr(x, "dtype")), None)
     return f"{text}, shape {x.shape}" if equal_shapes and x is not None else text
 
 
 def _listed(args: Sequence[Any]) -> str:
-    """Return the sizes in the first list of arrays, which a call's record holds as a hash."""
+    """Return the sizes of the arrays in the first list. They are for the error: ranks compare a hash of them."""
     lists = [[x.size for x in each] for each in args if isinstance(each, list) and each and hasattr(each[0], "size")]
     return f", sizes {lists[0][:_MAX_LISTED]}" if lists else ""
 

@@ -1,7 +1,8 @@
 """Device meshes: ranks as an array of several dimensions, with a process group along each.
 
-A layout lists the root mesh's dimensions that make up each dimension of a mesh: a root mesh of three has ``((0,), (1,),
-(2,))``, a slice ``((0,), (2,))``, that slice flattened ``((0, 2),)``.
+The mesh that a program makes is the root of its slices. A layout says which of the root's dimensions make up each
+dimension of a mesh: that of a root of three dimensions is ``((0,), (1,), (2,))``, that of a slice ``((0,), (2,))``, and
+that of this slice, flattened, ``((0, 2),)``.
 """
 
 from __future__ import annotations
@@ -24,32 +25,32 @@ Names: TypeAlias = tuple[str, ...]
 def _checked_names(names: Sequence[str] | None, ndim: int) -> Names | None:
     if names is None:
         return None
-    found = (names,) if isinstance(names, str) else tuple(names)
-    if len(set(found)) != len(found):
-        raise RuntimeError(f"Each mesh_dim_name must be unique. Found repeated mesh_dim_name in mesh_dim_names {found}")
-    if len(found) != ndim:
+    given = (names,) if isinstance(names, str) else tuple(names)
+    if len(set(given)) != len(given):
+        raise RuntimeError(f"Each mesh_dim_name must be unique. Found repeated mesh_dim_name in mesh_dim_names {given}")
+    if len(given) != ndim:
         raise RuntimeError(
             "mesh_shape and mesh_dim_names should have same length! Found len(mesh_dim_names):"
-            f" {len(found)} and len(mesh_shape): {ndim}."
+            f" {len(given)} and len(mesh_shape): {ndim}."
         )
-    return found
+    return given
 
 
 class DeviceMesh:
     """Ranks as an array of several dimensions.
 
-    Ranks that differ in one coordinate alone form a group, in which a rank's number is this coordinate (in torch it
-    follows the global ranks). All ranks of the default group call, members or not; `init_process_group` is called if it
-    has not been. Slices need no communication.
+    Ranks that differ in one coordinate only form a group. A rank's number in it is this coordinate; in torch it follows
+    the global ranks. All ranks of the default group make a mesh together, members or not. `init_process_group` is
+    called if the program has not called it. Slices need no communication.
 
     Parameters
     ----------
-    device_type : str
+    device_type : {"cpu", "cuda"}
         Without effect: an array knows its device.
     mesh : array_like of int
-        Distinct global ranks; as an attribute, of a slice this rank's.
+        Distinct global ranks. The attribute ``mesh`` of a slice has the ranks of this rank's slice.
     mesh_dim_names : sequence of str, optional
-        One for each dimension.
+        A name for each dimension.
 
     Raises
     ------
@@ -58,22 +59,23 @@ class DeviceMesh:
 
     Examples
     --------
-    >>> mesh = dist.init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))  # doctest: +SKIP
-    >>> dist.all_reduce(gradient, group=mesh.get_group("dp"))  # doctest: +SKIP
+    >>> mesh = dist.DeviceMesh("cpu", [[1, 0]], mesh_dim_names=("dp", "tp"))
+    >>> mesh["tp"].get_local_rank() == 1 - dist.get_rank()
+    True
     """
 
     device_type: str
     mesh: np.ndarray[Any, np.dtype[np.int64]]
     mesh_dim_names: Names | None
     _groups: list[ProcessGroup]
-    """By dimension; empty outside of the mesh."""
+    """This rank's group along each dimension; empty on a rank outside of the mesh."""
 
     def __init__(self, device_type: str, mesh: Any, *, mesh_dim_names: Sequence[str] | None = None) -> None:
         ranks, names = self._check(device_type, mesh, mesh_dim_names)
         self._be_root(device_type, ranks, names)
         agree(default_group(), "init_device_mesh", (ranks.tolist(), names))
         made = [self._make_group(axes, str(dim)) for dim, axes in enumerate(self._layout)]
-        self._groups = [found for found in made if found is not None]
+        self._groups = [group for group in made if group is not None]
 
     @staticmethod
     def _check(device_type: str, mesh: Any, names: Sequence[str] | None) -> tuple[np.ndarray[Any, Any], Names | None]:
@@ -85,7 +87,7 @@ class DeviceMesh:
         ranks = np.array(mesh)
         if ranks.dtype.kind not in "iu" or ranks.ndim == 0 or ranks.size == 0:
             raise TypeError(f"a mesh is an array of ranks of at least one dimension, got {mesh!r}")
-        found = _checked_names(names, ranks.ndim)
+        names = _checked_names(names, ranks.ndim)
         if not is_initialized():
             init_process_group()
         size = default_group().size()
@@ -94,7 +96,7 @@ class DeviceMesh:
                 f"Mesh should not be bigger than default world size {size}, but found {ranks.size} ranks!"
             )
         checked_ranks(ranks.reshape(-1).tolist(), size)
-        return ranks.astype(np.int64), found
+        return ranks.astype(np.int64), names
 
     def _be_root(self, device_type: str, ranks: np.ndarray[Any, Any], names: Names | None) -> None:
         self.device_type, self.mesh, self.mesh_dim_names = device_type, ranks, names
@@ -104,7 +106,7 @@ class DeviceMesh:
         self._flattened: dict[str, DeviceMesh] = {}
 
     def _rows(self, layout: Layout) -> np.ndarray[Any, Any]:
-        """Return all slices by a layout, of shape (n, *shape)."""
+        """Return all slices of the root mesh by a layout, of shape (number of slices, *shape of a slice)."""
         ranks = self._root.mesh
         used = [axis for axes in layout for axis in axes]
         rest = [axis for axis in range(ranks.ndim) if axis not in used]
@@ -121,7 +123,7 @@ class DeviceMesh:
         return split(parent, parts, "init_device_mesh", None, f"mesh_{described}", backend_of(parent.link))
 
     def _part(self, layout: Layout, names: Names, groups: list[ProcessGroup]) -> DeviceMesh:
-        """Return this rank's slice; outside of the root mesh, the first."""
+        """Return the slice that this rank is in; on a rank outside of the root mesh, the first slice."""
         rows = self._rows(layout)
         mine = np.argwhere(rows == get_rank())
         part = DeviceMesh.__new__(DeviceMesh)
@@ -138,9 +140,10 @@ class DeviceMesh:
         *,
         mesh_dim_names: Sequence[str] | None = None,
     ) -> DeviceMesh:
-        """Return a mesh of existing groups, this rank's along each dimension, without communication.
+        """Return a mesh of existing groups, without communication.
 
-        Several groups need ``mesh`` and names; ValueError without, or if a group has other ranks than the mesh.
+        ``group`` is this rank's group along each dimension. Several groups need ``mesh`` and ``mesh_dim_names``.
+        ValueError if these are missing, or a group has other ranks than ``mesh``.
         """
         groups = [group] if isinstance(group, ProcessGroup) else list(group)
         if not groups:
@@ -167,7 +170,7 @@ class DeviceMesh:
         return made
 
     def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
-        """Return this rank's slice along named dimensions, or a flattened mesh: ``mesh["dp", "tp"]``."""
+        """Return this rank's slice along named dimensions, as ``mesh["dp", "tp"]``, or the flattened mesh of a name."""
         if not self.mesh_dim_names:
             raise RuntimeError("Cannot slice a DeviceMesh without mesh_dim_names!")
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
@@ -183,9 +186,9 @@ class DeviceMesh:
         return self._part(tuple(self._layout[dim] for dim in dims), names, groups)
 
     def _flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
-        """Return a mesh of one dimension with the same ranks; all ranks of the default group call.
+        """Return a mesh of one dimension with the same ranks. All ranks of the default group call it.
 
-        Its default name joins those of the dimensions by ``_``; ValueError if another mesh has it.
+        Without a name it joins the names of the dimensions by ``_``. ValueError if another mesh has the name.
         """
         if not self.mesh_dim_names:
             raise RuntimeError("Cannot flatten a DeviceMesh without mesh_dim_names!")
@@ -221,9 +224,10 @@ class DeviceMesh:
         return mesh_dim % self.ndim
 
     def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
-        """Return this rank's group along a dimension, named or numbered, or of a flattened mesh.
+        """Return this rank's group along a dimension.
 
-        RuntimeError if it is ambiguous (None with several dimensions), or this rank is not in the mesh.
+        ``mesh_dim`` is a number, a name, or the name of a flattened mesh; None only for a mesh of one dimension, else
+        RuntimeError. RuntimeError also on a rank that is not in the mesh.
         """
         if isinstance(mesh_dim, str) and mesh_dim in self._root._flattened:
             return self._root._flattened[mesh_dim].get_group()
@@ -237,7 +241,7 @@ class DeviceMesh:
         return [self.get_group(dim) for dim in range(self.ndim)]
 
     def size(self, mesh_dim: int | None = None) -> int:
-        """Return the number of ranks, in all or along a dimension."""
+        """Return the number of ranks in the whole mesh, or along a dimension."""
         return int(self.mesh.size if mesh_dim is None else self.mesh.shape[self._dim(mesh_dim)])
 
     @property
@@ -255,13 +259,13 @@ class DeviceMesh:
         return get_rank()
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        """Return this process's rank in `get_group`."""
+        """Return this process's rank in the group that `get_group` returns."""
         return self.get_group(mesh_dim).rank()
 
     def get_coordinate(self) -> tuple[int, ...] | None:
-        """Return this rank's coordinates, None outside of the mesh."""
-        places = np.argwhere(self.mesh == get_rank())
-        return tuple(places[0].tolist()) if len(places) else None
+        """Return this rank's coordinates in the mesh; None on a rank outside of it."""
+        coordinates = np.argwhere(self.mesh == get_rank())
+        return tuple(coordinates[0].tolist()) if len(coordinates) else None
 
     def __repr__(self) -> str:
         lengths = ", ".join(f"{name}={n}" for name, n in zip(self.mesh_dim_names or (), self.shape, strict=False))
@@ -276,14 +280,21 @@ def init_device_mesh(
     mesh_dim_names: Sequence[str] | None = None,
     backend_override: object = None,
 ) -> DeviceMesh:
-    """Arrange all ranks in a mesh, in row-major order; ``device_type`` and ``mesh_dim_names`` as in `DeviceMesh`.
+    """Arrange all ranks in a mesh, in row-major order.
 
-    The product of ``mesh_shape`` is the number of ranks; torch takes a smaller one, as here ``DeviceMesh`` does.
+    The product of ``mesh_shape`` is the number of ranks, else RuntimeError; torch also takes a smaller one, as
+    `DeviceMesh` does here. ``device_type`` and ``mesh_dim_names`` are those of `DeviceMesh`; ``backend_override`` has
+    no effect.
 
     Examples
     --------
-    >>> mesh = dist.init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))  # doctest: +SKIP
-    >>> mesh["tp"].get_local_rank()  # doctest: +SKIP
+    >>> mesh = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    >>> mesh["tp"].get_local_rank() == dist.get_rank()
+    True
+    >>> x = np.ones(1)
+    >>> dist.all_reduce(x, group=mesh.get_group("tp"))
+    >>> x.item()
+    2.0
     """
     shape = tuple(int(n) for n in mesh_shape)
     _checked_names(mesh_dim_names, len(shape))

@@ -1,17 +1,22 @@
-"""Dispatch: the one path of every collective call, from its plan to its `Work` or result."""
+"""Dispatch: the one path of every collective call, from its plan to its `Work` or result.
+
+Every call is bracketed alike: it gets its number, is recorded and published to the other ranks, is compared with theirs
+at its end, and ends in the record. `begin` opens the bracket, and `calling` is all of it, with the wait that the
+watchdog sees. Only the short calls of `OneShot.run` do it by themselves, for speed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import get_ident
+from time import monotonic
+from types import TracebackType
 from typing import Any
 
 from mpiddp.algorithms.plan import Plan
 from mpiddp.errors import DistError
 from mpiddp.mpi import recorder, requests
-from mpiddp.mpi.link import Link
-from mpiddp.mpi.operation import Operation, new_operation
-from mpiddp.mpi.recorder import Signature
+from mpiddp.mpi.operation import Call, Operation, waiting
 from mpiddp.mpi.work import Work
 from mpiddp.typing import Array
 
@@ -19,8 +24,49 @@ from . import debug
 from .groups import ProcessGroup
 
 
-def keep(group: ProcessGroup, key: tuple[Any, ...], plan: Plan) -> Plan:
-    return group.plans.remember(key, debug.traced(plan))
+def begin(group: ProcessGroup, call: Call) -> tuple[Operation, bool]:
+    """Begin a call: number, record and publish it; return it, and True if all ranks are known to make it.
+
+    A call of some ranks, such as a message, is numbered apart and not published.
+    """
+    link = group.link
+    if call.record is None:
+        link.message_count = number = link.message_count + 1
+    else:
+        link.sequence = number = link.sequence + 1
+    operation = recorder.begin(call, number)
+    if debug.on:
+        debug.log(operation)
+    return operation, call.record is None or group.monitor.publish(number, call.record)
+
+
+class calling:  # noqa: N801 - a statement's context
+    """The bracket of a call during which this thread waits."""
+
+    __slots__ = ("_confirmed", "_monitor", "_operation", "_outer", "_thread")
+
+    def __init__(self, group: ProcessGroup, call: Call) -> None:
+        self._monitor = group.monitor
+        self._operation, self._confirmed = begin(group, call)
+
+    def __enter__(self) -> Operation:
+        operation = self._operation
+        self._thread = thread = get_ident()
+        self._outer = waiting.get(thread)
+        waiting[thread] = operation
+        return operation
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        operation = self._operation
+        try:
+            if isinstance(error, Exception) and operation.call.record is not None:
+                self._monitor.verify_failed(operation.number, error)
+        finally:
+            requests.end_wait(self._thread, self._outer)
+        if error is None:
+            if not self._confirmed:
+                self._monitor.verify(operation.number)
+            operation.end = monotonic()
 
 
 def dispatch(
@@ -35,14 +81,14 @@ def dispatch(
     link = group.link
     if link.busy or requests.only_thread:
         expect_own_thread(link.busy, group)
-    if async_op or requests.pending or timeout_s is not None or plan.trace is not None:
+    if async_op or requests.pending or timeout_s is not None or debug.on:
         return submit(group, plan, args, outputs, async_op, timeout_s)
     if plan.run is None:
         perform(group, plan, args, outputs)
         return None
     link.busy = True
     try:
-        plan.run(plan.label, args)
+        plan.run(args)
     finally:
         link.busy = False
     return None
@@ -64,47 +110,22 @@ def expect_own_thread(busy: bool, group: ProcessGroup) -> None:
 
 def perform(group: ProcessGroup, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array] = ()) -> Any:
     """Return the value of the steps; block in MPI where nothing is pending."""
-    link, monitor, plan = group.link, group.monitor, debug.traced(plan)
-    if requests.pending or monitor.survivable or plan.trace is not None:
+    link = group.link
+    if requests.pending or group.monitor.survivable or debug.on:
         work = submit(group, plan, args, outputs, True, None)
         assert work is not None
         work.wait()
         return work._value
-    link.sequence = sequence = link.sequence + 1
-    entry = recorder.begin(plan.signature or _signature(link, plan, args, outputs), sequence)
-    operation = new_operation(
-        Operation, (plan.label, link.members, outputs[0] if outputs else None, None, False, sequence, None)
-    )
-    confirmed = monitor.publish(sequence, plan.call)
-    link.busy = True
-    began = requests.begin_wait(operation)
-    try:
-        value = requests.drive(plan.steps(link, *args))
-    except Exception as error:
-        monitor.verify_failed(sequence, error)
-        raise
-    finally:
-        requests.end_wait(*began)
-        link.busy = False
-    if not confirmed:
-        monitor.verify(sequence)
-    recorder.end(entry)
-    return value
-
-
-def _signature(link: Link, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array]) -> Signature:
-    """Return the signature of a call without a kept plan; several arrays count as one."""
-    given = [x for each in args for x in (each if isinstance(each, list) else (each,)) if hasattr(x, "nbytes")]
-    written = set(map(id, outputs))
-    inputs = [x for x in given if id(x) not in written] or given
-    dtype = inputs[0].dtype if inputs else None
-    return Signature(link.id, plan.label, plan.call, dtype, _shape(inputs), _shape(outputs))
-
-
-def _shape(arrays: Sequence[Array]) -> tuple[int, ...] | None:
-    if len(arrays) == 1:
-        return arrays[0].shape
-    return (sum(x.size for x in arrays),) if arrays else None
+    with calling(group, plan.call) as operation:
+        link.busy = True
+        try:
+            steps = plan.steps(link, operation.call, *args)
+            while True:
+                next(steps).Wait()
+        except StopIteration as end:
+            return end.value
+        finally:
+            link.busy = False
 
 
 def submit(
@@ -116,21 +137,17 @@ def submit(
     timeout_s: float | None,
 ) -> Work | None:
     """Queue a call; without ``async_op`` wait for it."""
-    link, monitor = group.link, group.monitor
+    link = group.link
     with requests.lock:
-        link.sequence = sequence = link.sequence + 1
-        entry = recorder.begin(plan.signature or _signature(link, plan, args, outputs), sequence)
-        operation = new_operation(
-            Operation, (plan.label, link.members, outputs[0] if outputs else None, None, False, sequence, None)
-        )
-        confirmed = monitor.publish(sequence, plan.call)
+        operation, confirmed = begin(group, debug.self_comparing(plan.call) if debug.detail else plan.call)
         check = None
-        if plan.trace is None:
-            steps = plan.steps(link, *args)
+        if debug.detail:
+            steps, check = debug.traced(operation, link, plan, args, outputs)
         else:
-            steps, check = plan.trace(operation, link, plan, args, outputs)
-        work = link.queue.submit(steps if confirmed else monitor.verifying(sequence, steps), operation, outputs)
-        work._record(entry)
+            steps = plan.steps(link, plan.call, *args)
+        if not confirmed:
+            steps = group.monitor.verifying(operation.number, steps)
+        work = link.queue.submit(steps, operation, outputs)
     if check is not None:
         work._run_check(check)
     work._set_timeout(timeout_s)
@@ -141,7 +158,10 @@ def submit(
 
 
 def root_rank(group: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None) -> int:
-    """Return the group rank of ``src`` or ``group_src``; ValueError for both, neither, or no member."""
+    """Return the group rank of ``src`` or ``group_src``.
+
+    ValueError if both are given, or neither without a ``default``, or a rank that is no member.
+    """
     if group_rank is not None:
         if global_rank is not None:
             raise ValueError("Can't specify both group_rank and global_rank")

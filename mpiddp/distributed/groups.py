@@ -1,4 +1,4 @@
-"""Process groups: their members, names, and the default one."""
+"""Process groups: their members, their names, and the default group of all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,26 @@ from mpiddp.mpi.p2p import Mailbox
 
 
 class ProcessGroup:
-    """A group of ranks, made by `init_process_group` or `new_group`."""
+    """A group of ranks, made by `init_process_group` or `new_group`. Calls on a destroyed group raise ValueError.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The members' ranks in the default group, in the order of the group ranks.
+    comm : mpi4py intracommunicator
+        For MPI calls of the program's own: on every rank at the same point among the group's operations. It is the one
+        that `init_process_group` got, if any.
+    group_name, group_desc : str
+        The number of the group in this process, and what ``group_desc=`` gave.
+
+    Examples
+    --------
+    >>> pair = dist.new_group([1, 0], sort_ranks=False)
+    >>> pair.ranks, pair.rank() == 1 - dist.get_rank(), pair.size()
+    ((1, 0), True, 2)
+    >>> pair.comm.allreduce(1)
+    2
+    """
 
     def __init__(
         self,
@@ -33,12 +52,7 @@ class ProcessGroup:
         self.group_name = name
         self.group_desc = description
         self.ranks = ranks
-        """Ranks of the default group, in the order of the group ranks."""
         self.comm = comm
-        """The mpi4py communicator, or the one given to `init_process_group`.
-
-        Calls on it stand at the same place among the group's collectives on every rank.
-        """
         self.monitored_barriers = 0
         self.monitored_reports: dict[int, int] = {}
         self._group_rank_of = dict(zip(ranks, link.world.ranks, strict=False))
@@ -76,7 +90,7 @@ class ProcessGroup:
 
 
 def as_rank(value: object) -> int:
-    """Return a rank, also NumPy's; TypeError for anything else, bool included."""
+    """Return an integer, also NumPy's, as an int; TypeError for anything else, bool included."""
     if type(value) is int:
         return value
     if isinstance(value, bool):
@@ -85,13 +99,13 @@ def as_rank(value: object) -> int:
 
 
 class GroupMember:
-    """The result of `new_group` on a non-member."""
+    """Holds ``GroupMember.NON_GROUP_MEMBER``, which `new_group` returns on a rank that is no member."""
 
     NON_GROUP_MEMBER: Literal[-100] = -100
 
 
 GroupLike: TypeAlias = ProcessGroup | int | None
-"""None: all ranks; ``GroupMember.NON_GROUP_MEMBER`` warns and does nothing."""
+"""None stands for all ranks. With ``GroupMember.NON_GROUP_MEMBER`` a call warns and does nothing."""
 
 NOT_INITIALIZED = "Default process group has not been initialized, please make sure to call init_process_group."
 
@@ -126,14 +140,14 @@ def register(made: ProcessGroup, *, default: bool = False) -> ProcessGroup:
 
 
 def default_group() -> ProcessGroup:
-    """Return the group of all ranks; ValueError without, as in a forked child."""
+    """Return the group of all ranks; ValueError if there is none, as before init and in a forked child."""
     if _default is None:
         raise ValueError(_missing)
     return _default
 
 
 def is_initialized() -> bool:
-    """Return True if there is a default process group."""
+    """Return True between `init_process_group` and the end of the default group."""
     return _default is not None
 
 
@@ -143,7 +157,7 @@ def expect_idle() -> None:
 
 
 def discard(given: ProcessGroup | None = None) -> None:
-    """End a group, or all for None and the default group, without the other ranks, who would have to free it, too."""
+    """End a group without the other ranks, when they cannot free it too. The default group, or None, ends all."""
     if given is not None and given is not _default:
         del _groups[given]
         given.link.discard()
@@ -154,7 +168,7 @@ def discard(given: ProcessGroup | None = None) -> None:
 
 
 def disown(reason: str) -> None:
-    """Forget all groups: this process must not touch MPI, for ``reason``."""
+    """Forget all groups. Later calls raise ``reason``, because this process must not touch MPI."""
     global _default, _made, _missing
     for each in _groups:
         each.link.closed = True
@@ -163,7 +177,7 @@ def disown(reason: str) -> None:
 
 
 def member(given: GroupLike, operation: str) -> ProcessGroup | None:
-    """Return the group; warn a non-member as torch does, and return None."""
+    """Return the group of a call; on a rank that is no member, warn as torch does and return None."""
     if given is None:
         if _default is None:
             raise ValueError(_missing)
@@ -186,48 +200,80 @@ def resolve(given: GroupLike) -> ProcessGroup | None:
 
 
 def get_rank(group: GroupLike = None) -> int:
-    """Return this process's rank in a group, -1 on a non-member."""
-    found = resolve(group)
-    return -1 if found is None else found.link.rank
+    """Return this process's rank in a group; -1 on a rank that is no member.
+
+    ValueError before `init_process_group`, and for a destroyed group.
+
+    Examples
+    --------
+    >>> 0 <= dist.get_rank() < dist.get_world_size() == 2
+    True
+    """
+    group = resolve(group)
+    return -1 if group is None else group.link.rank
 
 
 def get_world_size(group: GroupLike = None) -> int:
-    """Return the number of ranks in a group, -1 on a non-member."""
-    found = resolve(group)
-    return -1 if found is None else found.link.size
+    """Return the number of ranks in a group; -1 on a rank that is no member. Errors are those of `get_rank`.
+
+    Examples
+    --------
+    >>> dist.get_world_size()
+    2
+    """
+    group = resolve(group)
+    return -1 if group is None else group.link.size
 
 
 def known(given: GroupLike) -> ProcessGroup:
-    """Return the group; ValueError on a non-member."""
-    found = resolve(given)
-    if found is None:
+    """Return the group of a call; ValueError on a rank that is no member."""
+    group = resolve(given)
+    if group is None:
         raise ValueError("Invalid process group specified: this rank is not a member of it")
-    return found
+    return group
 
 
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
-    """Return the rank in ``group`` of ``global_rank``."""
+    """Return the rank in ``group`` of ``global_rank``; ValueError if it is no member.
+
+    Examples
+    --------
+    >>> dist.get_group_rank(dist.new_group([1, 0], sort_ranks=False), 1)
+    0
+    """
     return known(group).group_rank(global_rank)
 
 
 def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
-    """Return the global rank of ``group_rank`` in ``group``."""
-    found = known(group)
-    return found.ranks[found.checked(group_rank)]
+    """Return the global rank of a rank in ``group``; ValueError if ``group_rank`` is out of range.
+
+    Examples
+    --------
+    >>> dist.get_global_rank(dist.new_group([1, 0], sort_ranks=False), 0)
+    1
+    """
+    group = known(group)
+    return group.ranks[group.checked(group_rank)]
 
 
 def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
-    """Return the members' global ranks, in the order of their group ranks."""
+    """Return the global ranks of a group's members, in the order of their group ranks; None stands for all ranks.
+
+    Examples
+    --------
+    >>> dist.get_process_group_ranks(None)
+    [0, 1]
+    """
     return list(known(group).ranks)
 
 
 def get_pg_count() -> int:
-    """Return the number of this process's groups."""
+    """Return the number of groups that this process is a member of."""
     return len(_groups)
 
 
 def doomed(given: GroupLike = None) -> list[ProcessGroup]:
-    """Return the groups that end with ``given``; DistError unless they are idle."""
+    """Return the groups that `destroy_process_group` of ``given`` ends; DistError if one has pending operations."""
     if given is not None and not isinstance(given, ProcessGroup):
         if given == GroupMember.NON_GROUP_MEMBER:
             return []
@@ -236,10 +282,10 @@ def doomed(given: GroupLike = None) -> list[ProcessGroup]:
         raise ValueError("Invalid process group specified: it has been destroyed already")
     if _default is None:
         raise AssertionError("Process group cannot be None")
-    found = list(reversed(_groups)) if given is None or given is _default else [given]
-    for each in found:
+    ending = list(reversed(_groups)) if given is None or given is _default else [given]
+    for each in ending:
         each.link.expect_idle()
-    return found
+    return ending
 
 
 def destroy(ending: Sequence[ProcessGroup]) -> None:

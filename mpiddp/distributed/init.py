@@ -1,4 +1,4 @@
-"""Start and end: ranks come from MPI, without address, port or rendezvous."""
+"""The beginning and the end of process groups. Ranks come from MPI, without address, port or rendezvous."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import warnings
 from datetime import timedelta
 from typing import Any
 
-from mpiddp import settings
+from mpiddp import launchers, settings
 from mpiddp.algorithms.gpu import table as device_table
 from mpiddp.device import choice
-from mpiddp.faults import monitor
+from mpiddp.faults import monitor, this_job
+from mpiddp.faults.abort import time_limit
 from mpiddp.faults.job import Job
-from mpiddp.faults.shutdown import set_limit, time_limit
-from mpiddp.mpi.lazy import MPI, finalized, running
+from mpiddp.faults.leaving import set_limit
+from mpiddp.mpi.finalize import finalized, running
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.recorder import warn
 from mpiddp.mpi.requests import seconds
 from mpiddp.mpi.world import Claims
@@ -32,7 +34,7 @@ _FORKED = (
 
 
 def is_available() -> bool:
-    """Return True."""
+    """Return True: torch's may be built without it."""
     return True
 
 
@@ -69,29 +71,40 @@ def init_process_group(
     *,
     comm: MPI.Intracomm | None = None,
 ) -> None:
-    """Make the default process group, of the ranks of ``MPI.COMM_WORLD``.
+    """Start MPI, if the program has not, and make the default process group of all its ranks.
 
     Parameters
     ----------
     backend : str, optional
-        None, "mpi", "gloo" (an alias), "nccl", or by device ("cpu:gloo,cuda:nccl").
+        None or "mpi"; "gloo", an alias; "nccl", for CuPy arrays; or by device, as "cpu:gloo,cuda:nccl".
     timeout : timedelta or float, optional
-        Of an operation; by default ``MPIDDP_TIMEOUT`` seconds, or 30 minutes.
+        The limit of an operation, in seconds; by default ``MPIDDP_TIMEOUT``, or 30 minutes.
     world_size, rank : int, default -1
-        A contradiction to MPI is an error, with the backend "mpi" torch's warning.
+        What the launcher has said anyway: a contradiction is an error. With the backend "mpi" it is a warning, as in
+        torch.
     device_id : int, optional
-        This rank's GPU. In a program that has imported CuPy and not used a GPU, by default the rank on its node modulo
-        the visible GPUs.
+        This rank's GPU. By default, if the program has imported CuPy and has not used a GPU yet, it is the rank's
+        number on its node modulo the number of visible GPUs.
     comm : mpi4py intracommunicator, optional
-        The ranks of the group. Every rank of the world calls, each with its communicator, also one that never
-        communicates (``comm=MPI.COMM_WORLD.Split(reads_files)``).
+        The ranks of the default group, by default those of ``MPI.COMM_WORLD``. Every rank of the world calls, each with
+        its own communicator, also a rank that never communicates: ``comm=MPI.COMM_WORLD.Split(reads_files)``.
+    init_method, store, group_name, pg_options
+        Without effect; ``init_method`` and ``store`` are checked as in torch.
 
     Raises
     ------
     ValueError
         If called twice, the backend is unknown, or ``comm`` is ``MPI.COMM_NULL``.
     DistError
-        If the launch cannot work, with the cure.
+        If the job cannot work as it was launched. The text has the cure.
+
+    Examples
+    --------
+    A program begins with ``import mpiddp as dist`` and ``dist.init_process_group()``.
+
+    >>> dist.init_process_group()
+    Traceback (most recent call last):
+    ValueError: trying to initialize the default process group twice!
     """
     if groups.is_initialized():
         raise ValueError("trying to initialize the default process group twice!")
@@ -113,16 +126,16 @@ def init_process_group(
 
 
 def _start(claims: Claims, comm: MPI.Intracomm | None, timeout_s: float, backend: str) -> None:
-    first = monitor.current() is None
+    first = this_job.current() is None
     while True:
         try:
-            job = monitor.start(claims)
+            job = this_job.start(claims)
             begin(job, comm, timeout_s, backend)
             if len(job.world.running) == job.world.size:
                 job.failures.agree()  # nobody leaves a start that another rank has to repeat
             break
         except Exception as error:
-            failed = monitor.current()
+            failed = this_job.current()
             if failed is None or comm is not None or not failed.failures.caused(error):
                 raise
             groups.discard()
@@ -135,7 +148,7 @@ def _start(claims: Claims, comm: MPI.Intracomm | None, timeout_s: float, backend
 
 
 def begin(job: Job, comm: MPI.Intracomm | None, timeout_s: float, backend: str) -> ProcessGroup:
-    """Make the default group of ``comm``, or of all ranks that run; collective."""
+    """Make the default group of ``comm``, or of all ranks that are alive; its ranks call this together."""
     world = job.world
     if comm is None and len(world.running) < world.size:
         own = among(world.comm, world.running)
@@ -149,8 +162,8 @@ def begin(job: Job, comm: MPI.Intracomm | None, timeout_s: float, backend: str) 
 
 
 def _choose_device(device_id: int | None) -> None:
-    """Call before MPI starts: some libraries keep the current GPU for good."""
-    launched = settings.launch()
+    """Make this rank's GPU current. Called before MPI starts, because some libraries keep the current GPU for good."""
+    launched = launchers.launch()
     if device_id is not None:
         choice.set_device(device_id)
     elif launched is not None and launched.local_rank is not None:
@@ -158,10 +171,16 @@ def _choose_device(device_id: int | None) -> None:
 
 
 def destroy_process_group(group: GroupLike = None) -> None:
-    """Free a group; None or ``group.WORLD``: all, after which `init_process_group` may be called again.
+    """Free a group; its ranks call this together. None or ``group.WORLD`` frees all groups.
 
-    DistError if operations of the group are pending. MismatchError, of a group that is gone, if its ranks are found to
-    have made different calls; the others are waited for some seconds at most.
+    After that `init_process_group` may be called again. DistError if operations of the group are pending. The ranks
+    compare their last calls, waiting for each other for 2 seconds at most: if they differ it is a `MismatchError`,
+    and the group is gone nevertheless.
+
+    Examples
+    --------
+    >>> pair = dist.new_group([0, 1])
+    >>> dist.destroy_process_group(pair)
     """
     doomed = groups.doomed(group)
     error = parting.part(doomed)
@@ -171,15 +190,20 @@ def destroy_process_group(group: GroupLike = None) -> None:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """Return this process's rank on its node.
+    """Return this process's rank on its node, from 0.
 
-    Before `init_process_group`: LOCAL_RANK, which ``import mpiddp`` fills from the launcher, ``fallback_rank``, or
-    RuntimeError.
+    Before `init_process_group` it is LOCAL_RANK, which ``import mpiddp`` takes from the launcher. Without it the result
+    is ``fallback_rank``, and RuntimeError if that is None.
+
+    Examples
+    --------
+    >>> dist.get_node_local_rank() <= dist.get_rank()
+    True
     """
-    job = monitor.current()
+    job = this_job.current()
     if job is not None:
         return job.world.local_rank
-    announced = settings.rank_variables().get("LOCAL_RANK", fallback_rank)
+    announced = launchers.rank_variables().get("LOCAL_RANK", fallback_rank)
     if announced is None:
         raise RuntimeError(
             "LOCAL_RANK is not in the environment. Consider passing fallback_rank to allow get_node_local_rank to work,"
@@ -189,18 +213,30 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
 
 def get_backend(group: GroupLike = None) -> str:
-    """Return "nccl" where a group's arrays on GPUs go by NCCL, else "mpi"."""
+    """Return "nccl" if the group sends arrays on GPUs by NCCL, else "mpi"; ValueError on a rank that is no member.
+
+    Examples
+    --------
+    >>> dist.get_backend()
+    'mpi'
+    """
     return backends.backend_of(groups.known(group).link)
 
 
 def get_backend_config(group: GroupLike = None) -> str:
-    """Return a group's backend by device, such as "cpu:mpi,cuda:mpi"."""
+    """Return a group's backend for each kind of device; errors are those of `get_backend`.
+
+    Examples
+    --------
+    >>> dist.get_backend_config()
+    'cpu:mpi,cuda:mpi'
+    """
     return f"cpu:mpi,cuda:{get_backend(group)}"
 
 
 def _mention_timeline() -> None:
     worked = running() or finalized()
-    first = settings.rank_variables().get("RANK", 0) == 0
+    first = launchers.rank_variables().get("RANK", 0) == 0
     traced = any(name.endswith("parallel.timeline") for name in sys.modules)  # by a layer above
     if settings.timeline() and worked and first and not traced:
         warnings.warn(

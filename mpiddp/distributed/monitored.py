@@ -11,13 +11,13 @@ from datetime import timedelta
 import numpy as np
 
 from mpiddp.errors import DistTimeoutError
-from mpiddp.mpi import recorder
-from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.p2p import ANY_SOURCE, Receive
 from mpiddp.mpi.requests import poll_until, seconds
 from mpiddp.mpi.work import Work
 from mpiddp.typing import Array
 
+from .dispatch import calling
 from .groups import GroupLike, ProcessGroup, member
 
 _PASSED, _FAILED = 1, 0
@@ -26,12 +26,14 @@ _PASSED, _FAILED = 1, 0
 def monitored_barrier(
     group: GroupLike = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """Return when every rank has called it, or name those that have not.
+    """Wait until every rank has called it, and name those that have not when the time is up.
 
     Parameters
     ----------
+    group : ProcessGroup, optional
+        All ranks by default.
     timeout : timedelta or float, optional
-        Rank 0's limit.
+        The limit, in seconds; rank 0's counts. By default the group's.
     wait_all_ranks : bool, default False
         Name all missing ranks, instead of the first.
 
@@ -39,21 +41,22 @@ def monitored_barrier(
     ------
     DistTimeoutError
         On rank 0, with the missing ranks; elsewhere with a pointer to rank 0.
+
+    Examples
+    --------
+    >>> dist.monitored_barrier(timeout=10)
     """
-    found = member(group, "monitored_barrier")
-    if found is None:
+    group = member(group, "monitored_barrier")
+    if group is None:
         return
     given_s = seconds(timeout)
-    timeout_s = found.link.timeout_s if given_s is None else given_s
-    found.monitored_barriers += 1
-    link = found.link
-    signature = link.id, "monitored_barrier", None, None, None, None, link.others, 0
-    entry = recorder.begin(signature, found.monitored_barriers)
-    if found.rank() == 0:
-        _gather(found, timeout_s, wait_all_ranks)
-    else:
-        _report(found, timeout_s)
-    recorder.end(entry)
+    timeout_s = group.link.timeout_s if given_s is None else given_s
+    group.monitored_barriers += 1
+    with calling(group, _call(group, group.link.others)):
+        if group.rank() == 0:
+            _gather(group, timeout_s, wait_all_ranks)
+        else:
+            _report(group, timeout_s)
 
 
 def _send(group: ProcessGroup, to: int, *numbers: int) -> Work:
@@ -61,8 +64,12 @@ def _send(group: ProcessGroup, to: int, *numbers: int) -> Work:
     return mailbox.isend(message, to, mailbox.private_tag, _operation(group, ()))
 
 
+def _call(group: ProcessGroup, peers: tuple[int, ...]) -> Call:
+    return Call(group.link.members, "monitored_barrier", peers=peers)
+
+
 def _operation(group: ProcessGroup, peers: tuple[int, ...]) -> Operation:
-    return Operation("monitored_barrier", group.link.members, peers=peers)
+    return Operation(_call(group, peers))
 
 
 def _receive(group: ProcessGroup, source: int, message: Array) -> Receive:

@@ -1,4 +1,4 @@
-"""New groups, by collective splits of communicators, with one error for ranks that disagree."""
+"""New groups, made by collective splits of communicators. Ranks that disagree about them all get the same error."""
 
 from __future__ import annotations
 
@@ -11,44 +11,41 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mpiddp.errors import DistError
-from mpiddp.faults import monitor
-from mpiddp.faults.calls import make_call, mismatch
-from mpiddp.mpi import recorder, requests
+from mpiddp.faults import monitor, this_job
+from mpiddp.faults.calls import make_record, mismatch
+from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.operation import Operation
-from mpiddp.mpi.recorder import Signature
+from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.requests import seconds
 
 from .backends import backend_of, check_backend, connect
-from .dispatch import expect_own_thread
+from .dispatch import calling, expect_own_thread
 from .groups import GroupMember, ProcessGroup, as_rank, default_group, get_pg_count, member, next_name, register
 
 T = TypeVar("T")
 
-_NEW_GROUP = make_call("new_group")
-_LOCAL = ("new_group", None, None, None, None)
-"""Of a group that its members alone make."""
+_NEW_GROUP = make_record("new_group")
 
 
 def checked_ranks(ranks: object, world_size: int) -> list[int]:
-    """Raise unless they are distinct ranks of the world."""
+    """Return a list of ranks; TypeError or ValueError unless they are distinct and in the world."""
     if not isinstance(ranks, (list, tuple, range)) or not ranks:
         raise TypeError(f"a group needs a non-empty list of ranks, got {ranks!r}")
-    found = [as_rank(rank) for rank in ranks]
-    for rank in found:
+    checked = [as_rank(rank) for rank in ranks]
+    for rank in checked:
         if not 0 <= rank < world_size:
             raise ValueError(
                 "The new group's rank should be within the world_size set by init_process_group:"
                 f" got {rank}, the world has ranks 0 to {world_size - 1}"
             )
-    if len(set(found)) != len(found):
-        raise ValueError(f"The new group's ranks must be distinct, got {found}")
-    return found
+    if len(set(checked)) != len(checked):
+        raise ValueError(f"The new group's ranks must be distinct, got {checked}")
+    return checked
 
 
 def _agree(parent: Link, what: str, value: object) -> None:
-    # Fingerprints first: all ranks' lists of all ranks would not fit at ten thousand ranks.
+    # Ranks compare checksums first, because ten thousand ranks' lists of ten thousand ranks would not fit into memory.
     text = repr(value)
     fingerprints = np.empty(parent.size, np.int64)
     parent.now.Allgather(np.array([zlib.crc32(text.encode())]), fingerprints)
@@ -63,7 +60,7 @@ def among(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
     whole = comm.Get_group()
     members = whole.Incl(ranks)
     try:
-        # Equal on all members; keeps groups apart that are made at once.
+        # The tag is equal on all members, and tells apart groups that are made at the same time.
         return MPI.Intracomm(comm.Create_group(members, zlib.crc32(repr(list(ranks)).encode()) % 30_000))
     finally:
         members.Free()
@@ -71,7 +68,7 @@ def among(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
 
 
 def _make(comm: MPI.Intracomm, timeout_s: float | None, description: str | None, backend: str) -> ProcessGroup:
-    parent, job = default_group(), monitor.current()
+    parent, job = default_group(), this_job.current()
     assert job is not None, "there is a default group"
     link, group_monitor = monitor.connect(job, comm, parent.link.timeout_s if timeout_s is None else timeout_s)
     connect(link, backend)
@@ -82,7 +79,7 @@ def _make(comm: MPI.Intracomm, timeout_s: float | None, description: str | None,
 
 
 def _without_waiting(make: Callable[[], T], what: Operation) -> T:
-    """Call ``make``, which blocks in MPI; raise with the cure if communicators have run out."""
+    """Call ``make``, which blocks in MPI, in a thread; DistError with the cure if MPI has no communicator left."""
     try:
         return requests.run_in_thread(make, what)
     except MPI.Exception as error:
@@ -94,20 +91,14 @@ def _without_waiting(make: Callable[[], T], what: Operation) -> T:
 
 
 def _together(parent: ProcessGroup, make: Callable[[], T], what: str) -> T:
-    """Call ``make``, which blocks in MPI, as a numbered call of the group."""
-    link = parent.link
-    expect_own_thread(link.busy, parent)
-    link.sequence = sequence = link.sequence + 1
-    entry = recorder.begin(Signature(link.id, what, _NEW_GROUP, None, None, None), sequence)
-    parent.monitor.publish(sequence, _NEW_GROUP)
-    made = _without_waiting(make, Operation(what, link.members, number=sequence))
-    parent.monitor.verify(sequence)
-    recorder.end(entry)
-    return made
+    """Call ``make``, which blocks in MPI, as a call of the group that ranks compare and reports name."""
+    expect_own_thread(parent.link.busy, parent)
+    with calling(parent, Call(parent.link.members, what, record=_NEW_GROUP)) as operation:
+        return _without_waiting(make, operation)
 
 
 def agree(parent: ProcessGroup, what: str, value: object) -> None:
-    """Raise `MismatchError` on every rank if the values print differently."""
+    """Raise `MismatchError` on every rank of ``parent`` if ``value`` has another repr on one of them."""
     _together(parent, lambda: _agree(parent.link, what, value), what)
 
 
@@ -145,17 +136,31 @@ def new_group(
 ) -> ProcessGroup | int | None:
     """Make a group of some ranks.
 
-    All ranks of the default group call, members or not, in the same order. A non-member gets
-    ``GroupMember.NON_GROUP_MEMBER`` (None with ``use_local_synchronization``).
+    All ranks of the default group call it, members or not, and for several groups in the same order. A rank that is no
+    member gets ``GroupMember.NON_GROUP_MEMBER`` (None with ``use_local_synchronization``).
 
     Parameters
     ----------
     ranks : sequence of int, optional
-        Global ranks; all by default.
-    timeout, backend, group_desc, sort_ranks
-        As in torch; the default group's by default.
+        Global ranks, equal on all ranks, else `MismatchError` with both lists. All ranks by default.
+    timeout : timedelta or float, optional
+        Of the group's operations, in seconds; by default that of the default group.
+    backend : str, optional
+        As for `init_process_group`; by default that of the default group.
     use_local_synchronization : bool, default False
-        Only the members call; orders of several groups may differ, as long as no ranks wait in a circle.
+        Only the members call. Ranks may make several groups in different orders, as long as none wait in a circle.
+    group_desc : str, optional
+        A name for errors and reports.
+    sort_ranks : bool, default True
+        Number the members in the order of their global ranks, else in that of ``ranks``.
+    pg_options, device_id
+        Without effect.
+
+    Examples
+    --------
+    >>> first = dist.new_group([0])
+    >>> first == dist.GroupMember.NON_GROUP_MEMBER or first.size() == 1
+    True
     """
     parent = default_group()
     kind = check_backend(backend, backend_of(parent.link))
@@ -173,12 +178,8 @@ def new_group(
         return _make(among(parent.link.now, chosen), timeout_s, group_desc, kind)
 
     others = tuple(parent.link.ranks[rank] for rank in chosen if rank != parent.rank())
-    parent.link.message_count += 1
-    operation = Operation("new_group", parent.link.members, peers=others, number=parent.link.message_count)
-    entry = recorder.begin((parent.link.id, *_LOCAL, others, 0), operation.number)
-    made = _without_waiting(make, operation)
-    recorder.end(entry)
-    return made
+    with calling(parent, Call(parent.link.members, "new_group", peers=others)) as operation:
+        return _without_waiting(make, operation)
 
 
 def new_subgroups(
@@ -189,12 +190,25 @@ def new_subgroups(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | None, list[ProcessGroup | int | None]]:
-    """Cut a group, whose ranks call, into groups of consecutive ranks; return this rank's, and all.
+    """Cut a group into groups of consecutive ranks; return this rank's, and a list of all. Its ranks call it.
+
+    The list has ``GroupMember.NON_GROUP_MEMBER`` for groups of other ranks.
 
     Parameters
     ----------
     group_size : int, optional
-        Of each, a divisor of all; by default the ranks of a node, equally many on every node.
+        The number of ranks in each, which divides the number of all. By default the number of ranks on a node, which
+        has to be the same on every node.
+    group : ProcessGroup, optional
+        The group that is cut; all ranks by default.
+    timeout, backend, pg_options, group_desc
+        As for `new_group`.
+
+    Examples
+    --------
+    >>> mine, groups = dist.new_subgroups(group_size=1)
+    >>> mine.size(), len(groups)
+    (1, 2)
     """
     whole = member(group, "new_subgroups")
     if whole is None:
@@ -234,10 +248,21 @@ def new_subgroups_by_enumeration(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | None, list[ProcessGroup | int | None]]:
-    """Make several disjoint groups, by one split; return this rank's (or None), and all.
+    """Make several disjoint groups at once; return this rank's, or None, and a list of all. All ranks call it.
 
-    All ranks call, with equal ``ranks_per_subgroup_list`` of global ranks; ValueError, with no group made, if a rank
-    appears twice.
+    Parameters
+    ----------
+    ranks_per_subgroup_list : sequence of sequences of int
+        The global ranks of each group, equal on all ranks. If a rank appears twice it is a ValueError, and no group is
+        made.
+    timeout, backend, pg_options, group_desc
+        As for `new_group`.
+
+    Examples
+    --------
+    >>> mine, groups = dist.new_subgroups_by_enumeration([[0], [1]])
+    >>> mine.ranks == (dist.get_rank(),)
+    True
     """
     parent = default_group()
     kind = check_backend(backend, backend_of(parent.link))
@@ -261,9 +286,22 @@ def split_group(
     group_desc: str | None = None,
     backend: str | None = None,
 ) -> ProcessGroup | None:
-    """Split a group, whose ranks alone call, into disjoint groups; return this rank's, or None.
+    """Split a group into disjoint groups; return this rank's, or None. Only the ranks of the group call it.
 
-    Each of ``split_ranks`` lists ranks *of* ``parent_pg``.
+    Parameters
+    ----------
+    parent_pg : ProcessGroup, optional
+        The group that is split; all ranks by default.
+    split_ranks : sequence of sequences of int
+        For each new group its ranks *in* ``parent_pg``. ValueError if two share a rank.
+    timeout, pg_options, group_desc, backend
+        As for `new_group`.
+
+    Examples
+    --------
+    >>> mine = dist.split_group(split_ranks=[[0], [1]])
+    >>> mine.ranks == (dist.get_rank(),)
+    True
     """
     parent = member(parent_pg, "split_group")
     if parent is None:

@@ -1,6 +1,6 @@
-"""Collectives and point to point on Python objects, by pickle.
+"""Collectives and messages of Python objects, by pickle.
 
-Unpickling runs what the sender wrote: objects come from ranks of this job only.
+Unpickling can run any code that the sender wants; the senders are ranks of this job only.
 """
 
 from __future__ import annotations
@@ -60,13 +60,24 @@ def _scatter(link: Link, parts: Sequence[Array] | None, root: int) -> Steps:
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None) -> None:
-    """Put every rank's ``obj`` into ``object_list``, rank r's at r; IndexError if it is shorter than the group."""
-    found = member(group, "all_gather_object")
-    if found is None:
+    """Put the objects of all ranks into the lists of all ranks.
+
+    ``object_list[r]`` becomes rank r's ``obj``. IndexError if the list is shorter than the group. `mpiddp.distributed`
+    describes ``group`` and the other errors.
+
+    Examples
+    --------
+    >>> x = [None, None]
+    >>> dist.all_gather_object(x, {"rank": dist.get_rank()})
+    >>> x
+    [{'rank': 0}, {'rank': 1}]
+    """
+    group = member(group, "all_gather_object")
+    if group is None:
         return
-    _expect_room(object_list, found, "all_gather_object", "object_list")
-    object_list[: found.size()] = perform(
-        found, plain(found.link, _all_gather, make_call("all_gather_object")), (_pickled(obj),)
+    _expect_room(object_list, group, "all_gather_object", "object_list")
+    object_list[: group.size()] = perform(
+        group, plain(group.link, _all_gather, make_call(group.link, "all_gather_object")), (_pickled(obj),)
     )
 
 
@@ -84,20 +95,31 @@ def gather_object(
     group: GroupLike = None,
     group_dst: int | None = None,
 ) -> None:
-    """Put every rank's ``obj`` into the list of rank ``dst``, rank r's at r.
+    """Put the objects of all ranks into the list of one rank.
 
-    ``object_gather_list`` is given on ``dst`` only, else ValueError; IndexError if too short.
+    ``object_gather_list[r]`` becomes rank r's ``obj``. Rank ``dst`` gives the list, and no other rank: else ValueError.
+    IndexError if it is shorter than the group. ``dst`` is a global rank, ``group_dst`` a rank of the group; 0 by
+    default. `mpiddp.distributed` describes ``group`` and the other errors.
+
+    Examples
+    --------
+    >>> x = [None, None] if dist.get_rank() == 0 else None
+    >>> dist.gather_object(f"hello from {dist.get_rank()}", x)
+    >>> x is None or x == ["hello from 0", "hello from 1"]
+    True
     """
-    found = member(group, "gather_object")
-    if found is None:
+    group = member(group, "gather_object")
+    if group is None:
         return
-    root = root_rank(found, dst, group_dst, default=0)
-    expect_on_root(object_gather_list, found, root, "object_gather_list", "destination")
+    root = root_rank(group, dst, group_dst, default=0)
+    expect_on_root(object_gather_list, group, root, "object_gather_list", "destination")
     if object_gather_list:
-        _expect_room(object_gather_list, found, "gather_object", "object_gather_list")
-    gathered = perform(found, plain(found.link, _gather, make_call("gather_object", root=root)), (_pickled(obj), root))
+        _expect_room(object_gather_list, group, "gather_object", "object_gather_list")
+    gathered = perform(
+        group, plain(group.link, _gather, make_call(group.link, "gather_object", root=root)), (_pickled(obj), root)
+    )
     if object_gather_list:
-        object_gather_list[: found.size()] = gathered
+        object_gather_list[: group.size()] = gathered
 
 
 def broadcast_object_list(
@@ -107,23 +129,31 @@ def broadcast_object_list(
     device: object = None,
     group_src: int | None = None,
 ) -> None:
-    """Copy the objects of rank ``src`` into every rank's ``object_list``.
+    """Copy the objects in one rank's list into the lists of all ranks.
 
-    ValueError if its length is not that of ``src`` (torch: EOFError).
+    ValueError if ``object_list`` has another length than that of the sender. ``src`` is a global rank, ``group_src`` a
+    rank of the group: one of the two. `mpiddp.distributed` describes ``group`` and the other errors.
+
+    Examples
+    --------
+    >>> x = [{"lr": 0.1}, "cosine"] if dist.get_rank() == 0 else [None, None]
+    >>> dist.broadcast_object_list(x, src=0)
+    >>> x
+    [{'lr': 0.1}, 'cosine']
     """
-    found = member(group, "broadcast_object_list")
-    if found is None:
+    group = member(group, "broadcast_object_list")
+    if group is None:
         return
-    root = root_rank(found, src, group_src)
+    root = root_rank(group, src, group_src)
     if not isinstance(object_list, list) or not object_list:
         raise ValueError("object_list must be a list of at least one object")
-    data = _pickled(object_list) if found.rank() == root else None
+    data = _pickled(object_list) if group.rank() == root else None
     received = perform(
-        found, plain(found.link, _broadcast, make_call("broadcast_object_list", root=root)), (data, root)
+        group, plain(group.link, _broadcast, make_call(group.link, "broadcast_object_list", root=root)), (data, root)
     )
     if len(received) != len(object_list):
         raise ValueError(
-            f"broadcast_object_list: rank {found.ranks[root]} sent {len(received)} objects, but this rank's object_list"
+            f"broadcast_object_list: rank {group.ranks[root]} sent {len(received)} objects, but this rank's object_list"
             f" has {len(object_list)}; give lists of equal length on all ranks"
         )
     object_list[:] = received
@@ -136,24 +166,33 @@ def scatter_object_list(
     group: GroupLike = None,
     group_src: int | None = None,
 ) -> None:
-    """Give object r of rank ``src``'s ``scatter_object_input_list`` to rank r.
+    """Give object r of one rank's list to rank r.
 
-    It becomes the first of ``scatter_object_output_list``.
+    It replaces the first element of ``scatter_object_output_list``, a list of at least one element.
+    ``scatter_object_input_list`` has one object for each rank; only the sender's counts. ``src`` is a global rank,
+    ``group_src`` a rank of the group; 0 by default. `mpiddp.distributed` describes ``group`` and the errors.
+
+    Examples
+    --------
+    >>> x = [None]
+    >>> dist.scatter_object_list(x, ["a", "b"] if dist.get_rank() == 0 else None)
+    >>> x[0] == "ab"[dist.get_rank()]
+    True
     """
-    found = member(group, "scatter_object_list")
-    if found is None:
+    group = member(group, "scatter_object_list")
+    if group is None:
         return
-    root = root_rank(found, src, group_src, default=0)
+    root = root_rank(group, src, group_src, default=0)
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
     parts = None
-    if found.rank() == root:
+    if group.rank() == root:
         inputs = scatter_object_input_list or ()
-        if len(inputs) != found.size():
-            raise ValueError(f"scatter_object_list needs {found.size()} objects on the source rank, got {len(inputs)}")
+        if len(inputs) != group.size():
+            raise ValueError(f"scatter_object_list needs {group.size()} objects on the source rank, got {len(inputs)}")
         parts = [_pickled(obj) for obj in inputs]
     scatter_object_output_list[0] = perform(
-        found, plain(found.link, _scatter, make_call("scatter_object_list", root=root)), (parts, root)
+        group, plain(group.link, _scatter, make_call(group.link, "scatter_object_list", root=root)), (parts, root)
     )
 
 
@@ -165,14 +204,28 @@ def send_object_list(
     group_dst: int | None = None,
     use_batch: bool = False,
 ) -> None:
-    """Send objects, ``object_list``, to another's `recv_object_list`."""
-    found = member(group, "send_object_list")
-    if found is None:
+    """Send the objects in ``object_list`` to another rank, which calls `recv_object_list`.
+
+    ``dst`` is a global rank, ``group_dst`` a rank of the group: one of the two. `mpiddp.distributed` describes
+    ``group`` and the errors.
+
+    Examples
+    --------
+    >>> x = ["weights", 3] if dist.get_rank() == 0 else [None, None]
+    >>> if dist.get_rank() == 0:
+    ...     dist.send_object_list(x, dst=1)
+    ... else:
+    ...     sender = dist.recv_object_list(x, src=0)
+    >>> x
+    ['weights', 3]
+    """
+    group = member(group, "send_object_list")
+    if group is None:
         return
     data = _pickled(object_list)
-    to = root_rank(found, dst, group_dst)
-    send(np.array([data.size]), group=found, group_dst=to)
-    send(data, group=found, group_dst=to)
+    to = root_rank(group, dst, group_dst)
+    send(np.array([data.size]), group=group, group_dst=to)
+    send(data, group=group, group_dst=to)
 
 
 def recv_object_list(
@@ -183,21 +236,30 @@ def recv_object_list(
     group_src: int | None = None,
     use_batch: bool = False,
 ) -> int:
-    """Receive the objects of `send_object_list`; return the sender's global rank.
+    """Receive the objects that another rank sends by `send_object_list`; return the sender's global rank.
 
-    ValueError if its list is not as long as ``object_list``.
+    ValueError if the sender's list is not as long as ``object_list``. ``src`` is a global rank, ``group_src`` a rank of
+    the group; any rank by default. `mpiddp.distributed` describes ``group`` and the other errors.
+
+    Examples
+    --------
+    >>> x = [None]
+    >>> if dist.get_rank() == 0:
+    ...     dist.send_object_list([{"lr": 0.1}], dst=1)
+    ... else:
+    ...     assert dist.recv_object_list(x) == 0 and x == [{"lr": 0.1}]
     """
-    found = member(group, "recv_object_list")
-    if found is None:
+    group = member(group, "recv_object_list")
+    if group is None:
         return -1
     if not isinstance(object_list, list):
         raise TypeError(f"recv_object_list needs a list as `object_list`, got {type(object_list).__name__}")
     size = np.empty(1, np.int64)
-    sender = recv(size, src=src, group=found, group_src=group_src)
+    sender = recv(size, src=src, group=group, group_src=group_src)
     memory = np.empty(size[0], np.uint8)
-    recv(memory, src=sender, group=found)
+    recv(memory, src=sender, group=group)
     received = pickle.loads(memory.data)
     if len(received) != len(object_list):
-        raise ValueError(f"rank {sender} sent {len(received)} objects, object_list has {len(object_list)} places")
+        raise ValueError(f"rank {sender} sent {len(received)} objects, object_list has {len(object_list)} elements")
     object_list[:] = received
     return sender

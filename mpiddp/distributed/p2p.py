@@ -1,7 +1,7 @@
-"""Point to point: blocking and non-blocking, by tag, from any source, in batches.
+"""Messages between two ranks: blocking and asynchronous, by tag, from any source, in batches.
 
-Messages between two ranks with the same tag keep their order (MPI 4.1, section 3.5). One that does not fit is an
-`ArrayError` on the receiver, which removes it.
+Messages between two ranks with the same tag keep their order (MPI 4.1, section 3.5). A message that does not fit raises
+an `ArrayError` on the receiver and is removed, so that the next one is received correctly.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpiddp.mpi import recorder, requests
+from mpiddp.mpi import requests
 from mpiddp.mpi.message import as_array
-from mpiddp.mpi.operation import Operation, new_operation
+from mpiddp.mpi.operation import Call
 from mpiddp.mpi.p2p import ANY_SOURCE
 from mpiddp.mpi.work import Work
-from mpiddp.typing import ArrayLike
+from mpiddp.typing import Array, ArrayLike
 
 from . import debug
-from .dispatch import root_rank
+from .dispatch import begin, calling, root_rank
 from .groups import GroupLike, ProcessGroup, as_rank, known, member
+
+_MAX_CALLS = 256
 
 
 def _checked_tag(group: ProcessGroup, tag: int, name: str) -> int:
@@ -26,12 +28,23 @@ def _checked_tag(group: ProcessGroup, tag: int, name: str) -> int:
     if type(tag) is int and 0 <= tag <= largest:
         return tag
     try:
-        found = as_rank(tag)  # accepts the integers that are ranks
+        number = as_rank(tag)  # accepts the integers that are ranks
     except TypeError:
-        found = -1
-    if not 0 <= found <= largest:
+        number = -1
+    if not 0 <= number <= largest:
         raise ValueError(f"{name} needs a tag from 0 to {largest}, got {tag!r}")
-    return found
+    return number
+
+
+def _message(name: str, group: ProcessGroup, x: Array, peers: tuple[int, ...], tag: int) -> Call:
+    key = name, peers, _checked_tag(group, tag, name), x.dtype, x.shape
+    calls = group.mailbox.calls
+    call = calls.get(key)
+    if call is None:
+        if len(calls) >= _MAX_CALLS:
+            calls.clear()
+        calls[key] = call = Call(group.link.members, name, x.dtype, x.shape, x.shape, peers, key[2])
+    return call
 
 
 def send(
@@ -41,34 +54,41 @@ def send(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> None:
-    """Send ``tensor``, of any shape and dtype, and return when its memory may be used again.
+    """Send an array to another rank; return when its memory may be used again.
 
-    ``tag``, from 0 to MPI's limit, is the receiver's, too.
+    Parameters
+    ----------
+    tensor : array
+        Of any shape and dtype. It may be read-only.
+    dst, group_dst : int
+        The receiver, as a global rank or as a rank of the group: one of the two, and not this rank.
+    tag : int, default 0
+        From 0 to a limit of the MPI library, which the ValueError names. The receiver gives the same.
+    group
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x = np.full(2, float(dist.get_rank()))
+    >>> if dist.get_rank() == 0:
+    ...     dist.send(x, dst=1)
+    ... else:
+    ...     sender = dist.recv(x, src=0)
+    >>> x.tolist()
+    [0.0, 0.0]
     """
-    found = member(group, "send")
-    if found is None:
+    group = member(group, "send")
+    if group is None:
         return
-    to = root_rank(found, dst, group_dst)
-    if to == found.link.rank:
+    to = root_rank(group, dst, group_dst)
+    if to == group.link.rank:
         raise ValueError("Invalid destination rank: destination rank should not be the same as the current rank.")
     x = as_array(tensor, "send", writable=False)
-    tag = _checked_tag(found, tag, "send")
-    link = found.link
-    link.message_count += 1
-    fields = ("send", link.members, x, (link.ranks[to],), False, link.message_count, tag)
-    entry = recorder.begin_message(fields)
-    if debug.on:
-        debug.log(Operation(*fields))
-    if requests.pending or found.monitor.survivable:
-        found.mailbox.isend(x, to, tag, fields).wait()
-        recorder.end(entry)
-        return
-    began = requests.begin_wait(new_operation(Operation, fields))
-    try:
-        found.mailbox.send(x, to, tag)
-    finally:
-        requests.end_wait(*began)
-    recorder.end(entry)
+    with calling(group, _message("send", group, x, (group.link.ranks[to],), tag)) as operation:
+        if requests.pending or group.monitor.survivable:
+            group.mailbox.isend(x, to, tag, operation).wait()
+        else:
+            group.mailbox.send(x, to, tag)
 
 
 def isend(
@@ -78,23 +98,28 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Begin to send ``tensor``, unchanged until the `Work`'s end, to any rank; ``tag`` as in `send`."""
-    found = member(group, "isend")
-    if found is None:
+    """Begin to send an array, also to this rank. Leave ``tensor`` unchanged until the `Work` has ended.
+
+    The arguments are those of `send`.
+
+    Examples
+    --------
+    >>> x, peer = np.empty(1), 1 - dist.get_rank()
+    >>> work = dist.isend(np.array([float(dist.get_rank())]), dst=peer)
+    >>> dist.recv(x, src=peer) == peer == x.item()
+    True
+    >>> work.wait()
+    True
+    """
+    group = member(group, "isend")
+    if group is None:
         return None
-    to = root_rank(found, dst, group_dst)
+    to = root_rank(group, dst, group_dst)
     x = as_array(tensor, "isend", writable=False)
-    tag = _checked_tag(found, tag, "isend")
-    link = found.link
-    link.message_count += 1
-    fields = ("isend", link.members, x, (link.ranks[to],), False, link.message_count, tag)
-    entry = recorder.begin_message(fields)
-    if debug.on:
-        debug.log(Operation(*fields))
-    submitted = found.mailbox.isend(x, to, tag, fields)
-    submitted._record(entry)
+    operation, _ = begin(group, _message("isend", group, x, (group.link.ranks[to],), tag))
+    submitted = group.mailbox.isend(x, to, tag, operation)
     if debug.detail:
-        submitted._run_check(debug.Watched("isend", (x,)).check)
+        submitted._run_check(debug.Watched(operation, (x,)).check)
     return submitted
 
 
@@ -113,35 +138,38 @@ def recv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> int:
-    """Receive into ``tensor``, with ``tag`` as in `send`; return the sender's global rank.
+    """Receive an array from a rank, or from any; return the sender's global rank.
 
-    A message of its dtype that is shorter fills the beginning.
+    Parameters
+    ----------
+    tensor : array
+        Of the message's dtype, and at least of its size. A shorter message fills the beginning.
+    src, group_src : int, optional
+        The sender, as a global rank or as a rank of the group. Any rank by default.
+    tag : int, default 0
+        The sender's.
+    group
+        See `mpiddp.distributed`, also for the errors.
+
+    Examples
+    --------
+    >>> x = np.empty(1)
+    >>> if dist.get_rank() == 1:
+    ...     dist.send(np.array([3.0]), dst=0)
+    ... else:
+    ...     assert dist.recv(x) == 1 and x.item() == 3.0
     """
-    found = member(group, "recv")
-    if found is None:
+    group = member(group, "recv")
+    if group is None:
         return -1
-    link = found.link
-    source, peers = _sources(found, src, group_src)
+    source, peers = _sources(group, src, group_src)
     x = as_array(tensor, "recv")
-    tag = _checked_tag(found, tag, "recv")
-    link.message_count += 1
-    fields = ("recv", link.members, x, peers, False, link.message_count, tag)
-    entry = recorder.begin_message(fields)
-    if debug.on:
-        debug.log(Operation(*fields))
-    if requests.pending or found.monitor.survivable:
-        receive = found.mailbox.irecv(x, source, tag, fields)
-        receive.wait()
-        recorder.end(entry)
-        return found.ranks[receive.sender]
-    operation = new_operation(Operation, fields)  # a Ctrl-C finds it here
-    began = requests.begin_wait(operation)
-    try:
-        sender = found.mailbox.recv(x, source, tag, fields)
-    finally:
-        requests.end_wait(*began)
-    recorder.end(entry)
-    return found.ranks[sender]
+    with calling(group, _message("recv", group, x, peers, tag)) as operation:
+        if requests.pending or group.monitor.survivable:
+            receive = group.mailbox.irecv(x, source, tag, operation)
+            receive.wait()
+            return group.ranks[receive.sender]
+        return group.ranks[group.mailbox.recv(x, source, tag, operation)]
 
 
 def irecv(
@@ -151,37 +179,39 @@ def irecv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> Work | None:
-    """Begin to receive into ``tensor``, as `recv`; receives match in the order of these calls.
+    """Begin to receive an array. Messages go to receives in the order of these calls.
 
-    ``wait()`` raises `ArrayError` if the message does not fit; `source_rank` and `count` tell who sent how much.
-    ``tag`` as in `send`.
+    The arguments are those of `recv`. ``wait()`` of the `Work` raises `ArrayError` if the message does not fit; its
+    ``source_rank()`` tells who has sent it, ``count()`` how many elements have come.
+
+    Examples
+    --------
+    >>> x, peer = np.empty(3), 1 - dist.get_rank()
+    >>> work = dist.irecv(x, src=peer)
+    >>> dist.send(np.ones(2), dst=peer)
+    >>> work.wait(), work.source_rank() == peer, work.count()
+    (True, True, 2)
     """
-    found = member(group, "irecv")
-    if found is None:
+    group = member(group, "irecv")
+    if group is None:
         return None
-    link = found.link
-    source, peers = _sources(found, src, group_src)
+    source, peers = _sources(group, src, group_src)
     x = as_array(tensor, "irecv")
-    tag = _checked_tag(found, tag, "irecv")
-    link.message_count += 1
-    fields = ("irecv", link.members, x, peers, False, link.message_count, tag)
-    entry = recorder.begin_message(fields)
-    if debug.on:
-        debug.log(Operation(*fields))
-    posted = found.mailbox.irecv(x, source, tag, fields, found.ranks)
-    posted._record(entry)
-    return posted
+    operation, _ = begin(group, _message("irecv", group, x, peers, tag))
+    return group.mailbox.irecv(x, source, tag, operation, group.ranks)
 
 
 class P2POp:
-    """One operation of a batch.
+    """One operation of `batch_isend_irecv`.
 
     Parameters
     ----------
     op : function
-        `isend` or `irecv`, with their ``tensor`` and ``tag``.
+        `isend` or `irecv`.
+    tensor, group, tag
+        The operation's.
     peer, group_peer : int, optional
-        The other side, as a global rank or a rank of the group; one of the two.
+        The other side, as a global rank or as a rank of the group: one of the two.
     """
 
     def __init__(
@@ -204,7 +234,18 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
-    """Begin the sends and receives of ``p2p_op_list``, in any order; if an argument is wrong, none has begun."""
+    """Begin several sends and receives at once; return a `Work` for each.
+
+    The ranks may list them in different orders. ValueError for an empty list, operations of several groups, or anything
+    but `P2POp` in ``p2p_op_list``; an error begins none of them.
+
+    Examples
+    --------
+    >>> x, y, peer = np.array([float(dist.get_rank())]), np.empty(1), 1 - dist.get_rank()
+    >>> works = dist.batch_isend_irecv([dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, y, peer)])
+    >>> [work.wait() for work in works], y.item() == peer
+    ([True, True], True)
+    """
     if not isinstance(p2p_op_list, (list, tuple)) or not all(isinstance(each, P2POp) for each in p2p_op_list):
         raise ValueError("Invalid ``p2p_op_list``. Each op is expected to be of type P2POp.")
     if not p2p_op_list:
@@ -216,7 +257,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         _checked_tag(each.group, each.tag, each.op.__name__)
     ordered = sorted(range(len(p2p_op_list)), key=lambda index: p2p_op_list[index].op is not irecv)
     works: dict[int, Work] = {}
-    for index in ordered:  # no message arrives unexpected
+    for index in ordered:  # receives first, so that messages find their memory
         each = p2p_op_list[index]
         side = "group_src" if each.op is irecv else "group_dst"
         works[index] = each.op(each.tensor, group=each.group, tag=each.tag, **{side: each.group_peer})

@@ -9,7 +9,6 @@ from mpiddp.algorithms import plan as planning
 from mpiddp.errors import DistError, MismatchError
 from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
-from mpiddp.mpi.operation import Operation
 
 from .dispatch import submit
 from .groups import ProcessGroup
@@ -33,13 +32,12 @@ def part(ending: Sequence[ProcessGroup]) -> MismatchError | None:
     deadline = time.monotonic() + _WAIT_S
     for group, work in works:
         assert work is not None, "it is asynchronous"
-        operation = Operation(_NAME, group.link.members)
         try:
-            if requests.poll_until(work.is_completed, operation, max(deadline - time.monotonic(), 0.0)):
+            if requests.poll_until(work.is_completed, work._operation, max(deadline - time.monotonic(), 0.0)):
                 work.wait()
                 group.monitor.check()
-                if not group.monitor.differed:
-                    continue
+                group.link.may_hold_messages = group.monitor.differed
+                continue
         except MismatchError as error:
             errors.append(error)
         except (DistError, MPI.Exception):

@@ -1,18 +1,19 @@
-"""Shrinking: going on without failed ranks, or without others."""
+"""A smaller default group: the ranks go on without those that have failed, or without others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from mpiddp.faults import monitor
-from mpiddp.faults.shutdown import time_limit
+from mpiddp.faults import this_job
+from mpiddp.faults.abort import time_limit
 from mpiddp.mpi.lazy import MPI
-from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.operation import Call
 from mpiddp.mpi.requests import run_in_thread
 
 from . import groups, init
 from .backends import backend_of
+from .dispatch import calling
 from .groups import GroupLike, ProcessGroup, default_group
 from .new_groups import among, checked_ranks
 
@@ -26,21 +27,24 @@ def shrink_group(
     shrink_flags: int = SHRINK_DEFAULT,
     pg_options: Any = None,
 ) -> ProcessGroup:
-    """Make the default group anew without some ranks.
+    """Make the default group anew, without some ranks, and return it.
 
-    After a `RankFailedError` all survivors call it, and failed ranks are left out, listed or not; otherwise the ranks
-    that are not listed call it. Ranks are numbered anew, in the old order, and all groups end. Under Open MPI's
-    ``mpirun --with-ft ulfm`` ranks survive if a signal ends another, as a lack of memory does; the loss of a node ends
-    the job.
+    After a `RankFailedError` all survivors call it, and failed ranks are left out whether they are listed or not.
+    Without a failure, the ranks that are not listed call it. Ranks are numbered anew, in the old order, and all other
+    groups end. Ranks survive another's death only under Open MPI's ``mpirun --with-ft ulfm``, and only if a signal
+    has ended it, as the system does when memory runs out; the loss of a node ends the job.
 
     Parameters
     ----------
     ranks_to_exclude : sequence of int
         Global ranks.
     group : ProcessGroup, optional
-        All ranks, the only one allowed.
+        None or the group of all ranks; ValueError for another.
     shrink_flags : int
-        ``SHRINK_ABORT``: abandon pending operations, as after a failure; else they are a `DistError`.
+        With ``SHRINK_ABORT`` pending operations are abandoned, as they are after a failure. With the default they are a
+        `DistError`.
+    pg_options
+        Without effect.
 
     Examples
     --------
@@ -56,7 +60,7 @@ def shrink_group(
     if old.rank() in excluded:
         raise ValueError(f"rank {old.rank()} is to be excluded, and those that are do not call shrink_group")
     link, backend = old.link, backend_of(old.link)
-    job = monitor.current()
+    job = this_job.current()
     assert job is not None, "there is a default group"
     failed = job.failures.happened()
     if not failed and not shrink_flags & SHRINK_ABORT:
@@ -66,7 +70,7 @@ def shrink_group(
     while True:
         with time_limit(link.timeout_s, "shrink_group"):
             if failed:
-                job, comm = monitor.regroup(), None
+                job, comm = this_job.regroup(), None
             try:
                 return init.begin(job, comm, link.timeout_s, backend)
             except Exception as error:
@@ -80,9 +84,8 @@ def survivable() -> bool:
 
 
 def _without(old: ProcessGroup, excluded: set[int]) -> MPI.Intracomm:
-    """Make a communicator; collective over the remaining ranks."""
+    """Make a communicator of the remaining ranks, which call this together."""
     left = [rank for rank in range(old.size()) if rank not in excluded]
     others = tuple(old.link.ranks[rank] for rank in left if rank != old.rank())
-    old.link.message_count += 1
-    operation = Operation("shrink_group", old.link.members, peers=others, number=old.link.message_count)
-    return run_in_thread(lambda: among(old.link.later, left), operation)
+    with calling(old, Call(old.link.members, "shrink_group", peers=others)) as operation:
+        return run_in_thread(lambda: among(old.link.later, left), operation)

@@ -9,9 +9,10 @@ import sys
 import numpy as np
 
 from mpiddp.algorithms import handshake
-from mpiddp.algorithms.plan import plain
-from mpiddp.faults.calls import compares_calls, make_call
+from mpiddp.algorithms.plan import Plan
+from mpiddp.faults.calls import make_call
 from mpiddp.mpi.link import Link
+from mpiddp.mpi.operation import Call
 from mpiddp.mpi.recorder import warn
 from mpiddp.mpi.requests import Steps
 from mpiddp.shm import segment
@@ -29,28 +30,36 @@ def symmetric_empty(
 ) -> Array | None:
     """Return an uninitialised array in memory that all ranks of the node share.
 
-    Collectives recognise it, and its contiguous views, and save copies: an all-reduce takes about the time of one copy
-    of the array. The memory lives as long as any view of it. Where the system gives no shared memory, the array is
-    ordinary, with a warning that says why: collectives on it are slower.
+    Collectives recognise it, and contiguous views of it, and reduce it without copying: an all-reduce of a long array
+    takes about the time of one copy. The memory lives as long as any view of it. If the system gives no shared memory,
+    rank 0 warns with the reason, and the arrays are ordinary ones.
 
     Parameters
     ----------
     shape : int or tuple of int
-        Equal on all ranks, as is ``dtype``.
+        Of the same size on all ranks.
     dtype : dtype, default float32
-        Without Python objects.
+        The same on all ranks, and without Python objects.
     group : ProcessGroup, optional
-        The ranks that call; groups of some of them may use the array too.
+        The ranks that call; all by default. Groups of some of them may use the array too.
     device : {"cpu"}, default "cpu"
-        GPUs share no memory between ranks.
+        Ranks share no memory of GPUs.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a dtype with Python objects; for a negative dimension, more memory than there can be, or another device.
 
     Examples
     --------
-    >>> gradients = dist.symmetric_empty(1_000_000)  # doctest: +SKIP
-    >>> dist.all_reduce(gradients)  # doctest: +SKIP
+    >>> gradients = dist.symmetric_empty(1_000_000)
+    >>> gradients[:] = 0.5
+    >>> dist.all_reduce(gradients)
+    >>> gradients[:2].tolist(), gradients.dtype.name
+    ([1.0, 1.0], 'float32')
     """
-    found = member(group, "symmetric_empty")
-    if found is None:
+    group = member(group, "symmetric_empty")
+    if group is None:
         return None
     kind = np.dtype(dtype)
     if kind.hasobject:
@@ -64,14 +73,14 @@ def symmetric_empty(
             " arrays every collective takes as they are"
         )
     nbytes = math.prod(extents) * kind.itemsize
-    if nbytes > sys.maxsize // found.size() - segment.ALIGNMENT_BYTES:
+    if nbytes > sys.maxsize // group.size() - segment.ALIGNMENT_BYTES:
         raise ValueError(f"symmetric_empty({extents}, {kind}) wants {nbytes:,} bytes a rank, more than there can be")
-    plan = plain(found.link, _allocate, make_call("symmetric_empty"))
-    memory, fault = perform(found, plan, (nbytes,))
+    call = make_call(group.link, "symmetric_empty", dtype=np.dtype(np.uint8), count=nbytes, self_comparing=True)
+    memory, fault = perform(group, Plan(call, _allocate), (nbytes,))
     if memory is not None:
         shared: Array = memory.view(kind).reshape(extents)
         return shared
-    if fault and found.link.rank == 0:
+    if fault and group.link.rank == 0:
         warn(
             f"no shared memory for symmetric_empty({extents}, {kind}) ({fault}): it returns ordinary arrays, and"
             " collectives copy; free memory, or raise the limits of /dev/shm and of the job"
@@ -79,16 +88,15 @@ def symmetric_empty(
     return np.empty(extents, kind)
 
 
-@compares_calls
-def _allocate(link: Link, nbytes: int) -> Steps:
-    """Return this rank's region, or None and the fault, alike on all ranks; none with one rank a node."""
-    yield from handshake.compare(link, make_call("symmetric_empty", np.dtype(np.uint8), count=nbytes))
+def _allocate(link: Link, call: Call, nbytes: int) -> Steps:
+    """Return this rank's region and "", or None and what went wrong on some rank; None and "" with one rank a node."""
+    yield from handshake.compare(link, call)
     if not link.shares_memory:
         return None, ""
     page, node = segment.ALIGNMENT_BYTES, link.node
     region_bytes = max(-(-nbytes // page), 1) * page
-    found: segment.Allocation = yield from segment.allocate(node, link, region_bytes)
-    if found.memory is None:
-        return None, found.fault
-    segment.register(found, node.ranks, node.rank)
-    return np.frombuffer(found.memory, np.uint8, nbytes, node.rank * region_bytes), ""
+    allocation: segment.Allocation = yield from segment.allocate(node, link, region_bytes)
+    if allocation.memory is None:
+        return None, allocation.fault
+    segment.register(allocation, node.ranks, node.rank)
+    return np.frombuffer(allocation.memory, np.uint8, nbytes, node.rank * region_bytes), ""

@@ -16,7 +16,7 @@ from mpiddp.mpi.message import as_array
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.typing import Array
 
-from .dispatch import dispatch, keep
+from .dispatch import dispatch
 from .groups import GroupLike, member
 
 
@@ -24,9 +24,9 @@ def _node(tree: Any) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | N
     """Return a container's children and how to make it anew; None for a leaf."""
     if tree is None:
         return (), lambda _: None
-    found = nested.children(tree)
-    if found is not None:
-        return found
+    node = nested.children(tree)
+    if node is not None:
+        return node
     if isinstance(tree, int | float | complex | np.generic | np.ndarray) or is_device_array(tree):
         return None
     jax = sys.modules.get("jax")
@@ -65,6 +65,9 @@ def tree_all_reduce(tree: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = N
         Nested dicts, lists, tuples and named tuples, and containers known to an imported JAX; leaves are arrays and
         numbers; None stays None. Keys, in any order, shapes and dtypes are equal on all ranks.
 
+    op, group
+        See `mpiddp.distributed`, also for the errors.
+
     Returns
     -------
     any
@@ -72,10 +75,11 @@ def tree_all_reduce(tree: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = N
 
     Examples
     --------
-    >>> gradients = dist.tree_all_reduce(gradients, dist.ReduceOp.AVG)  # doctest: +SKIP
+    >>> dist.tree_all_reduce({"weight": np.ones((1, 2)), "steps": 3})["weight"].tolist()
+    [[2.0, 2.0]]
     """
-    found = member(group, "tree_all_reduce")
-    if found is None:
+    group = member(group, "tree_all_reduce")
+    if group is None:
         return None
     leaves: list[Any] = []
     arrays: list[Array] = []
@@ -93,20 +97,21 @@ def tree_all_reduce(tree: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = N
 
     layout = collect(tree)
     alike: dict[Any, list[int]] = {}
-    for place, x in enumerate(arrays):
-        alike.setdefault((array_namespace(x), x.dtype), []).append(place)
+    for index, x in enumerate(arrays):
+        alike.setdefault((array_namespace(x), x.dtype), []).append(index)
     results: list[Any] = [None] * len(leaves)
-    for places in alike.values():
-        flat = packed([arrays[place] for place in places])
+    for indices in alike.values():
+        flat = packed([arrays[index] for index in indices])
         key = ("tree_all_reduce", layout, op, flat.dtype, flat.shape, type(flat))
-        plan = found.plans.get(key)
+        plan = group.plans.get(key)
         if plan is None:
-            plan = keep(found, key, planning.make(found.link, "tree_all_reduce", None, flat, flat, op, layout=layout))
-        dispatch(found, plan, (flat, op), (flat,))
+            made = planning.make(group.link, "tree_all_reduce", None, flat, flat, op, layout=layout)
+            plan = group.plans.remember(key, made)
+        dispatch(group, plan, (flat, op), (flat,))
         start = 0
-        for place in places:
-            x = arrays[place]
-            results[place] = _like(leaves[place], flat[start : start + x.size].reshape(x.shape))
+        for index in indices:
+            x = arrays[index]
+            results[index] = _like(leaves[index], flat[start : start + x.size].reshape(x.shape))
             start += x.size
 
     remaining = iter(results)

@@ -23,7 +23,8 @@ Training on many ranks
     model_parallel     4  one model, its layers or its weights on several ranks; when to scale up, when out
 """
 
-from mpiddp import settings
+from mpiddp import launchers
+from mpiddp.cores import limit_blas_threads
 
-if settings.launch() is not None:  # before NumPy is imported, as python -m mpiddp does it
-    settings.limit_blas_threads()
+if launchers.launch() is not None:  # before NumPy is imported, as python -m mpiddp does it
+    limit_blas_threads()

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import mpiddp as dist
-from mpiddp import elastic, nn, optim, settings
+from mpiddp import elastic, launchers, nn, optim
 from mpiddp.data import digits
 from mpiddp.examples.printing import print_once
 
@@ -66,12 +66,12 @@ def step(state: State, number: int) -> None:
 
 def may_die() -> bool:
     """Return True if the others live on: under ``mpirun --with-ft ulfm``."""
-    return settings.launcher_survives()
+    return launchers.launcher_survives()
 
 
 def started_as(rank: int) -> bool:
     """Return True in the process that the launcher called so."""
-    launched = settings.launch()
+    launched = launchers.launch()
     return launched is not None and launched.rank == rank
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 
 import mpiddp as dist
-from mpiddp import settings
+from mpiddp import launchers
 
 
 def on_first_rank() -> bool:
     """Return True on rank 0, and in a program that no launcher has started."""
     if dist.is_initialized():
         return dist.get_rank() == 0
-    launched = settings.launch()
+    launched = launchers.launch()
     return launched is None or launched.rank == 0
 
 

@@ -1,9 +1,10 @@
 """Calls: the record of a collective call, its comparison over the ranks, and the text of a mismatch.
 
-`Calls` holds the ranks' records in memory of the node. A rank publishes its call before it sends, and compares: the
-later of two ranks that disagree raises before its data moves, the earlier one in its wait, when the group is destroyed,
-or at the job's end. Between nodes, `handshake` compares calls before their data moves, and `distant` the others in the
-background. An operation that compares calls itself is marked: all ranks raise, and the group goes on.
+A `Record` is what the ranks compare of a call: three numbers, equal in every process. `Calls` holds the ranks' records
+in memory of the node. A rank publishes its call before it sends, and compares: the later of two ranks that disagree
+raises before its data moves, the earlier one in its wait, when the group is destroyed, or at the job's end. Between
+nodes, `handshake` compares calls before their data moves, and `between_nodes` the others in the background. An
+operation that compares calls itself is marked: all ranks raise, and the group goes on.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import struct
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpiddp.errors import MismatchError
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.message import code_name, dtype_code, dtype_layout
+from mpiddp.mpi.operation import Call, label
 from mpiddp.mpi.reduction import REDUCTIONS, ReduceOp
 from mpiddp.shm.eager import ORDERED, EagerBuffers
 from mpiddp.typing import Array
@@ -46,7 +48,6 @@ _ROWS = mmap.PAGESIZE // _PACKED.size
 REGION_BYTES = mmap.PAGESIZE
 _MAX_UNCONFIRMED = 64
 _MAX_FINISHED = 8
-_MILESTONE, _MILESTONES = 1024, 64
 _FEW = 16
 """Ranks up to which comparing bytes is faster than NumPy."""
 
@@ -55,7 +56,11 @@ _OPERATIONS = (
     *("reduce_scatter", "reduce_scatter_single", "all_to_all", "all_to_all_single", "all_reduce_coalesced"),
     *("all_gather_coalesced", "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
     *("symmetric_empty", "new_group", "destroy_process_group", "tree_all_reduce", "shared_on_node", "powerSGD"),
+    # A short call may publish its record in the eager buffers alone: parts of different calls need different names.
+    *("inner all_reduce", "inner reduce_scatter"),
 )
+BUCKET = "DDP bucket"
+"""Of `DistributedDataParallel`'s gradients; its number stands in the place of the layout."""
 _names: dict[int, str] = {}
 
 
@@ -66,7 +71,7 @@ def register_name(name: str) -> int:
     return number
 
 
-for _operation in _OPERATIONS:
+for _operation in (*_OPERATIONS, BUCKET):
     register_name(_operation)
 
 
@@ -78,7 +83,7 @@ class BlockError(MismatchError):
     """A block of another size than expected arrived: perhaps another operation's."""
 
 
-class Call(NamedTuple):
+class Record(NamedTuple):
     kind: int
     """Operation, dtype, reduction and layout, as one number."""
     length: int
@@ -86,20 +91,21 @@ class Call(NamedTuple):
 
     @property
     def name(self) -> str:
-        return _names.get(self.kind >> 32, "another operation")
+        name = _names.get(self.kind >> 32, "another operation")
+        return f"{name} {(self.kind >> 17 & _MAX_LAYOUT) - 1}" if name == BUCKET else name
 
     @property
     def self_comparing(self) -> bool:
         return bool(self.kind & _SELF_COMPARING)
 
-    def marked(self) -> Call:
+    def marked(self) -> Record:
         return self._replace(kind=self.kind | _SELF_COMPARING)
 
     def pack(self, sequence: int) -> bytes:
         """Pack; sequence 0: not numbered."""
         return _PACKED.pack(sequence, *self)
 
-    def differs(self, other: Call) -> bool:
+    def differs(self, other: Record) -> bool:
         """Return True if the calls cannot meet, unnoticed by their operation."""
         if self.self_comparing and other.self_comparing:
             return False
@@ -119,19 +125,20 @@ class Call(NamedTuple):
 
 _kinds: dict[tuple[Any, ...], int] = {}
 _MAX_KINDS = 4096
+_MAX_LAYOUT = 0x7FFF
 
 
-def make_call(
+def make_record(
     name: str,
     dtype: np.dtype[Any] | None = None,
     op: ReduceOp | None = None,
     count: int = ANY_COUNT,
     root: int = NO_ROOT,
-    layout: str = "",
+    layout: str | int = "",
     *,
     on_device: bool = False,
-) -> Call:
-    """Return the call of ``name``, which includes a requested algorithm.
+) -> Record:
+    """Return the record of ``name``, which includes a requested algorithm.
 
     ``layout`` is anything else in common. ``on_device``: the messages do not match those of host arrays.
     """
@@ -141,28 +148,60 @@ def make_call(
         if len(_kinds) >= _MAX_KINDS:  # layouts come and go
             _kinds.clear()
         kind = _kinds[key] = _kind(*key)
-    return Call(kind, count, root)
+    return Record(kind, count, root)
 
 
-def _kind(name: str, dtype: np.dtype[Any] | None, reduction: int | None, layout: str, on_device: bool) -> int:
+def _kind(name: str, dtype: np.dtype[Any] | None, reduction: int | None, layout: str | int, on_device: bool) -> int:
     code = _NO_DTYPE if dtype is None else dtype_code(dtype) | _ON_DEVICE * on_device
-    layout += "" if dtype is None else dtype_layout(dtype)
-    digest = zlib.crc32(layout.encode()) % 0x7FFF + 1 if layout else 0
+    if isinstance(layout, str):
+        layout += "" if dtype is None else dtype_layout(dtype)
+        digest = zlib.crc32(layout.encode()) % _MAX_LAYOUT + 1 if layout else 0
+    else:
+        digest = layout % _MAX_LAYOUT + 1
     reduction = _NO_REDUCTION if reduction is None else reduction
     return register_name(name) << 32 | digest << 17 | code << 9 | reduction << 1
 
 
-_self_comparing: set[Callable[..., Any]] = set()
-_Algorithm = TypeVar("_Algorithm", bound=Callable[..., Any])
+def make_call(
+    link: Link,
+    operation: str,
+    inputs: Sequence[Array] = (),
+    outputs: Sequence[Array] = (),
+    *,
+    dtype: np.dtype[Any] | None = None,
+    op: ReduceOp | None = None,
+    count: int = ANY_COUNT,
+    root: int = NO_ROOT,
+    layout: str | int = "",
+    algorithm: str | None = None,
+    note: str = "",
+    self_comparing: bool = False,
+) -> Call:
+    """Return the call of ``operation``.
+
+    ``count`` elements and ``layout`` are to be equal on all ranks. A ``self_comparing`` operation compares its records
+    itself: all ranks raise, and the group goes on.
+    """
+    arrays = (*outputs, *inputs)
+    dtype = arrays[0].dtype if arrays else dtype
+    on_device = any(type(x) is not np.ndarray for x in arrays)
+    record = make_record(note or label(operation, algorithm), dtype, op, count, root, layout, on_device=on_device)
+    return Call(
+        link.members,
+        operation,
+        dtype,
+        _shape(inputs),
+        _shape(outputs),
+        algorithm=algorithm,
+        note=f"{note} {layout}" if note == BUCKET else note,
+        record=record.marked() if self_comparing else record,
+    )
 
 
-def compares_calls(algorithm: _Algorithm) -> _Algorithm:
-    _self_comparing.add(algorithm)
-    return algorithm
-
-
-def is_self_comparing(algorithm: Callable[..., Any]) -> bool:
-    return algorithm in _self_comparing
+def _shape(arrays: Sequence[Array]) -> tuple[int, ...] | None:
+    if len(arrays) == 1:
+        return arrays[0].shape
+    return (sum(x.size for x in arrays),) if arrays else None
 
 
 def mismatch(group: object, rank: int, call: str, other_rank: int, other: str) -> MismatchError:
@@ -195,7 +234,7 @@ def _mismatch_of(link: Link, *records: tuple[int, ...]) -> MismatchError:
     """
     published, number = link.find(Calls), min(record[1] for record in records)
     ranks = [link.ranks[record[0]] for record in records]
-    texts = [Call(*record[2:]).text(record[1]) for record in records]
+    texts = [Record(*record[2:]).text(record[1]) for record in records]
     if published is not None and number:
         whole = [published.text(rank, number) or text for rank, text in zip(ranks, texts, strict=True)]
         texts = whole if whole[0] != whole[1] else texts
@@ -225,15 +264,12 @@ class Calls(Resource):
         self.history = 0
         self.latest = 0
         """In a group on several nodes."""
-        self.newest: Call | None = None
-        self.milestones: dict[int, int] = {}
         self._unconfirmed: dict[int, bytes] = {}
         self._finished: deque[tuple[int, bytes]] = deque(maxlen=_MAX_FINISHED)
         """Calls that have not waited for all ranks."""
 
-    def publish(self, sequence: int, call: Call) -> bool:
+    def publish(self, sequence: int, call: Record) -> bool:
         """Return True if all ranks of the node have made the call; MismatchError if one made another."""
-        self.newest = call
         record = _PACKED.pack(_MARK | sequence, *call)
         start = sequence % _ROWS * self._row_bytes
         own = start + self._own
@@ -243,12 +279,9 @@ class Calls(Resource):
         if self._distant:
             if not call.self_comparing:
                 self.history = hash((self.history, *call))
-            if sequence % _MILESTONE == 0:
-                self.milestones[sequence] = self.history
-                self.milestones.pop(sequence - _MILESTONES * _MILESTONE, None)
             self.latest = sequence
         row = self._memory[start : start + self._row_bytes]
-        if row == record * self._size:
+        if self._size == 1 or row == record * self._size:
             return True
         self._unconfirmed[sequence] = record
         self._compare(sequence, record, row)
@@ -276,12 +309,12 @@ class Calls(Resource):
                 own, other = self._ranks[self._rank], self._ranks[rank]
                 raise mismatch(self._link, own, mine.text(sequence), other, call.text(sequence))
 
-    def _row(self, sequence: int) -> list[tuple[int, Call]]:
+    def _row(self, sequence: int) -> list[tuple[int, Record]]:
         """Return each rank's sequence and call; sequence 0: in the middle of a store."""
         row = self._table[sequence % _ROWS]
         before, records, after = row["sequence"].tolist(), row.tolist(), row["sequence"].tolist()
         return [
-            (first & ~_MARK if first & _MARK == _MARK and first == last else 0, Call(*fields))
+            (first & ~_MARK if first & _MARK == _MARK and first == last else 0, Record(*fields))
             for first, (_, *fields), last in zip(before, records, after, strict=True)
         ]
 
@@ -294,7 +327,7 @@ class Calls(Resource):
                 self._compare(sequence, record, row)
                 self._finished.append((sequence, record))
 
-    def publish_unawaited(self, sequence: int, call: Call) -> None:
+    def publish_unawaited(self, sequence: int, call: Record) -> None:
         """Publish a call that waits for no rank."""
         if not self.publish(sequence, call) and len(self._unconfirmed) > _MAX_UNCONFIRMED:
             del self._unconfirmed[next(iter(self._unconfirmed))]
@@ -335,14 +368,14 @@ def last_call(link: Link, rank: int) -> str:
         if buffers is not None:
             records += [each[1:] for found in buffers.calls() for each in found if link.ranks[each[0]] == rank]
     sequence, *fields = max(records, default=(0,))
-    return Call(*fields).text(sequence) if sequence > 0 else ""
+    return Record(*fields).text(sequence) if sequence > 0 else ""
 
 
 def first_difference(
     group: object, ranks: Sequence[int], recent: Iterable[Array], *, ended: bool = False
 ) -> MismatchError:
     """Return the error of records that differ; ``ended``: no rank makes another call."""
-    rows = [{record[0]: Call(*record[1:]) for record in row.tolist() if record[0]} for row in recent]
+    rows = [{record[0]: Record(*record[1:]) for record in row.tolist() if record[0]} for row in recent]
     for sequence in sorted(set.intersection(*map(set, rows))):
         for rank, row in enumerate(rows):
             first, other = rows[0][sequence], row[sequence]

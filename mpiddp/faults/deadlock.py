@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import NamedTuple
 
+from .liveness import SILENCE_S, Liveness
+from .picture import State
+
 _MAX_NAMED = 8
 
 
@@ -20,6 +23,33 @@ class Wait(NamedTuple):
     def can_end(self, stuck: Mapping[int, Wait]) -> bool:
         enough = any if self.one_suffices else all
         return not self.ranks or enough(rank not in stuck for rank in self.ranks)
+
+
+def waits(
+    liveness: Liveness, asked: int, states: Mapping[int, State], long_s: float, silence_s: float = SILENCE_S
+) -> dict[int, Wait]:
+    """Return what the ranks wait for that have waited for ``long_s`` in a collective or a message.
+
+    A short wait may end at any moment: circles of such waits are seen wherever ranks pass messages around. ``states``
+    are those of all ranks, with their progress in the group ``asked``; of the other groups they are asked now.
+    """
+    waits, collectives = {}, dict[tuple[int, int], list[int]]()
+    for rank, state in states.items():
+        if state.waits_long(long_s) and state.group:
+            collectives.setdefault((state.group, state.number), []).append(rank)
+        elif state.waits_long(long_s) and state.ranks:
+            waits[rank] = Wait(state.awaited, one_suffices=True)
+    absent = {each: states[ranks[0]].awaited.difference(ranks) for each, ranks in collectives.items()}
+    others = states.keys() - {liveness.rank}
+    for (group, _), ranks in absent.items():
+        if group != asked:
+            liveness.ask(group, list(ranks & others))
+    for (group, number), ranks in absent.items():
+        told = states if group == asked else liveness.answers(group, list(ranks & others), silence_s)
+        begun = {rank: each.begun for rank, each in told.items()} | {liveness.rank: liveness.begun(group)}
+        wait = Wait({rank for rank in ranks if begun.get(rank, 0) < number})
+        waits |= dict.fromkeys(collectives[group, number], wait)
+    return waits
 
 
 def circles(waits: Mapping[int, Wait]) -> list[list[int]]:

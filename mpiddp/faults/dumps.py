@@ -1,103 +1,31 @@
-"""Dumps of the flight recorder, in the format of torch's.
+"""Dumps of the flight recorder: a file of JSON lines for each rank, which `flight` reads.
 
-``torchfrtrace`` reads one pickle of plain values a rank. It knows torch's backends only: operations stand under
-``gloo``, with torch's or the nearest name; ours, and messages, under ``mpiddp``. It wants all ranks of a group in every
-entry: a message is in a group of its sender, receiver and tag, while the ring holds all messages; one from any source
-is left out.
-
-References
-----------
-torch 2.13, ``torch/csrc/distributed/c10d/FlightRecorder.hpp``, format 2.10, and ``torch/distributed/flight_recorder``.
+The first line is about the rank and its groups; each other line is one call, the oldest first.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import pickle
 import socket
 import stat
-import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mpiddp import settings
 from mpiddp.mpi import recorder
 from mpiddp.mpi.lazy import MPI
-from mpiddp.mpi.recorder import Recorded, Signature
+from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.world import World
 
 from .liveness import Liveness, Tag
 
-_VERSION = "2.10"
 _WRITTEN_S, _POLL_S = 2.0, 0.01
 """For the others to write theirs; watchdogs look twice a second."""
-_NAMES = {
-    "all_gather_single": "_all_gather_base",
-    "reduce_scatter_single": "_reduce_scatter_base",
-    "all_to_all_single": "all_to_all",
-    "all_reduce_coalesced": "allreduce_coalesced",
-    "all_gather_coalesced": "all_gather_into_tensor_coalesced",
-    "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
-    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-    "all_gather_object": "all_gather",
-    "gather_object": "gather",
-    "broadcast_object_list": "broadcast",
-    "scatter_object_list": "scatter",
-    "symmetric_empty": "new_window",
-    "new_group": "split",
-    "isend": "send",
-    "irecv": "recv",
-}
-_SAME = (
-    "send",
-    "recv",
-    "barrier",
-    "broadcast",
-    "reduce",
-    "all_reduce",
-    "all_gather",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "all_to_all",
-)
-_UNEQUAL = ("gather", "scatter")
-"""Sizes may differ between ranks, which the tool does not allow."""
-_DTYPES = {
-    "float32": "Float",
-    "float64": "Double",
-    "float16": "Half",
-    "bfloat16": "BFloat16",
-    "int8": "Char",
-    "int16": "Short",
-    "int32": "Int",
-    "int64": "Long",
-    "uint8": "Byte",
-    "bool": "Bool",
-    "complex64": "ComplexFloat",
-    "complex128": "ComplexDouble",
-}
-
-
-def torch_name(name: str) -> str:
-    """Return torch's name, or "barrier" for an operation that torch has not."""
-    name = name.partition(" by ")[0]
-    if "DDP bucket" in name:
-        return "all_reduce"
-    return name if name in _SAME else _NAMES.get(name, "barrier")
-
-
-def _is_private(folder: Path) -> bool:
-    """Make a folder in one that all users write to; return False if it is somebody else's, or a link."""
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
 class Dumps:
@@ -148,148 +76,66 @@ class Dumps:
                 return False
             # A new file: somebody else may have put a link at any name that can be guessed.
             descriptor, part = tempfile.mkstemp(prefix=".", dir=path.parent)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(pickle.dumps(self.contents(reason), protocol=2))
+            with os.fdopen(descriptor, "w") as file:
+                file.writelines(json.dumps(each) + "\n" for each in self.lines(reason))
             Path(part).replace(path)
             return True
         return False
 
-    def contents(self, reason: str) -> dict[str, Any]:
-        entries, began = [each for each in list(recorder.ring) if each[0][0] in recorder.groups], recorder.collectives()
-        own_ns = time.time_ns() - time.monotonic_ns()
-        links = [each.link for each in tuple(recorder.groups.values()) if each.link is not None]
-        scheduled = {id(entry) for link in links for entry in link.queue.behind_the_head() if entry is not None}
-        whole = len(entries) < recorder.SIZE
-        of_group = Counter[str]()
-        record = began - sum(entry[0][2] is not None for entry in entries)
-        listed, messages, config = [], [], {_uid(number): _config(group) for number, group in _groups(entries)}
-        for entry in entries:
-            found = self._entry(entry, own_ns, id(entry) in scheduled)
-            if found["is_p2p"]:
-                messages.append(found)
-                pair = self._pair(entry)
-                if not (whole and pair is not None):
-                    continue
-                uid, ranks, profiled = pair
-                of_group[uid] += 1
-                found = found | {
-                    "process_group": (uid, found["process_group"][1]),
-                    "collective_seq_id": of_group[uid],
-                    "p2p_seq_id": of_group[uid],
-                    "profiling_name": f"gloo:{profiled}",
-                }
-                config[uid] = {"name": uid, "desc": found["process_group"][1], "ranks": str(ranks)}
-            else:
-                record += 1
-            listed.append(found | {"record_id": record})
-        own = {"rank": self._rank, "job": self._world.job, "host": socket.gethostname(), "pid": os.getpid()}
-        return {
-            "version": _VERSION,
-            "comm_lib_version": "",
-            "entries": listed,
-            "pg_config": config,
-            "pg_status": _status(listed),
-            "mpiddp": own | {"reason": reason, "time_ns": time.time_ns(), "messages": messages},
+    def lines(self, reason: str) -> Iterator[dict[str, Any]]:
+        operations = [each for each in recorder.entries() if each.members.number in recorder.groups]
+        yield {
+            "job": self._world.job,
+            "rank": self._rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "reason": reason,
+            "time": time.time(),
+            "groups": {
+                _name(number): {"description": group.description, "ranks": list(group.ranks)}
+                for number, group in recorder.groups.items()
+            },
         }
-
-    def _entry(self, entry: Recorded, own_ns: int, scheduled: bool) -> dict[str, Any]:
-        fields, number, code, offset, start, end = entry
-        signature, group = Signature(*fields), recorder.groups[fields[0]]
-        is_message = signature.call is None
-        state = "completed" if end else "scheduled" if scheduled else "started"
-        start_ns, end_ns = int(start * 1e9) + own_ns, int(end * 1e9) + own_ns if end else None
-        name = torch_name(signature.name)
-        sizes = [_sizes(signature, name, signature.input_shape), _sizes(signature, name, signature.output_shape)]
-        dtypes = [] if signature.dtype is None or name == "barrier" else [_DTYPES.get(str(signature.dtype), "Byte")]
-        own = {
-            "name": signature.name,
-            "text": _text(signature, number),
-            "call": None if is_message else [signature.call.kind >> 1, signature.call.length, signature.call.root],
-            "peers": None if signature.peers is None else list(signature.peers),
-            "tag": signature.tag,
-        }
-        return {
-            "pg_id": signature.group & 0xFFFFFFFF,
-            "process_group": (_uid(signature.group), group.description),
-            "collective_seq_id": 0 if is_message else number,
-            "p2p_seq_id": number if is_message else 0,
-            "op_id": number,
-            "profiling_name": f"gloo:{name}",
-            "time_created_ns": start_ns,
-            "time_discovered_started_ns": None if scheduled else start_ns,
-            "time_discovered_completed_ns": end_ns,
-            "input_sizes": sizes[0],
-            "input_dtypes": dtypes,
-            "output_sizes": sizes[1],
-            "output_dtypes": dtypes,
-            "state": state,
-            "retired": bool(end),
-            "timeout_ms": int(min(group.timeout_s * 1e3, sys.maxsize)),
-            "is_p2p": is_message,
-            "frames": [
-                {
-                    "name": code.co_name,
-                    "filename": code.co_filename,
-                    "line": recorder.line_number(code, offset),
-                }
-            ],
-            "mpiddp": own,
-        }
-
-    def _pair(self, entry: Recorded) -> tuple[str, list[int], str] | None:
-        signature = Signature(*entry[0])
-        name = signature.name.removeprefix("i")
-        if name not in ("send", "recv") or signature.peers is None or len(signature.peers) != 1:
-            return None
-        source, target = (self._rank, signature.peers[0]) if name == "send" else (signature.peers[0], self._rank)
-        if source == target:
-            return None
-        ranks = sorted((source, target))
-        first, second = (ranks.index(source), ranks.index(target))
-        profiled = f"send {first}->{second}" if name == "send" else f"recv {second}<-{first}"
-        return f"{_uid(signature.group)} {source}->{target} tag {signature.tag}", ranks, profiled
+        yield from map(_line, operations)
 
 
-def _groups(entries: Sequence[Recorded]) -> list[tuple[int, recorder.Group]]:
-    held = {entry[0][0] for entry in entries}
-    return [(number, each) for number, each in recorder.groups.items() if each.link is not None or number in held]
+def _is_private(folder: Path) -> bool:
+    """Make a folder in one that all users write to; return False if it is somebody else's, or a link."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
-def _uid(number: int) -> str:
-    """Return a name equal on all ranks; torch counts each process's groups."""
-    group = recorder.groups[number]
-    return f"{group.name}.{number & 0xFFFFFFFF}"
+def _line(operation: Operation) -> dict[str, Any]:
+    group, record = operation.members.number, operation.call.record
+    link, since_1970_s = recorder.groups[group].link, time.time() - time.monotonic()
+    return {
+        "group": _name(group),
+        "number": operation.number,
+        "call": _text(operation),
+        # What ranks compare: the line of a message has null.
+        "compared": None if record is None else [record.kind >> 1, record.length, record.root],
+        "began": since_1970_s + operation.start,
+        "ended": since_1970_s + operation.end if operation.end else None,
+        "queued": link is not None and operation in link.queue.behind_the_head(),
+        "file": operation.code.co_filename,
+        "line": recorder.line_number(operation.code, operation.offset),
+        "function": operation.code.co_name,
+    }
 
 
-def _config(group: recorder.Group) -> dict[str, str]:
-    return {"name": group.name, "desc": group.description, "ranks": str(list(group.ranks))}
+def _name(number: int) -> str:
+    """Return a group's name, equal on all ranks; `group_name` counts each process's groups."""
+    return f"{recorder.groups[number].name}.{number & 0xFFFFFFFF}"
 
 
-def _status(entries: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return each group's last collectives, as torch does; -1: none."""
-    status: dict[str, dict[str, int]] = {}
-    for entry in entries:
-        if not entry["is_p2p"]:
-            none = {f"last_{state}_collective": -1 for state in ("enqueued", "started", "completed")}
-            found = status.setdefault(entry["process_group"][0], none)
-            reached = {"scheduled": ("enqueued",), "started": ("enqueued", "started")}
-            for state in reached.get(entry["state"], ("enqueued", "started", "completed")):
-                found[f"last_{state}_collective"] = entry["collective_seq_id"]
-    return status
-
-
-def _sizes(signature: Signature, name: str, shape: tuple[int, ...] | None) -> list[list[int]]:
-    known = shape is not None and name not in _UNEQUAL and not signature.name.endswith(("_object", "_object_list"))
-    if known and signature.call is not None and signature.name == "all_gather" and signature.call.kind >> 17 & 0x7FFF:
-        known = False  # the ranks' shapes differ
-    return [list(shape)] if known and shape is not None else [[0]]
-
-
-def _text(signature: Signature, number: int) -> str:
-    if signature.call is not None:
-        return str(signature.call.text(number))
-    kind = "" if signature.dtype is None else f" of {signature.dtype} {signature.input_shape}"
-    if signature.peers is None or not signature.name.endswith(("send", "recv")):
-        return f"{signature.name}{kind}"
-    who = f"rank {signature.peers[0]}" if len(signature.peers) == 1 else "any rank"
-    return f"{signature.name}{kind} {'to' if 'send' in signature.name else 'from'} {who} with tag {signature.tag}"
+def _text(operation: Operation) -> str:
+    call = operation.call
+    if call.record is not None:
+        return str(call.record.text(operation.number))
+    kind = "" if call.dtype is None else f" of {call.dtype} {call.input_shape}"
+    if call.tag is None or call.peers is None:
+        return f"{call.name}{kind}"
+    who = f"rank {call.peers[0]}" if len(call.peers) == 1 else "any rank"
+    return f"{call.name}{kind} {'to' if operation.sends else 'from'} {who} with tag {call.tag}"

@@ -1,7 +1,7 @@
 """Failed ranks under an MPI that lets the others live (ULFM).
 
 ULFM tells a failed rank's communication partners only. They revoke the communicators of all groups, so that every
-survivor meets an error. The groups are unusable until `monitor.regroup` has made the world anew.
+survivor meets an error. The groups are unusable until `this_job.regroup` has made the world anew.
 
 References
 ----------
@@ -16,8 +16,9 @@ import time
 import weakref
 from typing import Protocol
 
-from mpiddp import settings
+from mpiddp import launchers
 from mpiddp.errors import DistError, RankFailedError
+from mpiddp.mpi import library
 from mpiddp.mpi.lazy import MPI
 
 _NEWS_S = 0.2
@@ -36,7 +37,7 @@ class Failures:
         self._comms = [comm]
         self._groups: weakref.WeakSet[Revocable] = weakref.WeakSet()
         self._lock = threading.Lock()
-        self.survivable = settings.survives() and "Open MPI" in MPI.Get_library_version()
+        self.survivable = launchers.survives() and library.facts(MPI.Get_library_version()).survives_deaths
         """If not, the launcher ends the job."""
 
     def register_comm(self, comm: MPI.Intracomm) -> None:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from typing import NamedTuple, Self
 
-from mpiddp.mpi import lazy, world
+from mpiddp.mpi import finalize, world
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.requests import All
 from mpiddp.mpi.world import World
 
-from .distant import Distant
+from .between_nodes import BetweenNodes
+from .dumps import Dumps
 from .failures import Failures
 from .liveness import Liveness
+from .reports import Reports
 
 
 class Job(NamedTuple):
     world: World
     liveness: Liveness
     failures: Failures
-    distant: Distant
+    between_nodes: BetweenNodes
+    reports: Reports
 
     @classmethod
     def gather(cls, comm: MPI.Intracomm, *, ended: bool = False) -> Self:
@@ -28,7 +31,8 @@ class Job(NamedTuple):
         failures.register_comm(questions)
         All.one_by_one = failures.survivable
         liveness = Liveness(questions, gathered)
-        return cls(gathered, liveness, failures, Distant(liveness))
+        reports = Reports(liveness, Dumps(liveness, gathered).collect)
+        return cls(gathered, liveness, failures, BetweenNodes(liveness), reports)
 
     @classmethod
     def start(cls) -> Self:
@@ -38,14 +42,14 @@ class Job(NamedTuple):
             return cls.gather(comm.Dup())
         job = cls._of_survivors(comm)
         if job.world.size < comm.size:
-            lazy.never_finalize()
+            finalize.never_finalize()
         return job
 
     def survivors(self) -> Self:
         """Revoke the world; collective over the survivors."""
         self.failures.revoke()
         # The launcher's barrier in MPI_Finalize may wait for failed ranks for ever.
-        lazy.never_finalize()
+        finalize.never_finalize()
         return self._of_survivors(self.world.comm, ended=self.liveness.exited)
 
     @classmethod

@@ -1,6 +1,6 @@
-"""Liveness: ranks in long waits ask each other for their progress.
+"""Liveness: ranks in long waits ask each other what they do.
 
-Each answers, from its watchdog thread or its wait at exit, with its activity. The waiter decides.
+Each answers with its state, from its watchdog's thread or its wait at exit. The waiter decides.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from mpiddp.mpi import processes, requests
 from mpiddp.mpi.lazy import MPI
@@ -22,13 +21,13 @@ from mpiddp.mpi.link import Link
 from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.world import World
 
-from . import activity, deadlock
+from . import activity
 from .calls import last_call
-from .deadlock import Wait
+from .picture import State, packed
 
-_ASKED, _HEAD = struct.Struct("<q?"), struct.Struct("<qq???")
+_QUESTION = struct.Struct("<q?")
+"""The group, and whether stacks are wanted."""
 _NO_GROUP = 0
-_MESSAGE = (0, 0)
 SILENCE_S = 3.0
 """Time for an answer: watchdogs look twice a second."""
 SETTLED_S = 1.0
@@ -44,7 +43,6 @@ _PROCESS_STATES = {
     "R": "its process runs and lets no thread of Python answer, as in a long call into C",
 }
 _HOLDS_PYTHON = "its process sleeps and lets no thread of Python answer, as in a call into C that holds the GIL"
-_MAX_NAMED = 8
 _MAX_RETIRED = 1000
 
 
@@ -61,48 +59,6 @@ class Tag(enum.IntEnum):
     RUN_OVER = 8
 
 
-class State(NamedTuple):
-    at: str = ""
-    """As in "train.py:120 in backward"."""
-    operation: str = ""
-    """As in "all_reduce #4 of float32 (8,) in the group of all 4 ranks"."""
-    waits: tuple[int, int] = _MESSAGE
-    """Group and collective; (0, 0): a message."""
-    ranks: Sequence[Sequence[int]] = ()
-    """The group's, or the message's peers, as arguments of ranges."""
-    waited_s: float = 0.0
-    idle_s: float = 0.0
-    """Since its last operation of the group began."""
-    last: str = ""
-    stacks: str = ""
-
-    def text(self) -> str:
-        if self.operation:
-            return f"it waits in {self.operation}"
-        return f"its program is at {self.at}" if self.at else "its program is running"
-
-
-class Answer(NamedTuple):
-    sequence: int
-    ended: bool
-    idle: bool
-    state: State
-    interrupted: bool = False
-
-    def text(self) -> str:
-        return "its program has ended" if self.ended else self.state.text()
-
-    def text_with_line(self) -> str:
-        at = f", at {self.state.at}" if self.state.operation and not self.ended else ""
-        return self.text() + at
-
-    def waits_long(self, long_s: float) -> bool:
-        return bool(self.state.operation) and not self.ended and self.state.waited_s >= long_s
-
-    def waits_in(self, operation: Operation) -> bool:
-        return self.state.waits == (operation.members.number, operation.number)
-
-
 class Liveness:
     """The questions and answers of one process, on a communicator of their own.
 
@@ -114,7 +70,8 @@ class Liveness:
         self.world = world
         self._watched = world.thread_multiple
         self._lock = threading.RLock()  # a handler may send
-        self._answers: dict[tuple[int, int], Answer] = {}
+        self._answers: dict[tuple[int, int], State] = {}
+        """By rank and group."""
         self._sent: list[tuple[MPI.Request, bytes]] = []
         self._links: weakref.WeakValueDictionary[int, Link] = weakref.WeakValueDictionary()
         self._retired: deque[tuple[int, int]] = deque(maxlen=_MAX_RETIRED)
@@ -144,7 +101,8 @@ class Liveness:
         self._progress.pop(link.id, None)
         self._retired.append((link.id, link.sequence))
 
-    def sequence(self, group: int) -> int:
+    def begun(self, group: int) -> int:
+        """Return the number of the group's last collective that this rank has begun."""
         link = self._links.get(group)
         if link is not None:
             return link.sequence
@@ -170,29 +128,24 @@ class Liveness:
                 message = bytearray(status.Get_count(MPI.BYTE))
                 self._comm.Recv([message, MPI.BYTE], source, tag)
                 if tag == Tag.QUESTION:
-                    self.send(source, Tag.ANSWER, self._answer(*_ASKED.unpack(message)))
+                    group, stacks = _QUESTION.unpack(message)
+                    self.send(source, Tag.ANSWER, json.dumps([group, *self.own_state(group, stacks)]).encode())
+                elif tag == Tag.ANSWER:
+                    group, *fields = json.loads(message)
+                    self._answers[source, group] = State(*fields)
                 elif tag == Tag.ENDING:
                     self.ending = True
                 elif tag in self.handlers:
                     self.handlers[tag](source, message)
-                else:
-                    group, sequence, ended, idle, interrupted = _HEAD.unpack_from(message)
-                    at, operation, waits, *rest = json.loads(message[_HEAD.size :])
-                    state = State(at, operation, tuple(waits), *rest)
-                    self._answers[source, group] = Answer(sequence, ended, idle, state, interrupted)
 
-    def _answer(self, group: int, stacks: bool) -> bytes:
-        found = self.own_answer(group, stacks)
-        head = _HEAD.pack(group, found.sequence, found.ended, found.idle, found.interrupted)
-        return head + json.dumps(found.state).encode()
-
-    def own_answer(self, group: int, stacks: bool = False) -> Answer:
+    def own_state(self, group: int, stacks: bool = False) -> State:
         ended = self.exited or activity.left_to_threads()
-        state = State() if ended else _state(stacks)
+        state = State(ended=True) if ended else _in_program(stacks)
+        state = state._replace(begun=self.begun(group), pending=requests.pending > 0, interrupted=self.interrupted)
         link, (_, since) = self._links.get(group), self._progress.get(group, (0, time.monotonic()))
-        if link is not None:
-            state = state._replace(idle_s=time.monotonic() - since, last=last_call(link, self.rank)[:_TEXT_CHARACTERS])
-        return Answer(self.sequence(group), ended, requests.pending == 0, state, self.interrupted)
+        if link is None:
+            return state
+        return state._replace(last=last_call(link, self.rank)[:_TEXT_CHARACTERS], idle_s=time.monotonic() - since)
 
     def announce_end(self) -> None:
         """Tell rank 0 that this rank reports why the job ends."""
@@ -205,25 +158,26 @@ class Liveness:
             self._forget_sent()
             for rank in ranks:
                 self._answers.pop((rank, group), None)
-                self.send(rank, Tag.QUESTION, _ASKED.pack(group, stacks))
+                self.send(rank, Tag.QUESTION, _QUESTION.pack(group, stacks))
 
-    def inquire(
-        self, group: int, ranks: Sequence[int], stacks: bool = False, silence_s: float = SILENCE_S
-    ) -> dict[int, Answer]:
-        self.ask(group, ranks, stacks)
-        return self.answers(group, ranks, silence_s, stacks)
-
-    def answers(self, group: int, ranks: Sequence[int], silence_s: float, stacks: bool = False) -> dict[int, Answer]:
-        def answered(rank: int) -> bool:
-            found = self._answers.get((rank, group))
-            # An earlier question's answer, without stacks, may arrive first.
-            return found is not None and (found.ended or not stacks or bool(found.state.stacks))
-
+    def answers(self, group: int, ranks: Sequence[int], silence_s: float, stacks: bool = False) -> dict[int, State]:
+        """Wait for the answers of ranks that have been asked; of others tell why they may be silent."""
         deadline = time.monotonic() + silence_s
-        while time.monotonic() < deadline and not all(map(answered, ranks)):
+        while time.monotonic() < deadline and not all(self.answered(group, rank, stacks) for rank in ranks):
             self.progress()
             time.sleep(0.01)
-        return {rank: self._answers[rank, group] for rank in ranks if (rank, group) in self._answers}
+        return {rank: self._answers.get((rank, group)) or State(silent=self._why_silent(rank, group)) for rank in ranks}
+
+    def answered(self, group: int, rank: int, stacks: bool = False) -> bool:
+        found = self._answers.get((rank, group))
+        # An earlier question's answer, without stacks, may arrive first.
+        return found is not None and (found.ended or not stacks or bool(found.stacks))
+
+    def inquire(
+        self, group: int, ranks: Sequence[int], silence_s: float = SILENCE_S, stacks: bool = False
+    ) -> dict[int, State]:
+        self.ask(group, ranks, stacks)
+        return self.answers(group, ranks, silence_s, stacks)
 
     def awaited(self, operation: Operation | None) -> list[int]:
         """Return the ranks that an operation waits for; None: all others."""
@@ -254,87 +208,13 @@ class Liveness:
             answer = self._answers.get((rank, operation.members.number))
             if answer is None or not answer.ended:
                 continue
-            if answer.idle if operation.peers is not None else answer.sequence < operation.number:
+            if not answer.pending if operation.peers is not None else answer.begun < operation.number:
                 gone.append(rank)
         if operation.peers is not None and len(gone) < len(operation.peers):
             return []
         return gone
 
-    def explain(self, operation: Operation | None, silence_s: float = SILENCE_S) -> str:
-        self.ask_about(operation)
-        described = self.describe(operation, silence_s)
-        circle = self._circle(operation, silence_s)
-        if not circle:
-            return described
-        awaited = {self.rank, *self.awaited(operation)}
-        more = {rank: f"answers: {answer.text_with_line()}" for rank, answer in circle.items() if rank not in awaited}
-        return "; ".join(filter(None, [deadlock.text(list(circle)), described, _listed(more)]))
-
-    def _circle(self, operation: Operation | None, silence_s: float) -> dict[int, Answer]:
-        """Return the ranks of the circle that ``operation`` waits for, in its order; {} if there is none."""
-        group = _group(operation)
-        known = [each for rank in self.awaited(operation) if (each := self._answers.get((rank, group))) is not None]
-        if operation is None or not any(each.state.operation and not each.waits_in(operation) for each in known):
-            return {}
-        answers = self.inquire(group, self.awaited(None), silence_s=silence_s) | {self.rank: self.own_answer(group)}
-        circle = deadlock.reached(self.waits(group, answers, SETTLED_S, silence_s), self.rank)
-        return {rank: answers[rank] for rank in circle}
-
-    def waits(
-        self, asked: int, answers: dict[int, Answer], long_s: float, silence_s: float = SILENCE_S
-    ) -> dict[int, Wait]:
-        """Return what the ranks wait for that have waited so long in a collective or a message.
-
-        ``answers`` are those of all ranks, with their progress in the group ``asked``.
-
-        A short wait may end at any moment: circles of such waits are seen wherever ranks pass messages around.
-        """
-        waits, collectives = {}, dict[tuple[int, int], list[int]]()
-        for rank, answer in answers.items():
-            state = answer.state
-            if answer.waits_long(long_s) and state.waits != _MESSAGE:
-                collectives.setdefault(state.waits, []).append(rank)
-            elif answer.waits_long(long_s) and state.ranks:
-                waits[rank] = Wait(_unpacked(state.ranks), one_suffices=True)
-        others = answers.keys() - {self.rank}
-        absent = {
-            each: _unpacked(answers[ranks[0]].state.ranks).difference(ranks) for each, ranks in collectives.items()
-        }
-        for (group, _), ranks in absent.items():
-            if group != asked:
-                self.ask(group, list(ranks & others))
-        for (group, number), ranks in absent.items():
-            told = answers if group == asked else self.answers(group, list(ranks & others), silence_s)
-            begun = {rank: each.sequence for rank, each in told.items()} | {self.rank: self.sequence(group)}
-            wait = Wait({rank for rank in ranks if begun.get(rank, 0) < number})
-            waits |= dict.fromkeys(collectives[group, number], wait)
-        return waits
-
-    def ask_about(self, operation: Operation | None) -> None:
-        self.ask(_group(operation), self.awaited(operation))
-
-    def describe(self, operation: Operation | None, silence_s: float) -> str:
-        """Describe the ranks that keep ``operation`` from ending; None: all others."""
-        awaited = self.awaited(operation)
-        answers = self.answers(_group(operation), awaited, silence_s)
-        found, missing = {}, {}
-        for rank in awaited:
-            answer = answers.get(rank)
-            if answer is None:
-                missing[rank] = f"does not answer ({self.silent(rank, _group(operation))})"
-            elif operation is not None and operation.peers is None and answer.sequence < operation.number:
-                missing[rank] = f"has begun {answer.sequence} operations of this group; {answer.text_with_line()}"
-            else:
-                found[rank] = f"answers: {answer.text_with_line()}"
-        if operation is None:
-            return _listed(found | missing)
-        if missing:
-            return _listed(missing)
-        if operation.peers is not None:
-            return _listed(found)
-        return f"all ranks have begun it: the network may be down, or one waits elsewhere: {_listed(found)}"
-
-    def silent(self, rank: int, group: int) -> str:
+    def _why_silent(self, rank: int, group: int) -> str:
         """Return why a rank may not answer: of a process on this host, as far as the system and shared memory tell."""
         if not self._watched:
             return "no rank can while it computes: this MPI library runs without MPI_THREAD_MULTIPLE"
@@ -345,46 +225,24 @@ class Liveness:
         last = "" if link is None else last_call(link, rank)[:_TEXT_CHARACTERS]
         return f"{state}; its last call here: {last}" if last else state
 
-    def tell(self, ranks: Sequence[int], silence_s: float) -> str:
-        answers = self.inquire(_NO_GROUP, ranks, silence_s=silence_s)
-        return _listed({rank: f"answers: {answer.text_with_line()}" for rank, answer in answers.items()})
-
     def interrupted_before(self) -> bool:
         """Return True if a lower rank is interrupted, too: it reports."""
         return any(rank < self.rank and answer.interrupted for (rank, _), answer in self._answers.items())
 
 
-def _group(operation: Operation | None) -> int:
+def group_of(operation: Operation | None) -> int:
     return _NO_GROUP if operation is None else operation.members.number
 
 
-def _listed(states: dict[int, str]) -> str:
-    named = [f"rank {rank} {state}" for rank, state in sorted(states.items())[:_MAX_NAMED]]
-    return "; ".join([*named, f"and {len(states) - _MAX_NAMED} more ranks"] if len(states) > _MAX_NAMED else named)
-
-
-def _state(stacks: bool) -> State:
+def _in_program(stacks: bool) -> State:
+    """Return where the program is."""
     at, operation, waited_s = activity.current()
     state = State(at=at[:_TEXT_CHARACTERS], stacks=activity.stacks()[-_STACKS_CHARACTERS:] if stacks else "")
     if operation is None:
         return state
     state = state._replace(operation=str(operation)[:_TEXT_CHARACTERS], waited_s=waited_s)
     if operation.peers is None:
-        return state._replace(
-            waits=(operation.members.number, operation.number), ranks=_packed(operation.members.ranks)
-        )
+        members = operation.members
+        return state._replace(group=members.number, number=operation.number, ranks=packed(members.ranks))
     # Only of a message is it known whether one peer suffices.
-    return state if operation.tag is None else state._replace(ranks=_packed(operation.peers))
-
-
-def _packed(ranks: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return a progression as one triple: the answers of 10,000 ranks are to be short."""
-    step = max(ranks[1] - ranks[0], 1) if len(ranks) > 1 else 1
-    whole = range(ranks[0], ranks[-1] + 1, step) if ranks else range(0)
-    if tuple(whole) == tuple(ranks):
-        return [(whole.start, whole.stop, whole.step)]
-    return [(rank, rank + 1, 1) for rank in ranks]
-
-
-def _unpacked(ranks: Sequence[Sequence[int]]) -> set[int]:
-    return {rank for each in ranks for rank in range(*each)}
+    return state if operation.tag is None else state._replace(ranks=packed(operation.peers))

@@ -11,8 +11,8 @@ import socket
 import time
 from pathlib import Path
 
-from mpiddp import settings
-from mpiddp.mpi.lazy import SetupError
+from mpiddp import rank_process
+from mpiddp.errors import SetupError
 from mpiddp.mpi.processes import runs
 
 RUNNING, WATCHED, ENDED = "running", "watched", "ended"
@@ -70,4 +70,4 @@ def end(rank: int) -> None:
 
 def _path(rank: int) -> Path | None:
     """None in a job that a rank has started."""
-    return settings.marker() if rank == 0 and settings.started_by_rank() is None else None
+    return rank_process.marker() if rank == 0 and rank_process.started_by_rank() is None else None

@@ -1,35 +1,23 @@
-"""The monitor: what `mpiddp.faults` knows, behind the `Monitor` protocol of `mpiddp.mpi`.
-
-`start` makes the process's one `Job`, which outlives process groups.
-"""
+"""A group's monitor: what `mpiddp.faults` knows, behind the `Monitor` protocol of `mpiddp.mpi`."""
 
 from __future__ import annotations
 
-import atexit
-import os
-import sysconfig
 import time
-import warnings
-from threading import get_ident
 
-from mpiddp import settings
 from mpiddp.errors import DistError, MismatchError
-from mpiddp.mpi import recorder, requests, world
-from mpiddp.mpi.lazy import MPI, SetupError
+from mpiddp.mpi import recorder
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.p2p import Mailbox
 from mpiddp.mpi.requests import Steps, drive
-from mpiddp.mpi.world import Claims
 from mpiddp.shm import eager, segment
 from mpiddp.shm.eager import EagerBuffers
 
-from . import calls, marker, shutdown
-from .calls import Call, Calls
-from .distant import Comparison
-from .dumps import Dumps
+from . import calls
+from .between_nodes import Comparison
+from .calls import Calls, Record
 from .job import Job
-from .watchdog import Watchdog
 
 _MAX_MESSAGES = 4
 _TOLD_S, _PUBLISHED_S = 5.0, 1.0
@@ -64,12 +52,12 @@ class GroupMonitor(Resource):
         self._calls = link.own(Calls(link, bytearray(calls.REGION_BYTES) if memory is None else memory))
         if memory is not None and eager_bytes:
             self._eager = link.own(EagerBuffers(link, memory, calls.REGION_BYTES * link.size))
-        self._comparison = self._job.distant.watch(link, self._calls, self._be_told)
+        self._comparison = self._job.between_nodes.watch(link, self._calls, self._be_told)
 
     def _be_told(self, error: MismatchError) -> None:
         self._told = error
 
-    def publish(self, sequence: int, call: Call) -> bool:
+    def publish(self, sequence: int, call: Record) -> bool:
         """Return True if all ranks are known to make the same call; a MismatchError aborts the group."""
         if self._calls is None:
             return True
@@ -81,7 +69,7 @@ class GroupMonitor(Resource):
             self._abort(error)
             raise
 
-    def publish_unawaited(self, sequence: int, call: Call) -> None:
+    def publish_unawaited(self, sequence: int, call: Record) -> None:
         if self._calls is not None:
             try:
                 self._calls.publish_unawaited(sequence, call)
@@ -159,7 +147,8 @@ class GroupMonitor(Resource):
             raise error
 
     def explain(self, operation: Operation) -> str:
-        return self._job.liveness.explain(operation) + self.unmatched()
+        unmatched = self.unmatched()
+        return self._job.reports.explain(operation) + (f"\n  {unmatched}" if unmatched else "")
 
     def unmatched(self) -> str:
         mailbox = None if self._link is None else self._link.find(Mailbox)
@@ -175,7 +164,7 @@ class GroupMonitor(Resource):
         ]
         more = f", and {len(found) - len(some)} more" if len(found) > len(some) else ""
         lie = "a message lies" if len(found) == 1 else "messages lie"
-        return f"; here {lie} that no receive has taken: {', '.join(some)}{more}"
+        return f"here {lie} that no receive has taken: {', '.join(some)}{more}"
 
     def translate(self, error: BaseException) -> None:
         self._unheard = None
@@ -186,7 +175,7 @@ class GroupMonitor(Resource):
     def _abort(self, error: DistError) -> None:
         if self._link is not None:
             if self._comparison is not None and isinstance(error, MismatchError) and error is not self._told:
-                self._job.distant.tell(self._link.id, error)
+                self._job.between_nodes.tell(self._link.id, error)
             self._link.abort(error)
 
     def close(self) -> None:
@@ -210,96 +199,3 @@ def connect(job: Job, comm: MPI.Intracomm, timeout_s: float) -> tuple[Link, Grou
         link.discard()
         raise
     return link, monitor
-
-
-_job: Job | None = None
-_owner_pid = 0
-_shutdown: shutdown.Shutdown | None = None
-
-
-def current() -> Job | None:
-    """Return the job, or None before `start`; DistError in a forked child."""
-    if _job is not None and os.getpid() != _owner_pid:
-        raise DistError(
-            f"this process was forked from rank {_job.world.rank} after MPI had started, and MPI is not fork safe; use"
-            " threads (DataLoader's workers are threads), or start processes before init_process_group"
-        )
-    return _job
-
-
-def start(claims: Claims | None = None) -> Job:
-    """Start MPI if necessary, check the launch, and return the job, always the same.
-
-    DistError if environment, launcher or claims contradict MPI, after MPI_Finalize, in a forked child, or without
-    Python's global lock.
-    """
-    global _owner_pid
-    job = current()
-    if job is None:
-        if sysconfig.get_config_var("Py_GIL_DISABLED"):
-            raise SetupError(
-                "mpiddp needs Python's global interpreter lock, which orders its stores to shared memory, and this"
-                " Python is a free-threaded build; use a build of the same version with the lock"
-            )
-        shutdown.install()
-        world.start_mpi()
-        shutdown.set_rank(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
-        _owner_pid = os.getpid()
-        requests.only_thread = 0 if MPI.Query_thread() == MPI.THREAD_MULTIPLE else get_ident()
-        job = _begin(Job.start())
-        if job.world.size < MPI.COMM_WORLD.size:
-            _renumber(job)
-    elif job.failures.happened():
-        job = regroup()
-    try:
-        if len(job.world.running) == job.world.size:
-            world.check_claims(job.world.comm, claims or Claims())
-    except MPI.Exception as error:
-        job.failures.translate(error)
-        raise
-    settings.correct_ranks(job.world.rank, job.world.size, job.world.local_rank)
-    return job
-
-
-def regroup() -> Job:
-    """Make the job anew; collective over the survivors."""
-    assert _job is not None and _shutdown is not None
-    _shutdown.stop()
-    job = _begin(_job.survivors())
-    recorder.clear()
-    segment.forget()
-    _renumber(job)
-    return job
-
-
-def _renumber(job: Job) -> None:
-    shutdown.set_rank(job.world.rank, job.world.size)
-    settings.correct_ranks(job.world.rank, job.world.size, job.world.local_rank)
-
-
-def _begin(job: Job) -> Job:
-    global _job, _shutdown
-    _job = job
-    if _shutdown is None:
-        _shutdown = shutdown.Shutdown()
-        atexit.register(_shutdown)
-    _shutdown.job, _shutdown.stop = job, lambda: None
-    shutdown.report_by(job.liveness, Dumps(job.liveness, job.world).collect)
-    why = why_unwatched(job)
-    watched = job.world.size > 1 and not why
-    marker.begin(job.world.rank, watched, job.failures.survivable)
-    if watched:
-        _shutdown.stop = Watchdog(job).stop
-    elif why and job.world.rank == 0:
-        warnings.warn(f"no watchdog runs: {why}; a hang inside of MPI is not noticed", stacklevel=5)
-    return job
-
-
-def why_unwatched(job: Job) -> str:
-    if job.world.size == 1 or job.world.thread_multiple:
-        return ""
-    levels = {MPI.THREAD_SINGLE: "SINGLE", MPI.THREAD_FUNNELED: "FUNNELED", MPI.THREAD_SERIALIZED: "SERIALIZED"}
-    level = levels.get(MPI.Query_thread())
-    if level is None:
-        return "another rank's MPI runs without MPI_THREAD_MULTIPLE"
-    return f"MPI runs with MPI_THREAD_{level}, as the program or mpi4py.rc asked, or the MPI library offers no more"

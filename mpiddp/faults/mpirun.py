@@ -13,7 +13,7 @@ import subprocess
 import threading
 from collections.abc import Sequence
 
-from mpiddp import settings
+from mpiddp import launchers
 from mpiddp.mpi import processes
 
 _DAEMONS = ("prted", "orted", "srun", "slurmstepd")
@@ -32,8 +32,8 @@ def end_after_this_process(hosts: Sequence[str]) -> None:
 
     It waits for ever for the daemon of a host that is out of reach. A shell ends it, as mpirun kills this process.
     """
-    pid, launch = os.getppid(), settings.launch()
-    if launch is None or launch.launcher != "mpirun (Open MPI)" or len(set(hosts)) < 2:
+    pid, launch = os.getppid(), launchers.launch()
+    if launch is None or not launch.launcher.waits_for_lost_hosts or len(set(hosts)) < 2:
         return
     if processes.name(pid) in ("", *_DAEMONS):
         return  # on another host, or not to be seen
@@ -44,13 +44,13 @@ def end_after_this_process(hosts: Sequence[str]) -> None:
         subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
 
 
-class Launcher:
+class Mpirun:
     def __init__(self, rank: int) -> None:
         self._pid = os.getppid()
         self._ranks: dict[str, int] = {}
         self._handled: list[signal.Signals] = []
-        launch = settings.launch()
-        if launch is None or launch.launcher != "mpirun (Open MPI)":
+        launch = launchers.launch()
+        if launch is None or launch.launcher.passes_interrupts:
             return
         if threading.current_thread() is not threading.main_thread():
             return

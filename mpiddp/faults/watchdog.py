@@ -1,14 +1,14 @@
 """The watchdog: a thread that ends the job, with the reason, if this process waits in vain.
 
-It knows an unchanged wait by its number: a watch costs the program nothing, and keeps no array alive. It sees a Ctrl-C
-while the main thread waits in MPI, where Python sees none. It needs MPI_THREAD_MULTIPLE.
+Twice a second it looks at what each thread of the program waits for (`operation.waiting`). A wait is the same as before
+if its number is: so waits cost the program no look at the clock, and no array is kept alive. The watchdog also sees a
+Ctrl-C while the main thread waits in MPI, where Python would not. It needs MPI_THREAD_MULTIPLE.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
-import functools
 import math
 import os
 import select
@@ -21,16 +21,18 @@ import types
 import warnings
 
 from mpiddp import settings
-from mpiddp.errors import EXIT_INTERRUPTED, EXIT_MISMATCH, EXIT_TIMEOUT
+from mpiddp.errors import EXIT_MISMATCH, EXIT_TIMEOUT
 from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.operation import Operation, waiting
 
-from . import activity, marker, shutdown, stalls
-from .doorbell import Doorbell
+from . import abort as ending
+from . import activity, marker
+from .abort import abort, dumped
 from .job import Job
-from .mpirun import Launcher
-from .shutdown import abort
+from .mpirun import Mpirun
+from .uncaught import interrupt, interrupted
+from .where_socket import WhereSocket
 
 LOOK_S = 0.5
 # For others to wait until a rank that has left is held against the job.
@@ -54,14 +56,14 @@ class _Wait:
 
 class Watchdog:
     def __init__(self, job: Job) -> None:
-        self._world, self._liveness, self._failures, self._distant = job
+        self._world, self._liveness, self._failures, self._between_nodes, self._reports = job
         self._warn_after_s = settings.warn_after_s()
         self._waits: dict[int, _Wait] = {}
         self._interrupted: tuple[object, ...] | None = None
         self._interrupted_at = self._alert_until = 0.0
         self._continued_in: Operation | None = None
         self._all_run = False
-        self._launcher = Launcher(job.world.rank)
+        self._mpirun = Mpirun(job.world.rank)
         # Python's C-level signal handler writes here, whatever the main thread does.
         self._signals, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
@@ -73,22 +75,22 @@ class Watchdog:
                 signal.signal(signal.SIGUSR2, lambda *_: None)  # heard through the pipe
             # A forked child's signals are none for this process.
             os.register_at_fork(after_in_child=self._let_go)
-        self._doorbell = Doorbell(job.world.job, job.world.rank)
+        self._where = WhereSocket(job.world.job, job.world.rank)
         _tell_of_crashes()
         # Where a process crashes, its stacks are all that is printed of it: this thread's tell the rank.
-        watch = types.FunctionType(Watchdog._watch.__code__.replace(co_name=shutdown.label()), globals())
+        watch = types.FunctionType(Watchdog._watch.__code__.replace(co_name=ending.label()), globals())
         self._thread = threading.Thread(target=watch, args=(self,), name="mpiddp-watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Call before MPI is finalised."""
-        self._launcher.release()
+        self._mpirun.release()
         self._let_go()
         os.write(self._writer, _STOP)
         self._thread.join()
         for end in (self._signals, self._writer):
             os.close(end)
-        self._doorbell.close()
+        self._where.close()
 
     def _let_go(self) -> None:
         with contextlib.suppress(ValueError):  # not in the main thread
@@ -97,7 +99,7 @@ class Watchdog:
                 signal.set_wakeup_fd(heard)
 
     def _watch(self) -> None:
-        heard: list[int | socket.socket] = [self._signals, *self._doorbell.sockets]
+        heard: list[int | socket.socket] = [self._signals, *self._where.sockets]
         while True:
             alert = time.monotonic() < self._alert_until
             ready, _, _ = select.select(heard, [], [], _ALERT_LOOK_S if alert else LOOK_S)
@@ -107,18 +109,18 @@ class Watchdog:
             try:
                 marker.renew(self._world.rank)
                 self._liveness.progress()
-                self._distant.look()
+                self._between_nodes.look()
                 if signal.SIGCONT in numbers:
                     self._continued()
                 if signal.SIGTERM in numbers:
                     self._terminated()
                 if signal.SIGUSR2 in numbers:
-                    shutdown.write(self._survey() + "\n")
-                if any(each in ready for each in self._doorbell.sockets):
-                    self._doorbell.answer(self._survey)
+                    ending.write(self._survey() + "\n")
+                if any(each in ready for each in self._where.sockets):
+                    self._where.answer(self._survey)
                 self._look(signal.SIGINT in numbers)
             except MPI.Exception as error:
-                self._launcher.abandon()
+                self._mpirun.abandon()
                 if self._failures.caused(error):
                     self._failures.revoke()
                 else:
@@ -129,22 +131,21 @@ class Watchdog:
         """After SIGTERM there is no time to ask."""
         self._alert_until = time.monotonic() + _ALERT_S
         self._continued_in = operation = activity.current().operation
-        if self._launcher.handles_termination():
-            self._all_run = self._launcher.all_run()
-            self._liveness.ask_about(operation)
+        if self._mpirun.handles_termination():
+            self._all_run = self._mpirun.all_run()
+            self._reports.ask(operation)
 
     def _terminated(self) -> None:
         """Report mpirun's end of the job, unless a rank has failed; and end."""
-        if not self._launcher.handles_termination():
+        if not self._mpirun.handles_termination():
             return
         announced = time.monotonic() < self._alert_until
-        if announced and self._all_run and not (self._liveness.ending or shutdown.ends()):
+        if announced and self._all_run and not (self._liveness.ending or ending.ends()):
             # mpirun may kill this process at any moment: first what needs no other rank.
             lines = activity.stack(threading.main_thread().ident or 0)
-            self._launcher.write(shutdown.labelled(shutdown.report(lines, self._continued_in, "")))
-            others = self._liveness.describe(self._continued_in, _LAST_ANSWER_S)
-            self._launcher.write(shutdown.labelled(others))
-        self._launcher.terminate()
+            self._mpirun.write(ending.labelled(interrupted(lines, self._continued_in, "")))
+            self._mpirun.write(ending.labelled(self._reports.answers(self._continued_in, _LAST_ANSWER_S)))
+        self._mpirun.terminate()
 
     def _look(self, interrupted: bool) -> None:
         operations, now = dict(waiting), time.monotonic()
@@ -159,7 +160,7 @@ class Watchdog:
         if interrupted and identity == seen and _python_handles_interrupts():
             self._interrupted, self._interrupted_at = identity, now
         if current is not None and identity == self._interrupted and now - self._interrupted_at > INTERRUPT_S:
-            abort(functools.partial(shutdown.interruption, activity.stack(main), current), EXIT_INTERRUPTED)
+            interrupt(activity.stack(main), current)
         for thread in self._waits.keys() - operations.keys():
             del self._waits[thread]
         for thread, operation in operations.items():
@@ -186,34 +187,32 @@ class Watchdog:
             error = operation.members.monitor.disagreement()
             if error is not None and still():
                 text = f"{activity.stack(thread)}{error}"
-                abort(lambda: shutdown.dumped(text, "mismatch"), EXIT_MISMATCH)
+                abort(lambda: dumped(text, "mismatch"), EXIT_MISMATCH)
         if waited_s > PATIENCE_S and self._liveness.exited_ranks(operation) and still():
-            abort(lambda: shutdown.dumped(self._desertion(thread, operation), "a missing rank"), 1)
+            abort(lambda: dumped(self._desertion(thread, operation), "a missing rank"), 1)
         if not operation.limited and waited_s > operation.members.timeout_s and still():
-            abort(lambda: shutdown.dumped(self._timeout(thread, operation), "timeout"), EXIT_TIMEOUT)
+            abort(lambda: dumped(self._timeout(thread, operation), "timeout"), EXIT_TIMEOUT)
         # The answer is to be there when patience ends.
         if waited_s > PATIENCE_S - 3 * LOOK_S and now - wait.asked > PATIENCE_S:
             self._liveness.ask(operation.members.number, self._liveness.first_asked(operation))
             wait.asked = now
 
         if waited_s > wait.warn_s:
-            at = self._liveness.own_answer(operation.members.number).state.at
             next_s, long_s = 2 * wait.distance_s, self._warn_after_s / 2
-            text = stalls.warning(self._liveness, operation, at, waited_s, next_s, long_s)
+            text = self._reports.warning(operation, waited_s, next_s, long_s)
             if text:
                 wait.distance_s = next_s
             # The rank that this one left the report to may go on and never make it.
             wait.warn_s = waited_s + (next_s if text else long_s)
             if text and still():
-                shutdown.write(text + "\n")
+                ending.write(text + "\n")
 
     def _survey(self) -> str:
         found = [operation.members.number for operation in waiting.values()]
-        text = stalls.survey(self._liveness, found[0] if found else 0)
-        return shutdown.dumped(text, "a question")
+        return self._reports.survey(found[0] if found else 0)
 
     def _desertion(self, thread: int, operation: Operation) -> str:
-        self._liveness.explain(operation)  # asks all of them
+        explained = self._reports.explain(operation)  # asks all of them
         gone = self._liveness.exited_ranks(operation)
         who = (
             f"program of rank {gone[0]} has"
@@ -221,21 +220,21 @@ class Watchdog:
             else f"programs of ranks {', '.join(map(str, gone))} have"
         )
         if operation.tag is not None:
-            lies = operation.members.monitor.unmatched()
+            lies = "".join(f"; {each}" for each in [operation.members.monitor.unmatched()] if each)
             taken = "received" if operation.sends else "sent"
             return (
                 f"{activity.stack(thread)}{operation} cannot end: the {who} ended and not {taken} it{lies}. Every send"
-                " needs a receive in the same group, whose source and tag are those of the message"
+                f" needs a receive in the same group, whose source and tag are those of the message{explained}"
             )
         return (
             f"{activity.stack(thread)}{operation} cannot end: the {who} ended without taking part in it. Every rank has"
             " to call the same operations in the same order; look for a loop, an early return or a sys.exit that only"
-            " some ranks reach (uneven inputs: DistributedDataParallel.join)"
+            f" some ranks reach (uneven inputs: DistributedDataParallel.join){explained}"
         )
 
     def _timeout(self, thread: int, operation: Operation) -> str:
         reason = operation.members.monitor.explain(operation)
-        return f"{activity.stack(thread)}{operation} did not finish in {operation.members.timeout_s:g} s: {reason}"
+        return f"{activity.stack(thread)}{operation} did not finish in {operation.members.timeout_s:g} s{reason}"
 
 
 def _tell_of_crashes() -> None:

@@ -1,1 +1,1 @@
-"""The border to MPI, and mpi4py's only importer."""
+"""All that talks to MPI: ranks and nodes, communicators, pending operations, messages. `lazy` alone imports mpi4py."""

@@ -1,4 +1,7 @@
-"""Device pointers in MPI calls: an MPI without support crashes, so support needs evidence on every rank."""
+"""Whether MPI takes addresses of GPU memory (device pointers).
+
+An MPI library that does not would crash, so there has to be evidence on every rank.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from mpiddp import settings
+from mpiddp import launchers, settings
 
+from . import library
 from .lazy import MPI
 from .world import library_name
 
 
 class Support(NamedTuple):
+    """An answer, with what it rests on."""
+
     yes: bool
     reason: str
 
@@ -26,7 +32,7 @@ class Support(NamedTuple):
 class DevicePointers(NamedTuple):
     point_to_point: Support
     collectives: Support
-    """Non-blocking ones."""
+    """Non-blocking collectives."""
 
 
 KINDS = DevicePointers._fields
@@ -38,17 +44,17 @@ class Capability(NamedTuple):
     path: str | None
     abi: str
     thread_level: str
-    """Below ``multiple`` there is no watchdog."""
+    """There is a watchdog only with ``multiple``."""
     wheels: tuple[str, ...]
-    """Two overwrite each other's files."""
+    """The installed wheels of MPI libraries. Two in one environment overwrite each other's files."""
     launcher: str | None
     launcher_fits: Support
     device_pointers: DevicePointers
 
 
 def inspect(comm: MPI.Intracomm | None = None) -> Capability:
-    """Start MPI and return the facts; collective over ``comm`` (default: MPI.COMM_WORLD)."""
-    found = settings.launch()
+    """Start MPI and return the facts. All ranks of ``comm``, by default MPI.COMM_WORLD, call this together."""
+    launch = launchers.launch()
     levels = {
         MPI.THREAD_SINGLE: "single",
         MPI.THREAD_FUNNELED: "funneled",
@@ -62,48 +68,40 @@ def inspect(comm: MPI.Intracomm | None = None) -> Capability:
         abi=_abi(Path(MPI.__file__ or "").name),
         thread_level=levels[MPI.Query_thread()],
         wheels=installed_wheels(),
-        launcher=None if found is None else found.launcher,
-        launcher_fits=launcher_fits(library_name(), found, MPI.COMM_WORLD.size),
+        launcher=None if launch is None else launch.launcher.name,
+        launcher_fits=launcher_fits(library_name(), launch, MPI.COMM_WORLD.size),
         device_pointers=device_pointers(comm),
     )
 
 
 def _abi(file: str) -> str:
-    """Read it from a name such as ``MPI.mpich.cpython-312-x86_64-linux-gnu.so``."""
+    """Return mpi4py's ABI from its file's name, such as ``MPI.mpich.cpython-312-x86_64-linux-gnu.so``."""
     return next((abi for abi in ("mpich", "openmpi", "impi") if f".{abi}." in file), "as built")
 
 
 def installed_wheels() -> tuple[str, ...]:
-    found = []
+    wheels = []
     for name in ("mpich", "openmpi", "impi-rt"):
         try:
-            found.append(f"{name} {metadata.version(name)}")
+            wheels.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             continue
-    return tuple(found)
+    return tuple(wheels)
 
 
-_FAMILIES = {
-    "Open MPI": ("Open MPI",),
-    "Hydra": ("MPICH", "Intel", "MVAPICH", "CRAY"),
-    "MVAPICH": ("MVAPICH",),
-    "PALS": ("MPICH", "CRAY"),
-}
-
-
-def launcher_fits(library: str, found: settings.Launch | None, world_size: int) -> Support:
-    """Return whether they fit; the library sees ``world_size`` ranks."""
-    if found is None:
+def launcher_fits(name: str, launch: launchers.Launch | None, world_size: int) -> Support:
+    """Return whether the launcher can start the MPI library, which sees ``world_size`` ranks."""
+    if launch is None:
         return Support(True, "no launcher: a world of one rank")
-    if world_size == found.size:
-        return Support(True, f"{found.launcher} announced {found.size} ranks, and MPI sees them")
-    for family, names in _FAMILIES.items():
-        if family in found.launcher and not library.upper().startswith(tuple(name.upper() for name in names)):
-            return Support(False, f"{found.launcher} does not start {library}")
-    return Support(False, f"{found.launcher} announced {found.size} ranks, and MPI sees {world_size}")
+    if world_size == launch.size:
+        return Support(True, f"{launch.launcher.name} announced {launch.size} ranks, and MPI sees them")
+    if not launch.launcher.starts(name):
+        return Support(False, f"{launch.launcher.name} does not start {name}")
+    return Support(False, f"{launch.launcher.name} announced {launch.size} ranks, and MPI sees {world_size}")
 
 
 def loaded_libraries(*prefixes: str, maps: Path = Path("/proc/self/maps")) -> list[str]:
+    """Return the paths of loaded files whose names begin with one of ``prefixes``."""
     if not maps.exists():
         return []
     fields = (line.split(maxsplit=5) for line in maps.read_text().splitlines())
@@ -116,19 +114,21 @@ def library_path() -> str | None:
 
 
 def library_key() -> str:
-    """Hash the library and its transports."""
+    """Return a name for the MPI library and its choice of transports, under which outcomes of the probe are kept."""
     text = "\n".join([MPI.Get_library_version(), str(library_path()), *settings.transports()])
     name = re.sub(r"[^a-z0-9.]+", "-", library_name().lower()).strip("-")
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def device_pointers(comm: MPI.Intracomm | None = None) -> DevicePointers:
-    """Return the support, equal on every rank of ``comm`` (default: MPI.COMM_WORLD); collective.
+    """Return where MPI takes device pointers; the same on all ranks of ``comm``, which call this together.
 
-    Evidence, in order of trust: ``MPIDDP_CUDA_AWARE``; MPI-4.1's memory kinds; the library's answer
-    (``MPIX_GPU_query_support``, ``MPIX_Query_cuda_support``); Cray's variable with its loaded GPU library; a probe
-    (`probe`). A failed probe revokes a yes: a wrong yes ends the process, a wrong no costs a copy. Open MPI's yes says
-    nothing of the transport and needs a probe; its reductions use the processor, so that its collectives get no device
+    The evidence, in order of trust: ``MPIDDP_CUDA_AWARE``; MPI-4.1's memory kinds; the library's own answer
+    (``MPIX_GPU_query_support``, ``MPIX_Query_cuda_support``); Cray's variable together with its GPU library, if that is
+    loaded; the outcome of `probe`.
+
+    A failed probe overrules a yes, because a wrong yes ends the process and a wrong no only costs a copy. Open MPI's
+    yes says nothing of the transport, so it needs a probe. Its collectives reduce on the processor, and get no device
     pointers.
 
     References
@@ -143,7 +143,7 @@ def device_pointers(comm: MPI.Intracomm | None = None) -> DevicePointers:
 
 
 def lowest(answers: Sequence[Support], rank: int) -> Support:
-    """Return what ``rank`` can rely on: one rank's no is everybody's.
+    """Return what ``rank`` can rely on, given the answers of all ranks: if one cannot, nobody can.
 
     Examples
     --------
@@ -165,7 +165,7 @@ def _evidence(outcomes: Mapping[str, Support]) -> DevicePointers:
         declared = _declared()
         answers = {kind: _weighed(declared, outcomes.get(kind)) for kind in KINDS}
     name = library_name()
-    if name.startswith("Open MPI") and answers["collectives"].yes:
+    if answers["collectives"].yes and not library.facts(name).queues_device_collectives:
         answers["collectives"] = Support(False, f"{name} has no non-blocking collectives for GPU memory")
     return DevicePointers(**answers)
 
@@ -176,7 +176,7 @@ def _weighed(declared: Support | None, tried: Support | None) -> Support:
     name, cure = library_name(), "`python -m mpiddp info --probe-gpu` tries it"
     if declared is None:
         return Support(False, f"{name} does not tell; {cure}")
-    if declared.yes and tried is None and name.startswith("Open MPI"):
+    if declared.yes and tried is None and not library.facts(name).vouches_for_its_transport:
         return Support(False, f"{declared.reason}, but that is not known of what carries {name}'s messages; {cure}")
     return declared
 

@@ -1,4 +1,4 @@
-"""Futures (``torch.futures``): set by hand, or by a `Work`."""
+"""Futures, as in ``torch.futures``. A program sets them, or a `Work` does at its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PAUSE_S = 50e-6
 
 
 class Future:
-    """A value to come (``torch.futures.Future``).
+    """A value that will be there later (``torch.futures.Future``).
 
     Examples
     --------
@@ -60,17 +60,17 @@ class Future:
         return self._value
 
     def value(self) -> Any:
-        """Return the value, or raise the error; RuntimeError before."""
+        """Return the value, or raise the error; RuntimeError if there is neither yet."""
         if not self._is_finished():
             raise RuntimeError("the value of this future is not there yet; call wait()")
         return self.wait()
 
     def set_result(self, result: Any) -> None:
-        """Set the value, and call the callbacks; RuntimeError if set."""
+        """Set the value, and call the callbacks; RuntimeError if there is a value or an error already."""
         self._finish(result, None)
 
     def set_exception(self, result: BaseException) -> None:
-        """Set an error; RuntimeError if set, AssertionError for no exception."""
+        """Set an error, and call the callbacks; AssertionError if ``result`` is no exception, else as `set_result`."""
         if not isinstance(result, BaseException):
             raise AssertionError(f"{result!r} is of type {type(result).__name__}, not an Exception.")
         self._finish(None, result)
@@ -84,7 +84,7 @@ class Future:
         call_all([functools.partial(call_logged, callback, self) for callback in callbacks])
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
-        """Call ``callback(self)`` at the end; its error is logged."""
+        """Call ``callback(self)`` when the value or error is set, or now if it is; an exception in it is logged."""
         with self._lock:
             if not self._finished:
                 self._callbacks.append(callback)
@@ -92,7 +92,7 @@ class Future:
         call_logged(callback, self)
 
     def then(self, callback: Callable[[Future], Any]) -> Future:
-        """Return a future of ``callback(self)``."""
+        """Return a future of what ``callback(self)`` returns or raises."""
         outcome = Future()
         outcome._help = self.wait
 
@@ -109,7 +109,7 @@ class Future:
 
 
 def call_all(callbacks: Sequence[Callable[[], object]]) -> None:
-    """Call all, then raise the first error."""
+    """Call all of them, also after one has raised; then raise the first error."""
     first: BaseException | None = None
     for callback in callbacks:
         try:
@@ -128,7 +128,17 @@ def call_logged(callback: Callable[[Future], object], future: Future) -> None:
 
 
 def collect_all(futures: Sequence[Future]) -> Future:
-    """Return a future of ``futures``, set at the end of all, also with errors (``torch.futures.collect_all``)."""
+    """Return a future of the list ``futures``, set when all have ended, also those with errors.
+
+    Examples
+    --------
+    >>> one, two = Future(), Future()
+    >>> both = collect_all([one, two])
+    >>> one.set_result(1), two.set_result(2)
+    (None, None)
+    >>> [each.value() for each in both.wait()]
+    [1, 2]
+    """
     outcome = Future()
     left = len(futures)
     lock = threading.Lock()
@@ -138,7 +148,7 @@ def collect_all(futures: Sequence[Future]) -> Future:
             try:
                 each.wait()
             except Exception:
-                if not each.done():  # an error is for that future's reader
+                if not each.done():  # else it is that future's own error, which whoever reads it gets
                     raise
 
     def count(_: Future) -> None:
@@ -158,5 +168,13 @@ def collect_all(futures: Sequence[Future]) -> Future:
 
 
 def wait_all(futures: Sequence[Future]) -> list[Any]:
-    """Wait for ``futures``; return their values, or raise the first error (``torch.futures.wait_all``)."""
+    """Wait for all ``futures``; return their values, or raise the first error.
+
+    Examples
+    --------
+    >>> future = Future()
+    >>> future.set_result(3)
+    >>> wait_all([future])
+    [3]
+    """
     return [each.wait() for each in collect_all(futures).wait()]

@@ -1,11 +1,15 @@
 """A group's link: its communicators, its queue, and its resources.
 
-A group owns duplicates of its communicator: ``now`` for messages at submission, ``later`` for later steps (see `work`),
-``messages`` for point to point, whose receives from any source must not match a ring's messages; on several nodes
-another pair for this node, and one communicator for equal local ranks. Ranks free them together, in `close`: garbage
-collection runs at different times.
+A group duplicates its communicator, because a message must not meet a receive of another purpose:
 
-Steps call non-blocking collectives only: MPI does not match the two kinds, and both libraries hang.
+- ``now`` carries what an operation sends when it is submitted, ``later`` what its later steps send (see `work`).
+- ``messages`` carries point to point, whose receives from any source would take an algorithm's messages.
+- On several nodes there is a second pair for the ranks of this node, and one for ranks with the same local rank.
+
+The ranks free them together in `close`. Garbage collection would free them at different times on different ranks.
+
+Steps call non-blocking collectives only. MPI does not match a blocking collective with a non-blocking one; MPICH and
+Open MPI hang then.
 """
 
 from __future__ import annotations
@@ -30,32 +34,39 @@ T = TypeVar("T", bound="Resource")
 
 
 class Resource:
+    """What a group makes on first use, keeps, and closes at its end: buffers, plans, the mailbox."""
+
     def pending(self) -> int:
+        """Return the number of operations that have not ended."""
         return 0
 
     def close(self) -> None:
-        """Free it; collective, with nothing pending."""
+        """Free it. All ranks of the group call this, when nothing is pending."""
 
     def drop(self, error: DistError) -> None:
-        """Give it up on this rank; MPI may still write to its memory."""
+        """Give it up on this rank alone, after ``error``. MPI may still write to its memory, which therefore stays."""
 
 
 class Channel:
+    """The pair of communicators, ``now`` and ``later``, of some ranks."""
+
     def __init__(self, ranks: tuple[int, ...], rank: int, now: MPI.Intracomm, later: MPI.Intracomm) -> None:
         self.ranks = ranks
         self.rank, self.size = rank, len(ranks)
         self.now, self.later = now, later
         self.early: dict[int, dict[int, deque[tuple[MPI.Message, int]]]] = {}
-        """Blocks of later operations, with their bytes, by communicator and sender."""
+        """Messages that were received for a later operation, and their bytes, by communicator and sender."""
 
     def after(self) -> Self:
-        """Return the channel of a later step: all messages use ``later``."""
+        """Return this channel with ``later`` as ``now`` too, for an algorithm that runs as a later step."""
         changed = copy.copy(self)
         changed.now = self.later
         return changed
 
 
 class _Aborted:
+    """Stands for the communicators of an aborted group: every use raises the error."""
+
     def __init__(self, error: DistError) -> None:
         self._error = error
 
@@ -71,13 +82,14 @@ def aborted(error: DistError) -> Any:
 
 _created = 0
 _abandoned: list[Any] = []
-"""Of aborted groups, whose messages may still arrive."""
+"""Communicators and resources of groups that have ended in an error. Their messages may still arrive."""
 
 
 class Link(Channel):
-    """The communicators of one group: three on one node, six on several; collective over ``comm``.
+    """The communicators of one group: three on one node, six on several. All ranks of ``comm`` make it together.
 
-    The link owns ``comm``. ``register`` is called before it makes communicators, which a rank's failure revokes.
+    The link owns ``comm``. It calls ``register`` before it makes communicators, so that they can be revoked if a rank
+    fails meanwhile.
     """
 
     def __init__(
@@ -92,10 +104,12 @@ class Link(Channel):
         _created += 1
         self.world, self.monitor, self.timeout_s = world, monitor, timeout_s
         self.closed = True
-        """Also while incomplete."""
+        """True also until all communicators are made."""
+        self.may_hold_messages = False
+        """Set after calls that differed. The communicators are then not freed: see `_abandon`."""
         self.comms: list[MPI.Comm] = [comm]
         self._resources: dict[type[Resource], Resource] = {}
-        self._whole = self  # of a copy, too
+        self._whole = self  # copies, as `after` makes them, give this link to resources
         self.sequence = self.message_count = 0
         self.busy = False
         self.queue = Queue()
@@ -111,7 +125,7 @@ class Link(Channel):
         self.closed = False
 
     def _connect(self, comm: MPI.Intracomm) -> None:
-        # Ranks may have made different numbers of groups.
+        # The id needs the first rank's count: ranks may have made different numbers of groups.
         made = np.empty((comm.size, 2), np.int64)
         comm.Allgather(np.array([self.world.rank, _created]), made)
         ranks = tuple(map(self.world.ranks.__getitem__, made[:, 0].tolist()))
@@ -124,17 +138,20 @@ class Link(Channel):
         self.node_count = len(ranks_per_node)
         self.one_node = self.node_count == 1
         self.shares_memory = self.node_count < self.size
-        self.places = min(ranks_per_node.values())
-        """Ranks of each node that take part across nodes: those of the smallest."""
+        self.leaders = min(ranks_per_node.values())
+        """How many ranks of each node talk to other nodes: as many as the smallest node has."""
         nodes = np.array(self.nodes)
         self.by_node = np.argsort(nodes, kind="stable")
         self.node_starts = np.flatnonzero(np.diff(nodes[self.by_node], prepend=-1))
         self.node_ranks = np.flatnonzero(nodes == nodes[self.rank])
         self.node: Channel = self if self.one_node else self._same_node()
         self.across: Channel | None = None if self.one_node else self._same_local_rank()
-        """None where a node has no such rank."""
+        """The ranks with this local rank on all nodes; None if some node has no such rank."""
 
     def _free(self) -> None:
+        if self.may_hold_messages:
+            _abandoned.append(tuple(self.comms))
+            self.comms.clear()
         for comm in reversed(self.comms):
             comm.Free()
         self.comms.clear()
@@ -150,12 +167,12 @@ class Link(Channel):
 
     def _same_local_rank(self) -> Channel | None:
         local_rank = self.node.rank
-        color = local_rank if local_rank < self.places else MPI.UNDEFINED
+        color = local_rank if local_rank < self.leaders else MPI.UNDEFINED
         comm = self.now.Split(color, self.nodes[self.rank])
         if comm == MPI.COMM_NULL:
             return None
         ranks = tuple(self.ranks[rank] for rank in self.by_node[self.node_starts + local_rank])
-        # Only the head of the queue uses it.
+        # One communicator is enough, because only the operation at the head of the queue uses it.
         across = self._own(comm)
         return Channel(ranks, across.rank, across, across)
 
@@ -167,11 +184,11 @@ class Link(Channel):
         return self.ranks[: self.rank] + self.ranks[self.rank + 1 :]
 
     def resource(self, make: Callable[[Link], T]) -> T:
-        """Return the group's instance, made on first use."""
-        found = self._resources.get(make)  # type: ignore[call-overload]
-        if found is None:
-            found = self._resources[make] = make(self._whole)  # type: ignore[index]
-        return found  # type: ignore[no-any-return]
+        """Return the group's instance of a class of resources, made on first use."""
+        resource = self._resources.get(make)  # type: ignore[call-overload]
+        if resource is None:
+            resource = self._resources[make] = make(self._whole)  # type: ignore[index]
+        return resource  # type: ignore[no-any-return]
 
     def find(self, kind: type[T]) -> T | None:
         return self._resources.get(kind)  # type: ignore[return-value]
@@ -198,7 +215,7 @@ class Link(Channel):
 
     def abort(self, error: DistError) -> None:
         """Let pending operations and further uses raise ``error``."""
-        if self.closed:  # a rank failed while others made the group
+        if self.closed:  # a rank has failed while the group was being made
             return
         aborted_comm = aborted(error)
         for channel in (self, self.node, self.across):
@@ -208,7 +225,7 @@ class Link(Channel):
         self._abandon(error)
 
     def discard(self) -> None:
-        """End the group without its other ranks."""
+        """End the group on this rank alone."""
         if self.comms:
             self.queue.fail(error := DistError(f"{self} was given up, with this operation"))
             self._abandon(error)
@@ -217,6 +234,7 @@ class Link(Channel):
     def _abandon(self, error: DistError) -> None:
         for resource in reversed(self._resources.values()):
             resource.drop(error)
-        # A message not received would reach the next owner of its communicator's number.
+        # The communicators are not freed: MPI could give their context to a new communicator, which would then receive
+        # the messages that are still on their way.
         _abandoned.append((self.comms, self._resources))
         self.comms, self._resources = [], {}

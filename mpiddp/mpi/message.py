@@ -1,8 +1,8 @@
-"""The gate between arrays and MPI: an array becomes bytes here, or an error with its cure.
+"""The gate between arrays and MPI: every array of a call is checked here, and becomes bytes or an error with its cure.
 
-MPI sends any memory: the gate refuses what the caller did not mean (strided, byte-swapped, Python objects, read-only
-results). Other libraries' arrays pass without a copy or an import (DLPack 1.0, CUDA array interface 3, NumPy's array
-interface 3, PEP 688).
+MPI would send any memory. The gate refuses what the caller cannot have meant: strided and byte-swapped arrays, Python
+objects, read-only outputs. Arrays of other libraries pass without a copy, and without importing the library (DLPack
+1.0, CUDA array interface 3, NumPy's array interface 3, PEP 688).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mpiddp.typing import Array
 
 from .lazy import MPI
 
-# A C int before MPI-4.
+# The largest count of MPI before version 4: a C int.
 MAX_COUNT = 2**31 - 1
 
 
@@ -36,7 +36,7 @@ _codes: dict[np.dtype[Any], int] = {}
 
 
 def dtype_code(dtype: np.dtype[Any]) -> int:
-    """Return a number equal on all ranks; dtypes without one share the last."""
+    """Return a dtype's number, the same on all ranks. Dtypes that are not in `_NAMES` share the last number."""
     code = _codes.get(dtype)
     if code is None:
         name = {"float128": "longdouble", "complex256": "clongdouble"}.get(dtype.name, dtype.name)
@@ -45,6 +45,7 @@ def dtype_code(dtype: np.dtype[Any]) -> int:
 
 
 def dtype_layout(dtype: np.dtype[Any]) -> str:
+    """Return the text that tells apart dtypes which share a number; "" for the others."""
     return str(dtype) if dtype_code(dtype) == _OTHER else ""
 
 
@@ -53,10 +54,10 @@ def code_name(code: int) -> str:
 
 
 def as_array(x: object, operation: str, *, writable: bool = True, name: str = "tensor") -> Array:
-    """Return the array that ``x`` is or holds; ``name`` is the parameter.
+    """Return the array that ``x`` is or holds. Errors name the parameter, ``name``.
 
-    TypeError for no array, or one of Python objects; ArrayError unless it is C-contiguous, aligned, in native byte
-    order and, as an output, writable.
+    TypeError if it is no array, or has Python objects. ArrayError unless it is C-contiguous, aligned, in native byte
+    order and, if ``writable``, not read-only.
     """
     if type(x) is np.ndarray and x.dtype in _codes:
         flags = x.flags
@@ -70,7 +71,7 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
     ours = held is not None or isinstance(x, np.ndarray) or is_device_array(x)
     array: Array = held if held is not None else x if ours else _adopted(x, operation, writable, name)  # type: ignore[assignment]
     if held is not None and not writable and not array.flags.c_contiguous:
-        # autograd's layout: a linear layer's output is a transposed view
+        # autograd makes such layouts itself: the output of a linear layer is a transposed view.
         array = array.copy(order="C")
     if array.dtype.hasobject:
         raise TypeError(
@@ -79,41 +80,42 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
         )
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{operation} got a masked array as `{name}`, whose mask would be lost; pass x.filled(value)")
-    found = f"got {array.dtype} {array.shape}"
+    got = f"got {array.dtype} {array.shape}"
     if not array.flags.c_contiguous:
         cure = "numpy.ascontiguousarray(x)" if ours else "x.contiguous()"
-        _refuse(operation, name, f"a C-contiguous array, {found} with strides {array.strides}", cure, writable)
+        _refuse(operation, name, f"a C-contiguous array, {got} with strides {array.strides}", cure, writable)
     if isinstance(array, np.ndarray) and not array.flags.aligned:
-        _refuse(operation, name, f"an aligned array, {found} at an odd address", "x.copy()", writable)
+        _refuse(operation, name, f"an aligned array, {got} at an odd address", "x.copy()", writable)
     if not array.dtype.isnative:
         _refuse(
             operation,
             name,
-            f"native byte order, {found} in {array.dtype.byteorder!r}",
+            f"native byte order, {got} in {array.dtype.byteorder!r}",
             "x.astype(x.dtype.newbyteorder('='))",
             writable,
         )
     fixed = not array.flags.writeable if isinstance(array, np.ndarray) else not ours and dlpack.is_read_only(x)
     if writable and fixed:
-        # Other libraries' copies are read-only, too, as JAX's are.
+        # Copies by other libraries may be read-only too, as JAX's are.
         copy = "x.copy()" if ours else f"{'numpy' if isinstance(array, np.ndarray) else 'cupy'}.array(x)"
         also = ", or call tree_all_reduce, which returns new arrays" if operation == "all_reduce" else ""
         raise ArrayError(
-            f"{operation} needs a writable array, {found} that is read-only as `{name}`; pass y = {copy} and read the"
+            f"{operation} needs a writable array, {got} that is read-only as `{name}`; pass y = {copy} and read the"
             f" result from y{also}"
         )
     dtype_code(array.dtype)
-    return np.asarray(array) if isinstance(array, np.ndarray) else array  # subclasses such as matrix reshape otherwise
+    # Subclasses such as matrix have a reshape of their own.
+    return np.asarray(array) if isinstance(array, np.ndarray) else array
 
 
 def _adopted(x: object, operation: str, writable: bool, name: str) -> Array:
     try:
-        found = _over_the_memory_of(x)
+        array = _over_the_memory_of(x)
     except Exception as error:  # each library has its own errors
         raise ArrayError(
             f"{operation} cannot take this {type(x).__name__} as `{name}` without a copy: {error}"
         ) from error
-    if found is None:
+    if array is None:
         plain = isinstance(x, (list, tuple, int, float, np.generic))
         hint = "or a Tensor that holds one"
         if plain:
@@ -121,13 +123,13 @@ def _adopted(x: object, operation: str, writable: bool, name: str) -> Array:
         raise TypeError(
             f"Expected parameter `{name}` of {operation} to be a NumPy or CuPy array, got {type(x).__name__}; {hint}"
         )
-    return found
+    return array
 
 
 def _over_the_memory_of(x: Any) -> Array | None:
-    """Return an array over the memory of ``x``; None for NumPy's scalars and ``bytes``, which are values.
+    """Return an array over the memory of ``x``; None if it has none, and for NumPy's scalars and ``bytes``.
 
-    Its library's errors pass, such as torch's for a tensor that requires a gradient.
+    Errors of its library are passed on, such as torch's for a tensor that requires a gradient.
     """
     if isinstance(x, np.generic | bytes):
         return None
@@ -144,7 +146,7 @@ def _over_the_memory_of(x: Any) -> Array | None:
         return None
 
 
-_HOST = (1, 3, 11)  # kDLCPU, kDLCUDAHost and kDLROCMHost: NumPy reads them
+_HOST = (1, 3, 11)  # kDLCPU, kDLCUDAHost and kDLROCMHost, the devices that NumPy reads
 
 
 def _from_dlpack(x: Any) -> Array:
@@ -163,7 +165,10 @@ _UINT, _BFLOAT = 1, 4  # kDLUInt, kDLBfloat
 
 
 class _Bfloat16Bits:
-    """A bfloat16 array as uint16: NumPy's DLPack has no bfloat16; the consumer owns the description."""
+    """Offers a bfloat16 array as uint16, because NumPy's DLPack has no bfloat16.
+
+    It changes the dtype in the DLPack description, which belongs to the consumer of the capsule.
+    """
 
     def __init__(self, x: Any) -> None:
         self._x = x
@@ -190,7 +195,7 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 
 
 def _refuse(operation: str, name: str, what: str, copy: str, writable: bool) -> NoReturn:
-    """Name the cure, a copy; for a result, there and back."""
+    """Raise ArrayError with the cure: pass a copy, and copy the result back if the array is an output."""
     cure = f"make y = {copy}, pass y, and copy the result back: x[...] = y" if writable else f"pass {copy}"
     raise ArrayError(f"{operation} needs {what} as `{name}`; {cure}")
 
@@ -198,7 +203,7 @@ def _refuse(operation: str, name: str, what: str, copy: str, writable: bool) -> 
 def as_arrays(
     xs: object, operation: str, length: int, *, writable: bool = True, name: str = "tensor_list"
 ) -> list[Array]:
-    """Return the arrays of a list with one a rank."""
+    """Return the arrays of a list, which has one for each of ``length`` ranks; errors are those of `as_array`."""
     if not isinstance(xs, list) and (writable or not isinstance(xs, tuple)):
         raise TypeError(f"Expected parameter `{name}` of {operation} to be a list of arrays, got {type(xs).__name__}")
     if len(xs) != length:
@@ -209,7 +214,7 @@ def as_arrays(
 
 
 def expect_apart(outputs: Sequence[Array], operation: str) -> None:
-    """Raise ArrayError for outputs that share memory, as those of ``[x] * size``: one result would replace another."""
+    """Raise ArrayError for outputs that share memory, as in ``[x] * size``, where one result would replace another."""
     end = last = 0
     for start, size_bytes, index in sorted((_address(x), x.nbytes, index) for index, x in enumerate(outputs) if x.size):
         if start < end:
@@ -222,12 +227,13 @@ def expect_apart(outputs: Sequence[Array], operation: str) -> None:
 
 
 def _address(x: Array) -> int:
-    # mpi4py takes a fifth of NumPy's time.
-    found: int = MPI.Get_address(movable(x)) if isinstance(x, np.ndarray) else x.data.ptr
-    return found
+    # mpi4py's call takes a fifth of the time of NumPy's.
+    address: int = MPI.Get_address(movable(x)) if isinstance(x, np.ndarray) else x.data.ptr
+    return address
 
 
 def expect_like(x: Array, shape: tuple[int, ...] | None, dtype: np.dtype[Any], operation: str, name: str) -> None:
+    """Raise ArrayError unless the array has this dtype and, if one is given, this shape."""
     if x.dtype != dtype:
         raise ArrayError(f"{operation} needs {dtype} as `{name}`, as in the other arrays of the call, got {x.dtype}")
     if shape is not None and x.shape != shape:
@@ -244,7 +250,7 @@ def _is_named(dtype: np.dtype[Any]) -> bool:
 
 
 def movable(x: Array) -> Array:
-    """Return the bytes if MPI has no datatype."""
+    """Return the array, or its bytes if MPI has no datatype for it."""
     return x if _is_named(x.dtype) else as_bytes(x)
 
 
@@ -256,15 +262,15 @@ _types: dict[np.dtype[Any], MPI.Datatype] = {}
 
 
 def counted(x: Array) -> list[Any]:
-    """Add the datatype, which saves mpi4py the look-up."""
-    found = _types.get(x.dtype)
-    if found is None:
-        found = _types[x.dtype] = MPI.Datatype.fromcode(x.dtype.char)
-    return [x, x.size, found]
+    """Return the array with its count and datatype, which mpi4py would have to look up."""
+    datatype = _types.get(x.dtype)
+    if datatype is None:
+        datatype = _types[x.dtype] = MPI.Datatype.fromcode(x.dtype.char)
+    return [x, x.size, datatype]
 
 
 def chunks(x: Array) -> Sequence[Array]:
-    """Return flat pieces that MPI can count."""
+    """Return the array, or flat pieces of it, each short enough for MPI's count."""
     if countable(x):
         return (x,)
     flat = x.reshape(-1)
@@ -276,15 +282,15 @@ _MOST_LONGS = 64
 
 
 def _long(size_bytes: int) -> MPI.Datatype:
-    """Return a cached datatype of more bytes than MPI can count."""
-    found = _longs.pop(size_bytes, None)
-    if found is None:
-        found = _make_long(size_bytes)
-    _longs[size_bytes] = found
+    """Return a datatype of ``size_bytes``, more than MPI's count; the last ones used are kept."""
+    datatype = _longs.pop(size_bytes, None)
+    if datatype is None:
+        datatype = _make_long(size_bytes)
+    _longs[size_bytes] = datatype
     if len(_longs) > _MOST_LONGS:
-        # MPI keeps it for pending messages.
+        # Pending messages are not disturbed: MPI keeps a freed datatype until they end.
         _longs.pop(next(iter(_longs))).Free()
-    return found
+    return datatype
 
 
 def _make_long(size_bytes: int) -> MPI.Datatype:
@@ -298,7 +304,7 @@ def _make_long(size_bytes: int) -> MPI.Datatype:
 
 
 def as_message(x: Array, size_bytes: int) -> list[Any]:
-    """Return the first bytes of ``x`` as one message of any length."""
+    """Return the first ``size_bytes`` of ``x`` as one message, which may be longer than MPI's count."""
     if size_bytes <= MAX_COUNT:
         return [movable(x), size_bytes, MPI.BYTE]
     return [as_bytes(x), 1, _long(size_bytes)]

@@ -1,9 +1,14 @@
-"""Operations by name and ranks, and those in which this process waits."""
+"""Calls, operations, and the waits of this process.
+
+A `Call` says what the ranks of a group do together. An `Operation` is a call that this rank has begun: the flight
+recorder, the watchdog and the errors know it by its number.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from mpiddp.errors import MismatchError
 
@@ -11,11 +16,11 @@ _LISTED = 16
 
 
 class Monitor(Protocol):
-    """Implemented by `mpiddp.faults`."""
+    """What a group needs to know of its ranks' faults. `mpiddp.faults` implements it."""
 
     @property
     def survivable(self) -> bool:
-        """Ranks survive the failure of one: waits poll, as one in MPI would never end."""
+        """Whether ranks survive the death of one. Then every wait polls, because a wait in MPI would never end."""
 
     def check(self) -> None: ...
 
@@ -24,7 +29,7 @@ class Monitor(Protocol):
     def unheard(self) -> MismatchError | None: ...
 
     def explain(self, operation: Operation) -> str:
-        """Describe the ranks that keep an operation from ending."""
+        """Return a text about the ranks that keep an operation from ending."""
 
     def unmatched(self) -> str: ...
 
@@ -33,7 +38,7 @@ class Monitor(Protocol):
 
 
 class Members:
-    """A group's world ranks, number (equal on all) and terms of waits."""
+    """A group as its operations know it: ranks in the world, a number that is equal on all ranks, the timeout."""
 
     __slots__ = ("monitor", "number", "ranks", "timeout_s", "world_size")
 
@@ -51,27 +56,96 @@ class Members:
         return f"the group of {len(self.ranks)} ranks {', '.join(map(str, self.ranks[:3]))}, ..., {self.ranks[-1]}"
 
 
-class Operation(NamedTuple):
-    name: str
+@dataclass(slots=True, eq=False)
+class Call:
+    """All of a call but the values in its arrays; equal calls share one, which their plan holds."""
+
     members: Members
-    array: Any = None
+    operation: str
+    dtype: Any = None
+    input_shape: tuple[int, ...] | None = None
+    """The shape of the array, or the elements of several together; None where unknown, as for Python objects."""
+    output_shape: tuple[int, ...] | None = None
     peers: Sequence[int] | None = None
-    """World ranks; None: all of the group."""
-    limited: bool = False
-    """The waiter watches the clock."""
-    number: int = 0
-    """Among the group's collectives, or this rank's messages in it."""
+    """The other ranks, by their numbers in the world; None for a call of the whole group."""
     tag: int | None = None
+    """The tag of a message."""
+    algorithm: str | None = None
+    """The algorithm that the program has asked for, if any."""
+    note: str = ""
+    """Says whose call it is, instead of the operation: "DDP bucket 3"."""
+    record: Any = None
+    """What the ranks compare, with its reduction and root (`mpiddp.faults.calls.Record`); None: nothing."""
+
+    @property
+    def name(self) -> str:
+        """The name in errors and logs, such as "all_reduce by ring"."""
+        return self.note or label(self.operation, self.algorithm)
+
+
+def label(operation: str, algorithm: str | None) -> str:
+    return operation if algorithm is None else f"{operation} by {algorithm}"
+
+
+class Operation:
+    """A call that this rank has begun.
+
+    Times are of `time.monotonic`; ``end`` is 0 before it, and after an error.
+    """
+
+    __slots__ = ("call", "code", "end", "limited", "number", "offset", "start")
+
+    def __init__(
+        self,
+        call: Call,
+        number: int = 0,
+        code: Any = None,
+        offset: int = 0,
+        start: float = 0.0,
+        end: float = 0.0,
+    ) -> None:
+        self.call = call
+        self.number = number
+        """The number among the group's collectives, or among this rank's messages in the group."""
+        self.code = code
+        """The Python code of the program that made the call; ``offset`` in it tells the line."""
+        self.offset = offset
+        self.start = start
+        self.end = end
+        self.limited = False
+        """Whether whoever waits watches the clock."""
+
+    def as_limited(self) -> Operation:
+        """Return the operation as one whose waiter watches the clock, as the watchdog would end the job."""
+        found = Operation(self.call, self.number)
+        found.limited = True
+        return found
+
+    @property
+    def name(self) -> str:
+        return self.call.name
+
+    @property
+    def members(self) -> Members:
+        return self.call.members
+
+    @property
+    def peers(self) -> Sequence[int] | None:
+        return self.call.peers
+
+    @property
+    def tag(self) -> int | None:
+        return self.call.tag
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """A key that keeps no array alive."""
+        """A key for this operation, which keeps no array alive."""
         return self.name, self.members.number, self.peers is None, self.number
 
     def __str__(self) -> str:
         """Return e.g. ``all_reduce #3 of float32 (10, 2) in the group of ranks 0, 1, 2``."""
         number = f" #{self.number}" if self.peers is None and self.number else ""
-        shape = f" of {self.array.dtype} {self.array.shape}" if hasattr(self.array, "dtype") else ""
+        shape = "" if self.call.output_shape is None else f" of {self.call.dtype} {self.call.output_shape}"
         peer = ""
         if self.tag is not None and self.peers is not None:
             who = f"rank {self.peers[0]}" if len(self.peers) == 1 else "any rank"
@@ -83,8 +157,5 @@ class Operation(NamedTuple):
         return self.name in ("send", "isend")
 
 
-new_operation = tuple.__new__
-"""Half the time of ``Operation(...)``; takes all fields."""
-
 waiting: dict[int, Operation] = {}
-"""By thread: two stores and no clock, as the watchdog recognises an unchanged wait."""
+"""What each thread waits for. No time is noted, because the watchdog recognises an unchanged wait."""

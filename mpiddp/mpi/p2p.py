@@ -1,7 +1,7 @@
-"""Point to point: dtype and length of a message are known before MPI sees a buffer.
+"""Point to point: a message's dtype and length are checked before MPI gets the receiver's memory.
 
-Open MPI hangs or crashes in a receive that is too short. So a matched probe takes messages in order, which are matched
-here with the posted receives, checked, and received. The tag carries the dtype.
+Open MPI hangs or crashes in a receive that is too short. Therefore a matched probe takes the messages in order. Here
+they are matched with the posted receives, checked, and only then received. The dtype travels in the tag.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,13 +20,13 @@ from . import p2p_device, requests
 from .lazy import MPI
 from .link import Link, Resource, aborted
 from .message import CODES, as_message, code_name, dtype_code, movable, size_of
-from .operation import Members, Operation
+from .operation import Call, Operation
 from .p2p_device import Departure, DeviceReceive
 from .requests import activate, deactivate, drive, matched_probe
 from .work import Work
 
 _EAGER_BYTES = 1 << 10
-"""MPI sends so much with the envelope."""
+"""A message of at most this length arrives together with its envelope, so that its receive does not wait."""
 ANY_SOURCE: int = -1
 
 
@@ -38,16 +38,8 @@ class _Arrival(NamedTuple):
     message: MPI.Message
 
 
-Fields: TypeAlias = tuple[str, Members, Any, Sequence[int] | None, bool, int, int | None]
-"""Of an `Operation`, which takes as long to make as a message: made for an error or a long wait."""
-
-
 class Message(Work):
     _mailbox: Mailbox
-    _fields: Fields
-
-    def _named(self) -> Operation:
-        return Operation(*self._fields)
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         if not self._finished:
@@ -56,22 +48,22 @@ class Message(Work):
 
 
 class Send(Message):
-    def __init__(self, mailbox: Mailbox, fields: Fields, x: Array, request: MPI.Request) -> None:
-        self._mailbox, self._fields, self._outputs, self._awaited = mailbox, fields, (x,), request
+    def __init__(self, mailbox: Mailbox, operation: Operation, x: Array, request: MPI.Request) -> None:
+        self._mailbox, self._operation, self._outputs, self._awaited = mailbox, operation, (x,), request
         requests.pending += 1
 
 
 class Receive(Message):
     sender = -1
     size_bytes = 0
-    """May be less than the buffer's."""
+    """The message's size, which may be less than the array's."""
     _fault = ""
     _device: DeviceReceive | None = None
 
     def __init__(
-        self, mailbox: Mailbox, fields: Fields, x: Array, source: int, tag: int, global_ranks: Sequence[int]
+        self, mailbox: Mailbox, operation: Operation, x: Array, source: int, tag: int, global_ranks: Sequence[int]
     ) -> None:
-        self._mailbox, self._fields, self._outputs = mailbox, fields, (x,)
+        self._mailbox, self._operation, self._outputs = mailbox, operation, (x,)
         self._x, self._source, self._tag, self._global_ranks = x, source, tag, global_ranks
         requests.pending += 1
         if type(x) is not np.ndarray:
@@ -87,7 +79,7 @@ class Receive(Message):
         return arrival.tag == self._tag and self._source in (ANY_SOURCE, arrival.source)
 
     def take(self, source: int, code: int, size_bytes: int, message: MPI.Message) -> bool:
-        """Receive a short message that matches and fits."""
+        """Receive a short message at once if it matches and fits; return False if not, and leave it to `accept`."""
         x = self._x
         if (
             size_bytes > _EAGER_BYTES
@@ -98,12 +90,12 @@ class Receive(Message):
         ):
             return False
         self.sender, self.size_bytes = source, size_bytes
-        message.Recv([movable(x), size_bytes, MPI.BYTE])  # arrived whole
+        message.Recv([movable(x), size_bytes, MPI.BYTE])  # does not wait: all of it has arrived
         self._finish(None)
         return True
 
     def accept(self, arrival: _Arrival) -> None:
-        """Begin to receive, or remove and refuse the message."""
+        """Begin to receive a message. One that does not fit is received into other memory, and `wait` raises."""
         x, size_bytes = self._x, arrival.size_bytes
         self.sender, self.size_bytes = arrival.source, size_bytes
         if arrival.code != dtype_code(x.dtype):
@@ -133,7 +125,7 @@ class Receive(Message):
         return ArrayError(f"a receive met a message from {sender} (tag {self._tag}) of {self._fault}")
 
     def wait_matched(self) -> None:
-        """Block until a message is received; raises its refusal."""
+        """Block until the message that was accepted is here; raise if it does not fit."""
         if self._awaited is not None:
             self._awaited.Wait()
             self._finish(self._refusal() if self._fault else None)
@@ -142,7 +134,10 @@ class Receive(Message):
 
 
 class Mailbox(Resource):
-    """Its arrays have passed the gate: of other types than NumPy's are CuPy's only."""
+    """The messages of a group on this rank: posted receives, messages without one, pending sends.
+
+    Arrays come here through `message.as_array`: whatever is not NumPy's is CuPy's.
+    """
 
     def __init__(self, link: Link) -> None:
         self._comm = link.messages
@@ -152,6 +147,7 @@ class Mailbox(Resource):
         self._status = MPI.Status()
         self._arrived: list[_Arrival] = []
         self._posted: deque[Receive] = deque()
+        self.calls: dict[Any, Call] = {}
         self._works: dict[Work, None] = {}
         self._departing: defaultdict[int, deque[Departure]] = defaultdict(deque)
 
@@ -159,40 +155,40 @@ class Mailbox(Resource):
         return len(self._works)
 
     def unmatched(self) -> list[tuple[int, int, str, int]]:
-        """Return sender (group rank), tag, dtype and bytes of messages without a receive; in any thread."""
-        found = [(each.source, each.tag, each.code, each.size_bytes) for each in tuple(self._arrived)]
+        """Return sender (group rank), tag, dtype and bytes of messages without a receive. Any thread may ask."""
+        arrived = [(each.source, each.tag, each.code, each.size_bytes) for each in tuple(self._arrived)]
         status = MPI.Status()
-        if self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):  # the next one, not probed before
-            found.append((status.Get_source(), *divmod(status.Get_tag(), CODES), size_of(status)))
-        return [(source, tag, code_name(code), size) for source, tag, code, size in found if tag <= self.max_tag]
+        if self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):  # one more, which no receive has probed for
+            arrived.append((status.Get_source(), *divmod(status.Get_tag(), CODES), size_of(status)))
+        return [(source, tag, code_name(code), size) for source, tag, code, size in arrived if tag <= self.max_tag]
 
     def drop(self, error: DistError) -> None:
-        """End all messages, unless ``error`` is of collectives."""
+        """End all messages with ``error``. Ranks that disagree about collectives may still exchange messages."""
         if not isinstance(error, MismatchError):
             self.fail(error)
 
     def send(self, x: Array, to: int, tag: int) -> None:
-        """Block until the memory is free."""
+        """Send, and block until the memory may be used again."""
         code = tag * CODES + dtype_code(x.dtype)
         if type(x) is not np.ndarray:
             drive(p2p_device.send(x, Departure(self._departing[to]), self._comm, to, code))
         else:
             self._comm.Send(as_message(x, x.nbytes), to, code)
 
-    def isend(self, x: Array, to: int, tag: int, fields: Fields) -> Work:
+    def isend(self, x: Array, to: int, tag: int, operation: Operation) -> Work:
         code = tag * CODES + dtype_code(x.dtype)
         requests.lock.acquire()
         try:
             if type(x) is not np.ndarray or self._departing.get(to):
                 steps = p2p_device.send(x, Departure(self._departing[to]), self._comm, to, code)
-                return self._submit(Work(steps, Operation(*fields), (x,)))
-            sent = Send(self, fields, x, self._comm.Isend(as_message(x, x.nbytes), to, code))
+                return self._submit(Work(steps, operation, (x,)))
+            sent = Send(self, operation, x, self._comm.Isend(as_message(x, x.nbytes), to, code))
             return sent if x.nbytes <= _EAGER_BYTES and sent._advance() else self._submit(sent)
         finally:
             requests.lock.release()
 
-    def recv(self, x: Array, source: int, tag: int, fields: Fields) -> int:
-        """Block in MPI; only while nothing is pending in this process."""
+    def recv(self, x: Array, source: int, tag: int, operation: Operation) -> int:
+        """Receive, blocking in MPI, and return the sender. Only while nothing is pending in this process."""
         wanted, status = MPI.ANY_SOURCE if source == ANY_SOURCE else source, self._status
         if not self._arrived and type(x) is np.ndarray:
             message = matched_probe(self._comm, wanted, MPI.ANY_TAG, status)
@@ -202,7 +198,7 @@ class Mailbox(Resource):
                     message.Recv(as_message(x, size_bytes))
                     return status.Get_source()
             self._arrived.append(self._arrival(message))
-        receive = Receive(self, fields, x, source, tag, ())
+        receive = Receive(self, operation, x, source, tag, ())
         try:
             arrival = self._take(receive)
             while arrival is None:
@@ -215,11 +211,11 @@ class Mailbox(Resource):
             raise
         return receive.sender
 
-    def irecv(self, x: Array, source: int, tag: int, fields: Fields, global_ranks: Sequence[int] = ()) -> Receive:
-        """Post a receive; messages match in this order."""
+    def irecv(self, x: Array, source: int, tag: int, operation: Operation, global_ranks: Sequence[int] = ()) -> Receive:
+        """Post a receive. Messages go to the receives in the order of these calls."""
         requests.lock.acquire()
         try:
-            receive = Receive(self, fields, x, source, tag, global_ranks)
+            receive = Receive(self, operation, x, source, tag, global_ranks)
             arrival = self._take(receive) if self._arrived else None
             if arrival is None:
                 self._posted.append(receive)
@@ -312,7 +308,7 @@ class Mailbox(Resource):
         except MPI.Exception as error:  # an error of wait(), not of the poll
             self.fail_pending(error)
             return
-        for message in tuple(self._works):  # whose callbacks may send and poll
+        for message in tuple(self._works):  # a copy, because callbacks may send and poll
             if message in self._works and message._advance():
                 self._end(message)
         if not self._works:

@@ -1,4 +1,7 @@
-"""Messages of device arrays, by device pointers or pinned memory, after the kernels queued before."""
+"""Messages of arrays on GPUs: by device pointers where MPI takes them, else through pinned memory.
+
+A message leaves after the kernels that were queued before the call.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,12 @@ from .message import as_message
 from .requests import Awaited, Steps
 
 by_address = False
+"""Whether MPI takes device pointers."""
 
 
 class Running:
+    """Steps as one event that a receive waits for."""
+
     __slots__ = ("_awaited", "_steps")
 
     def __init__(self, steps: Steps) -> None:
@@ -34,7 +40,7 @@ class Running:
 
 
 class Departure:
-    """A place in the order of messages to one rank, of which some are still copied."""
+    """A message's turn among those to one rank: it leaves after earlier ones, which may still be copied to the host."""
 
     __slots__ = ("_waiting",)
 
@@ -46,7 +52,7 @@ class Departure:
         return self._waiting[0] is self
 
     def Wait(self) -> None:  # noqa: N802
-        """Return: a blocking send finds nothing pending."""
+        """Return at once: where a blocking send is used, no earlier message is pending."""
         assert self.Test(), "a blocking send found pending messages"
 
     def leave(self) -> None:

@@ -1,6 +1,6 @@
-"""The probe for device pointers: a job of two ranks for each kind of communication, which may crash.
+"""The probe for device pointers: it tries each kind of communication in a job of two ranks, which may crash.
 
-``python -m mpiddp info --probe-gpu`` remembers the outcomes for this user, library and transports.
+``python -m mpiddp info --probe-gpu`` runs it, and keeps the outcomes for this user, MPI library and its transports.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from .cuda_aware import FORMAT, KINDS, Support, outcomes_file, probed
 
 RANKS = 2
 LIMIT_S = 60.0
-"""A library that takes longer has failed."""
+"""A job that takes longer counts as failed."""
 
 
-class ProbeError(DistError): ...
+class ProbeError(DistError):
+    """The job could not try anything."""
 
 
 def _remember(key: str, kind: str, outcome: Support) -> None:
@@ -49,12 +50,15 @@ def job_command(kind: str) -> list[str]:
 
 
 def run(command: Callable[[str], Sequence[str]] = job_command, limit_s: float = LIMIT_S) -> dict[str, Support]:
-    """Try and remember every kind, in a job of at most ``limit_s``; ProbeError without launcher, MPI or GPU."""
-    found = {}
+    """Try every kind, in a job of at most ``limit_s`` seconds each, and write the outcomes to `outcomes_file`.
+
+    ProbeError without a launcher, MPI or GPUs.
+    """
+    outcomes = {}
     for kind in KINDS:
-        key, found[kind] = _try(command(kind), limit_s)
-        _remember(key, kind, found[kind])
-    return found
+        key, outcomes[kind] = _try(command(kind), limit_s)
+        _remember(key, kind, outcomes[kind])
+    return outcomes
 
 
 def _try(command: Sequence[str], limit_s: float) -> tuple[str, Support]:
@@ -101,7 +105,7 @@ def _end(job: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def _end_of(code: int) -> str:
-    """Launchers add 128 to a signal's number."""
+    """Describe an exit code. Launchers add 128 to the number of a signal."""
     number = -code if code < 0 else code - 128
     if number in set(signal.Signals):
         return f"was ended by {signal.Signals(number).name}"

@@ -1,6 +1,7 @@
 """The flight recorder: the last operations of this rank, in a ring.
 
-An entry is made at the beginning of a call, and all else for a dump. It keeps no array, plan or group alive.
+A call makes an `Operation` when it begins. All else is worked out when a dump is written. An operation keeps no array,
+plan or group alive.
 """
 
 from __future__ import annotations
@@ -9,53 +10,32 @@ import os
 import sysconfig
 import warnings
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 from sys import _getframe as getframe
 from time import monotonic
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
+
+from .operation import Call, Operation
 
 SIZE = 2000
 
-Entry: TypeAlias = list[Any]
-"""Signature, number in the group, code object and offset of the program's call, start, end.
-
-Times are of `time.monotonic`; the end is 0 before it, and after an error.
-"""
-Recorded: TypeAlias = Entry | tuple[Any, ...]
-"""A short call that waited for no rank is a tuple, made at its end: both times are that, as a second look at the clock
-would be a third of the recorder's cost."""
-END = 5
+Recorded: TypeAlias = Operation | tuple[Any, ...]
+"""A short call that waited for no rank is recorded at its end, as a tuple of an operation's arguments. Its beginning
+and
+end are the same time, because a second look at the clock would be a third of the recorder's cost."""
 
 ring: deque[Recorded] = deque(maxlen=SIZE)
 append = ring.append
 
 
-class Signature(NamedTuple):
-    """Shared by equal calls; a message's is a plain tuple."""
-
-    group: int
-    name: str
-    call: Any
-    """Compared by the ranks; None for a message."""
-    dtype: Any
-    input_shape: tuple[int, ...] | None
-    """None where unknown, as of objects."""
-    output_shape: tuple[int, ...] | None
-    peers: Sequence[int] | None = None
-    tag: int = 0
-
-
 class _Queue(Protocol):
-    def behind_the_head(self) -> list[Entry | None]: ...
+    def behind_the_head(self) -> list[Operation]: ...
 
 
 class _Link(Protocol):
     id: int
     ranks: tuple[int, ...]
-    timeout_s: float
-    sequence: int
 
     @property
     def queue(self) -> _Queue: ...
@@ -64,73 +44,50 @@ class _Link(Protocol):
 class Group:
     def __init__(self, name: str, description: str, link: _Link) -> None:
         self.name, self.description = name, description
-        self.ranks, self.timeout_s = link.ranks, link.timeout_s
+        self.ranks = link.ranks
         self.link: _Link | None = link
 
 
 _MAX_GROUPS = 256
 groups: dict[int, Group] = {}
-_past_collectives = 0
 
 
 def register(name: str, description: str, link: _Link) -> None:
-    """Note a group; of many, forget ended ones that the ring does not hold."""
+    """Note a group. When there are many, forget those that have ended and have no operation in the ring."""
     if len(groups) >= _MAX_GROUPS:
-        held = {entry[0][0] for entry in tuple(ring)}
+        held = {each.members.number for each in entries()}
         for number in [number for number, each in groups.items() if each.link is None and number not in held]:
             del groups[number]
     groups[link.id] = Group(name, description, link)
 
 
 def retire(link: _Link) -> None:
-    global _past_collectives
     found = groups.get(link.id)
-    if found is not None and found.link is not None:
+    if found is not None:
         found.link = None
-        _past_collectives += link.sequence
-
-
-def collectives() -> int:
-    """Return how many this rank has begun."""
-    return _past_collectives + sum(each.link.sequence for each in tuple(groups.values()) if each.link is not None)
 
 
 def clear() -> None:
-    """Forget everything: the ranks are numbered anew."""
-    global _past_collectives
+    """Forget everything, because the ranks are numbered anew."""
     ring.clear()
     groups.clear()
-    _past_collectives = 0
 
 
-def begin(signature: Any, number: int) -> Entry:
-    """Record a beginning, with the program's line up the stack."""
+def entries() -> list[Operation]:
+    """Return the last operations of this rank, oldest first."""
+    return [Operation(*each) if isinstance(each, tuple) else each for each in tuple(ring)]
+
+
+def begin(call: Call, number: int) -> Operation:
+    """Record that a call begins, with the program's line, which is further up the stack."""
     try:
-        frame = getframe(2)
+        frame = getframe(3)  # beyond the bracket and the operation
     except ValueError:  # called from C, as by atexit
         frame = getframe(1)
     if frame.f_code.co_filename not in program_files:
         frame = program_frame(frame)
-    append(entry := [signature, number, frame.f_code, frame.f_lasti, monotonic(), 0.0])
-    return entry
-
-
-def begin_message(fields: tuple[Any, ...]) -> Entry:
-    """Record a message's beginning from its `Operation`'s fields."""
-    try:
-        frame = getframe(2)
-    except ValueError:
-        frame = getframe(1)
-    if frame.f_code.co_filename not in program_files:
-        frame = program_frame(frame)
-    name, members, x, peers, _, number, tag = fields
-    signature = members.number, name, None, x.dtype, x.shape, x.shape, peers, tag
-    append(entry := [signature, number, frame.f_code, frame.f_lasti, monotonic(), 0.0])
-    return entry
-
-
-def end(entry: Entry) -> None:
-    entry[END] = monotonic()
+    append(operation := Operation(call, number, frame.f_code, frame.f_lasti, monotonic()))
+    return operation
 
 
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
@@ -145,22 +102,24 @@ _other_files: set[str] = set()
 
 
 def add_library(folder: str) -> None:
-    """Take a folder's files for a library's."""
+    """Let the files of a folder count as a library's."""
     global _libraries
     _libraries += (folder + os.sep,)
     program_files.clear()
 
 
 def is_program(file: str) -> bool:
-    """Return False for files of a library, Python or the package but for its own programs."""
+    """Return False for files of libraries, of Python, and of this package except its commands and examples."""
     return file.startswith(_PROGRAMS) or not file.startswith(_libraries)
 
 
 def program_frame(frame: FrameType) -> FrameType:
-    """Return the innermost frame of the program, else ``frame``."""
+    """Return the innermost frame that belongs to the program, or ``frame`` if none does."""
     found: FrameType | None = frame
     while found is not None:
         file = found.f_code.co_filename
+        if file in program_files:
+            return found
         if file not in _other_files:
             if is_program(file):
                 program_files.add(file)
@@ -176,6 +135,11 @@ def warn(text: str) -> None:
     registry = frame.f_globals.setdefault("__warningregistry__", {})
     name = frame.f_globals.get("__name__")
     warnings.warn_explicit(text, UserWarning, frame.f_code.co_filename, frame.f_lineno, name, registry)
+
+
+def line(operation: Operation) -> str:
+    """Return the file and line of the program's call."""
+    return f"{operation.code.co_filename}:{line_number(operation.code, operation.offset)}"
 
 
 def line_number(code: CodeType, offset: int) -> int:

@@ -1,7 +1,7 @@
-"""Reductions: torch's ``ReduceOp``, its meaning by dtype, and its parts.
+"""Reductions: torch's ``ReduceOp``, what it means for each dtype, and the functions that compute it.
 
-MPI has no half types, and its MIN and MAX over a NaN differ between ranks (tried on Open MPI and MPICH); those, and all
-under ``MPIDDP_DETERMINISTIC=1``, are computed here.
+MPI has no half types, and its MIN and MAX over a NaN give different ranks different results (tried on Open MPI and
+MPICH). These reductions are computed here, and with ``MPIDDP_DETERMINISTIC=1`` all are.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ from .lazy import MPI
 class ReduceOp:
     """A reduction over the ranks' elements (``torch.distributed.ReduceOp``).
 
-    ``SUM``, ``AVG`` (floating only), ``PRODUCT``, ``MIN`` and ``MAX`` (NaN if any rank has NaN), ``BAND``, ``BOR``,
-    ``BXOR`` (integers and booleans), and ``PREMUL_SUM(factor)``, of elements times their rank's factor. On booleans SUM
-    and MAX are "or", PRODUCT and MIN are "and". AVG, and PREMUL_SUM if all ranks have one power of two, may scale the
-    sum, which overflows before its scaled terms would.
+    - ``SUM`` and ``PRODUCT`` take numbers and booleans, on which they are "or" and "and".
+    - ``AVG`` divides the sum by the number of ranks. It takes floats and complex numbers.
+    - ``MIN`` and ``MAX`` take numbers that are not complex, and booleans. They are NaN if one rank has NaN.
+    - ``BAND``, ``BOR`` and ``BXOR`` take integers and booleans.
+    - ``PREMUL_SUM(factor)`` sums elements times their rank's factor. It takes floats and complex numbers.
+
+    AVG may overflow where the average would not, because it may sum before it divides. So may PREMUL_SUM, if all ranks
+    have the same power of two as their factor.
 
     Examples
     --------
@@ -51,22 +55,22 @@ class ReduceOp:
         self.factor = factor
 
     def __call__(self, factor: float) -> ReduceOp:
-        """Return ``PREMUL_SUM`` with a factor, one object for equal factors.
+        """Return ``PREMUL_SUM`` with a factor, the same object for equal factors.
 
-        RuntimeError for another operation, or one with a factor; TypeError if the factor is no real number.
+        RuntimeError for another reduction, or if it has a factor already. TypeError if ``factor`` is no real number.
         """
         if self.name != "PREMUL_SUM" or self.factor is not None:
             raise RuntimeError(f"only ReduceOp.PREMUL_SUM takes a factor, not {self}")
         if not isinstance(factor, numbers.Real):
             raise TypeError(f"the factor of {self} must be a real number, got {factor!r}")
         factor = float(factor)
-        # 0.0 equals -0.0, but not as text.
+        # The key is text, because 0.0 equals -0.0.
         return _with_factor.setdefault(repr(factor), ReduceOp(self.name, self.value, factor))
 
     def __repr__(self) -> str:
         return f"ReduceOp.{self.name}" + (f"({self.factor})" if self.factor is not None else "")
 
-    # Identity, with Python's own hash, is the fastest: every call looks operations up.
+    # Every call looks its reduction up, so comparison and hash are Python's fastest, by identity.
     def __reduce__(self) -> tuple[Any, ...]:
         if self.factor is None:
             return getattr, (ReduceOp, self.name)
@@ -95,19 +99,19 @@ _COMBINE = {
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Return False for floats of 8 bits."""
-    # 2: a registered dtype. An unpickled array's float32 has 0, others 1.
+    """Return True for NumPy's real floats and bfloat16, and False for other registered dtypes, such as float8."""
+    # ``isbuiltin`` is 2 for dtypes that a library has registered, 1 for NumPy's, and 0 for NumPy's after unpickling.
     return (dtype.kind == "f" and dtype.isbuiltin != 2) or dtype.name == "bfloat16"
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:
-    """Return True if accumulated in float32."""
+    """Return True for float16 and bfloat16, which are accumulated in float32."""
     return dtype.itemsize == 2 and is_floating(dtype)
 
 
-@functools.lru_cache(1024)  # each PREMUL_SUM is its own
+@functools.lru_cache(1024)  # bounded, because there may be a PREMUL_SUM for every factor
 def check(dtype: np.dtype[Any], op: ReduceOp) -> None:
-    """Raise TypeError for a reduction undefined on ``dtype``."""
+    """Raise TypeError if ``op`` is no reduction, or is not defined for ``dtype``."""
     if not isinstance(op, ReduceOp):
         raise TypeError(f"op must be an mpiddp.ReduceOp such as mpiddp.ReduceOp.SUM, got {type(op).__module__} {op!r}")
     floating, complex_ = is_floating(dtype), dtype.kind == "c"
@@ -125,11 +129,11 @@ def check(dtype: np.dtype[Any], op: ReduceOp) -> None:
 
 @functools.lru_cache(1024)
 def mpi_op(dtype: np.dtype[Any], op: ReduceOp) -> MPI.Op | None:
-    """Return None if MPI's result is undefined."""
+    """Return MPI's reduction, or None if MPI has none for the dtype with the right result on all ranks."""
     if is_half(dtype) or dtype.kind not in "biufc" or (dtype.kind == "f" and op.name in ("MIN", "MAX")):
         return None
     if dtype.kind in "iu" and dtype.itemsize < 4 and _COMBINE[op.name] == "add":
-        return None  # Open MPI saturates long vectors (op/avx), and wraps the rest
+        return None  # in Open MPI (op/avx) long arrays saturate, and short ones wrap around
     if dtype.kind == "b":
         logical = {"SUM": MPI.LOR, "MAX": MPI.LOR, "BOR": MPI.LOR, "BXOR": MPI.LXOR}
         return logical.get(op.name, MPI.LAND)
@@ -145,41 +149,41 @@ def mpi_op(dtype: np.dtype[Any], op: ReduceOp) -> MPI.Op | None:
 
 
 def combining(op: ReduceOp) -> str:
-    """Name NumPy's function."""
+    """Return the name of NumPy's function that combines two ranks' elements."""
     return _COMBINE[op.name]
 
 
 def combine(op: ReduceOp, a: Array, b: Array, out: Array) -> None:
-    """``out`` may be ``a`` or ``b``; MIN and MAX propagate NaN."""
+    """Combine two arrays into ``out``, which may be one of them. MIN and MAX propagate NaN."""
     getattr(array_namespace(a), _COMBINE[op.name])(a, b, out=out)
 
 
 def _real_parts(x: Array) -> tuple[Array, ...]:
-    """NumPy's complex product makes infinity times imaginary zero NaN."""
+    """Return the real numbers in an array, to be scaled: infinity times a complex factor would give NaN."""
     if x.dtype.kind != "c":
         return (x,)
     if x.flags.c_contiguous:
         return (x.reshape(-1).view(np.empty(0, x.dtype).real.dtype),)
-    return x.real, x.imag  # CuPy's would be copies; its arrays are contiguous here
+    return x.real, x.imag  # views, but copies in CuPy, whose arrays are always contiguous here
 
 
 def scale(x: Array, factor: float, out: Array) -> None:
-    """``out`` may be ``x``."""
+    """Multiply an array by a real factor into ``out``, which may be ``x``."""
     for part, target in zip(_real_parts(x), _real_parts(out), strict=True):
         array_namespace(x).multiply(part, part.dtype.type(factor), out=target)
 
 
 def premultiply(op: ReduceOp, x: Array) -> None:
-    """Apply ``PREMUL_SUM``'s factor, before anything is sent."""
+    """Multiply ``x`` by the factor of ``PREMUL_SUM``, before anything is sent; do nothing for other reductions."""
     if op.factor is not None and op.factor != 1:
         scale(x, op.factor, x)
 
 
 def finish(op: ReduceOp, x: Array, size: int) -> None:
-    """Divide a sum over ``size`` ranks by them, if ``op`` is ``AVG``."""
+    """Divide a sum by the number of ranks, ``size``, if ``op`` is ``AVG``."""
     if op.name != "AVG" or size == 1:
         return
-    if size & (size - 1) == 0:  # the same bits, faster
+    if size & (size - 1) == 0:  # the product has the same bits, and is faster
         scale(x, 1 / size, x)
         return
     for part in _real_parts(x):

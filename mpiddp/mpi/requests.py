@@ -1,11 +1,14 @@
 """Requests, pending operations, and the waits that drive them.
 
 An algorithm is a generator that yields events with ``Test()`` and ``Wait()``, as MPI requests have. MPI makes progress
-inside its calls only, and a generator when resumed: so every wait polls, and `poll` drives all that is pending in the
-process. A call may block in MPI only while nothing is pending; else programs would deadlock in which one rank waits
-before a small blocking call and another after it, as torch allows.
+only inside its calls, and a generator only when it is resumed. Therefore every wait polls, and `poll` drives all that
+is pending in the process.
 
-Threads may communicate, each in groups of its own. A thread holds `lock` while it drives, never while it waits.
+Block inside MPI only when nothing is pending. Otherwise a program deadlocks if one rank waits for an asynchronous
+operation before a blocking call and another rank after it; torch allows both.
+
+Several threads may communicate, each in groups of its own. A thread holds `lock` while it drives operations, but not
+while it waits.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import Any, Protocol, TypeVar
 from mpiddp.errors import DistTimeoutError
 
 from .lazy import MPI
-from .operation import Operation, new_operation, waiting
+from .operation import Operation, waiting
 
 T = TypeVar("T")
 
@@ -50,16 +53,16 @@ class _Ready:
 
 
 READY = _Ready()
-"""First yield of an algorithm that runs at the head of the queue."""
+"""What an algorithm yields first if all of it has to run at the head of the queue."""
 
 
 class All:
-    """MPI requests as one, receives first."""
+    """Several MPI requests as one event. Receives come first in the list."""
 
     __slots__ = ("requests",)
 
     one_by_one = False
-    """Open MPI ends the process when a message fails whose request was completed together with one that failed."""
+    """Set where ranks may fail: Open MPI ends the process if two requests of one Testall have failed."""
 
     def __init__(self, requests: list[MPI.Request]) -> None:
         self.requests = requests
@@ -74,6 +77,8 @@ class All:
 
 
 class Each:
+    """Several events of any kind as one."""
+
     __slots__ = ("_left",)
 
     def __init__(self, awaited: list[Awaited]) -> None:
@@ -90,7 +95,7 @@ class Each:
 
 
 def drive(steps: Steps) -> Any:
-    """Block in each wait; return the steps' value."""
+    """Run steps to their end, blocking in each wait, and return their value."""
     try:
         while True:
             next(steps).Wait()
@@ -99,17 +104,18 @@ def drive(steps: Steps) -> Any:
 
 
 class Source(Protocol):
-    """A group's queue, or its mailbox."""
+    """What has pending operations: a group's queue, or its mailbox."""
 
     def progress(self) -> None:
-        """Drive its operations without waiting."""
+        """Drive the operations as far as they get without waiting."""
 
 
 lock = threading.RLock()
-"""Of the pending operations of all groups."""
+"""Held while pending operations of any group are driven or changed."""
 pending = 0
+"""The number of pending operations in this process."""
 only_thread = 0
-"""The thread that may communicate, where MPI takes no second one; 0: any."""
+"""The only thread that may communicate, if MPI_THREAD_MULTIPLE is missing; 0: any thread may."""
 _active: dict[Source, None] = {}
 
 
@@ -138,10 +144,10 @@ def finished() -> bool:
 
 
 def seconds(timeout: timedelta | float | None, *, of_group: bool = False) -> float | None:
-    """Return a time limit, which every caller's ``timeout`` passes, in seconds; None: the default.
+    """Check a program's ``timeout`` and return it in seconds; None stays None, for the default.
 
-    TypeError if it is neither a timedelta nor a number; ValueError if no clock reaches it, or if it is 0 and that of a
-    group. A wait with the limit 0 only looks.
+    TypeError if it is neither a timedelta nor a number. ValueError if it is negative, infinite or NaN, or if it
+    is 0 and a group's. A wait with the limit 0 looks once.
     """
     if timeout is None:
         return None
@@ -157,18 +163,18 @@ def seconds(timeout: timedelta | float | None, *, of_group: bool = False) -> flo
     return limit_s
 
 
-# Each poll before sleeping yields the core, which ranks may share.
+# Until a wait begins to sleep, every poll yields the core, because another rank may need it.
 _POLLS_BEFORE_SLEEP = 20_000
 _SLEEP_S = 50e-6
 _POLLS_BEFORE_YIELD = 50
-"""Of a blocking receive: the time of a short message between two cores."""
+"""Of a blocking receive. They take about as long as a short message between two cores."""
 _POLLS_PER_CHECK = 64
 
 
 def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -> bool:
-    """Return False after ``limit_s``."""
+    """Poll until ``done()`` is true; return False if it is not after ``limit_s`` seconds."""
     monitor = operation.members.monitor
-    began = begin_wait(_limited(operation))
+    began = begin_wait(operation.as_limited())
     polls, deadline = 0, time.monotonic() + limit_s
     try:
         while not done():
@@ -190,13 +196,8 @@ def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -
         end_wait(*began)
 
 
-def _limited(operation: Operation) -> Operation:
-    """Return it as one whose waiter watches the clock, as the watchdog would end the job."""
-    return new_operation(Operation, (*operation[:4], True, *operation[5:]))
-
-
 def matched_probe(comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status) -> MPI.Message:
-    """Wait for a message; MPI's own Mprobe spins through the time slice of a core that the sender may need."""
+    """Wait for a message, and yield the core meanwhile. MPI's own Mprobe keeps a core that the sender may need."""
     polls = 0
     while (message := comm.Improbe(source, tag, status)) is None:
         polls += 1
@@ -223,7 +224,7 @@ def end_wait(thread: int, outer: Operation | None) -> None:
 
 
 def wait_for(done: Callable[[], bool], operation: Operation, timeout_s: float | None = None) -> None:
-    """Poll until ``done()``; DistTimeoutError after ``timeout_s`` (the group's), other errors for faults of ranks."""
+    """Poll until ``done()`` is true. DistTimeoutError after ``timeout_s``, by default the group's limit."""
     members = operation.members
     limit_s = members.timeout_s if timeout_s is None else timeout_s
     if not poll_until(done, operation, limit_s):
@@ -231,20 +232,24 @@ def wait_for(done: Callable[[], bool], operation: Operation, timeout_s: float | 
 
 
 def timed_out(operation: Operation, limit_s: float) -> DistTimeoutError:
-    """Name the ranks that keep the operation from ending, and let others see this wait meanwhile."""
-    began = begin_wait(_limited(operation))
+    """Return the error that names the ranks which keep the operation from ending.
+
+    Asking them takes a moment. Other ranks that ask meanwhile see this wait.
+    """
+    began = begin_wait(operation.as_limited())
     try:
         reason = operation.members.monitor.explain(operation)
     finally:
         end_wait(*began)
-    return DistTimeoutError(f"{operation} did not finish in {limit_s:g} s (Timed out): {reason}")
+    return DistTimeoutError(f"{operation} did not finish in {limit_s:g} s (Timed out){reason}")
 
 
 def run_in_thread(call: Callable[[], T], operation: Operation) -> T:
-    """Run a blocking MPI call in a thread while this one keeps polling.
+    """Run a blocking MPI call in another thread while this one keeps polling.
 
-    Calls that make communicators have no other form, other ranks may have to finish what is pending first, and a failed
-    rank would keep them from returning. Without MPI_THREAD_MULTIPLE, finish what is pending, and call.
+    MPI makes communicators by blocking calls. They must not keep this rank from finishing pending operations that other
+    ranks wait for, and a failed rank must not keep them from returning. Without MPI_THREAD_MULTIPLE, what is pending is
+    finished first, and then this thread calls.
     """
     monitor = operation.members.monitor
     threads = not only_thread

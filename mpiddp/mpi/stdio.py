@@ -1,4 +1,4 @@
-"""Printed output, which the launcher passes on. Imports the standard library only."""
+"""Printed output, on its way to the launcher, which passes it on. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import sys
 import termios
 import time
 
-# For the launcher to read the output, and to pass it on: one told to end does neither.
+# How long a rank that ends its job waits until the launcher has read its output, and has passed it on. A launcher that
+# is told to end does neither any more.
 _READ_S, _PASS_ON_S = 1.0, 0.05
 
 
 def show_lines() -> None:
-    """Write printed lines when complete, in one piece, where a launcher reads them.
+    """Write each printed line as soon as it is complete, and in one piece, where a launcher reads the output.
 
-    Python keeps 8 KiB for a pipe; with PYTHONUNBUFFERED=1 it writes each argument by itself, and ranks' lines mix.
+    By default Python collects 8 KiB before it writes to a pipe. With PYTHONUNBUFFERED=1 it writes each argument of
+    ``print`` by itself, and the lines of ranks mix.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # replaced by the program, or closed
@@ -27,6 +29,7 @@ def show_lines() -> None:
 
 
 def deliver() -> None:
+    """Write what was printed, and wait until the launcher has read it."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

@@ -1,13 +1,14 @@
 """Pending operations: a `Work` drives a generator that yields what it waits for.
 
-An algorithm is written once, as steps::
+An algorithm is written once, as steps that serve blocking and asynchronous calls::
 
     def all_reduce(link, x, op):
         yield link.now.Iallreduce(MPI.IN_PLACE, x, op)
 
-Code before the first ``yield`` runs at submission, on communicators named ``now``; later steps at the head of the
-queue, on those named ``later``. So on each communicator all ranks issue their calls in one order, wherever their
-programs wait; else steps overtake each other, and sums come out wrong.
+An operation runs to its first ``yield`` when it is submitted, using the communicator ``now``. Its later steps run when
+it reaches the head of the group's queue, using ``later``. So every rank issues its calls on each communicator in the
+same order, wherever its program waits. Otherwise steps of two operations could overtake each other, and sums would be
+wrong.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from . import recorder, requests
+from . import requests
 from .future import Future, call_all, call_logged
 from .operation import Operation
-from .recorder import Entry
 from .requests import Awaited, Steps, activate, deactivate, poll, seconds, wait_for
 
 if TYPE_CHECKING:
@@ -30,17 +31,27 @@ if TYPE_CHECKING:
     from mpiddp.typing import Array
 
 _abandoned: list[tuple[Steps | None, Awaited | None]] = []
-"""MPI may still write to their memory."""
+"""Operations that were given up. They are kept, because MPI may still write to their memory."""
 
 
 _POLLS = 20
+_LOOK_S = 0.05
+"""Between two looks for faults of other ranks by a program that polls."""
 _RECEIVE_ONLY = "this is known for a receive that has finished; call wait() first"
 
 
 class Work:
-    """A pending operation (``torch.distributed.Work``)."""
+    """A pending operation (``torch.distributed.Work``). Its arrays must stay as they are until `wait` has returned.
 
-    # On the class: a short message sets only what it needs.
+    Examples
+    --------
+    >>> x = np.ones(3)
+    >>> work = dist.all_reduce(x, async_op=True)
+    >>> work.wait(timeout=10), work.is_success()
+    (True, True)
+    """
+
+    # These defaults are the class's, because a short message has to be made quickly and sets only what it needs.
     _steps: Steps | None = None
     _awaited: Awaited | None = None
     _error: BaseException | None = None
@@ -48,8 +59,8 @@ class Work:
     _check: Callable[[], None] | None = None
     _limit_s: float | None = None
     _callbacks: tuple[Callable[[], None], ...] = ()
-    _entry: Entry | None = None
     _value: Any = None
+    _looked = 0.0
 
     def __init__(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> None:
         self._operation = operation
@@ -67,31 +78,25 @@ class Work:
         except Exception as error:  # surfaces in wait()
             self._finish(error)
         except BaseException as error:
-            # A Ctrl-C must not wait for wait().
+            # A Ctrl-C is raised at once, not by wait().
             self._finish(error)
             raise
 
     def _finish(self, error: BaseException | None) -> None:
         requests.pending -= 1
         self._error, self._finished, self._awaited = error, True, None
-        if self._entry is not None and error is None:
-            recorder.end(self._entry)
-
-    def _record(self, entry: Entry) -> None:
-        """End a flight recorder's entry with this operation."""
-        self._entry = entry
-        if self._finished and self._error is None:  # perhaps before it had the entry
-            recorder.end(entry)
+        if error is None:
+            self._operation.end = monotonic()
 
     def _announce(self) -> None:
-        """Call the callbacks, also when one raises."""
+        """Call all callbacks, also after one has raised."""
         callbacks, self._callbacks = self._callbacks, ()
         if callbacks:
             self._check = None  # they may change the arrays
-        call_all(callbacks)
+            call_all(callbacks)
 
     def _advance(self) -> bool:
-        """Run the steps that need not wait; return True at the end."""
+        """Run the steps as far as they get without waiting; return True if the operation has ended."""
         while not self._finished:
             assert self._awaited is not None
             try:
@@ -108,42 +113,40 @@ class Work:
         return True
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Wait for the end; return True, or raise the operation's error.
+        """Wait until the operation has ended; return True, or raise its error.
 
         Parameters
         ----------
         timeout : timedelta or float, optional
-            Seconds until DistTimeoutError; default: the operation's, or the group's.
+            The limit in seconds, after which it raises `DistTimeoutError`; by default the operation's, else the
+            group's.
         """
         limit_s = self._limit_s if timeout is None else seconds(timeout)
         if not self._finished:
             poll()
-            for _ in range(_POLLS):  # cheaper than the preparations for a wait
+            for _ in range(_POLLS):  # a short operation ends before `wait_for` would be set up
                 if self._finished:
                     break
                 os.sched_yield()
                 poll()
             else:
-                wait_for(self._is_finished, self._named(), limit_s)
+                wait_for(self._is_finished, self._operation, limit_s)
         if self._error is not None:
-            self._named().members.monitor.translate(self._error)
+            self._operation.call.members.monitor.translate(self._error)
             raise self._error
         if self._check is not None:
             self._verify_result()
         return True
 
-    def _named(self) -> Operation:
-        return self._operation
-
     def _is_finished(self) -> bool:
         return self._finished
 
     def _set_timeout(self, timeout_s: float | None) -> None:
-        """Set `wait`'s time limit; None: the group's."""
+        """Set the time limit of `wait`; None stands for the group's."""
         self._limit_s = timeout_s
 
     def _run_check(self, check: Callable[[], None]) -> None:
-        """Call ``check``, which may raise, when the program learns of the end."""
+        """Let ``check``, which may raise, be called when the program learns that the operation has ended."""
         self._check = check
 
     def _verify_result(self) -> None:
@@ -152,13 +155,13 @@ class Work:
             check()
 
     def _abandon(self) -> None:
-        """End a withdrawn operation."""
+        """End an operation that has been withdrawn."""
         if self._steps is not None:
             self._steps.close()
         self._finish(None)
 
     def _is_running(self) -> bool:
-        """Return True if one of the steps is up the stack."""
+        """Return True if this is called from one of the operation's steps."""
         return self._steps is not None and inspect.getgeneratorstate(self._steps) == inspect.GEN_RUNNING
 
     def _fail(self, error: BaseException) -> None:
@@ -168,15 +171,27 @@ class Work:
             self._finish(error)
 
     def is_completed(self) -> bool:
-        """Make progress; return True at the end."""
+        """Let pending operations make progress; return True if this one has ended, also by an error."""
         if not self._finished:
             poll()
+            self._look_for_faults()
         if self._finished and self._check is not None:
             self._verify_result()
         return self._finished
 
+    def _look_for_faults(self) -> None:
+        """End with the error of ranks that have failed or make other calls, for a program that never waits."""
+        now = monotonic()
+        if self._finished or now - max(self._operation.start, self._looked) < _LOOK_S:
+            return
+        self._looked = now
+        try:
+            self._operation.members.monitor.check()
+        except Exception as error:
+            self._fail(error)
+
     def is_success(self) -> bool:
-        """Return True after an end without an error."""
+        """Return True if the operation has ended without an error."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
@@ -184,15 +199,15 @@ class Work:
         return self._error
 
     def result(self) -> list[Array]:
-        """Return the result's arrays, complete after `wait`."""
+        """Return the arrays of the result, which are complete after `wait`."""
         return list(self._outputs)
 
     def source_rank(self) -> int:
-        """Return the global rank of a receive's sender; RuntimeError before."""
+        """Return the global rank of the sender, for a receive that has ended; else RuntimeError."""
         raise RuntimeError(_RECEIVE_ONLY)
 
     def count(self) -> int:
-        """Return the elements received; RuntimeError before."""
+        """Return how many elements have come, for a receive that has ended; else RuntimeError."""
         raise RuntimeError(_RECEIVE_ONLY)
 
     def synchronize(self) -> None:
@@ -200,7 +215,7 @@ class Work:
         self.wait()
 
     def get_future(self) -> Future:
-        """Return a `Future` of the result's arrays."""
+        """Return a `Future` of the arrays of the result."""
         return _Promised(self)
 
     def _then(self, callback: Callable[[], None]) -> None:
@@ -233,7 +248,7 @@ class _Promised(Future):
 
 
 class Queue:
-    """A group's pending collectives, in one order on all ranks."""
+    """The pending collectives of a group, in the same order on all ranks."""
 
     __slots__ = ("_works",)
 
@@ -244,18 +259,18 @@ class Queue:
         return len(self._works)
 
     def submit(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> Work:
-        """Run ``steps`` to their first wait, and queue the rest; under `requests.lock`."""
+        """Run ``steps`` to their first wait, and queue the rest. The caller holds `requests.lock`."""
         work = Work(steps, operation, outputs)
         self._works.append(work)
         activate(self)
         return work
 
-    def behind_the_head(self) -> list[Entry | None]:
-        """Return the entries of operations behind the head; in any thread."""
-        return [work._entry for work in list(self._works)[1:]]
+    def behind_the_head(self) -> list[Operation]:
+        """Return the operations behind the head. Any thread may ask."""
+        return [work._operation for work in list(self._works)[1:]]
 
     def fail(self, error: BaseException) -> None:
-        """End all operations but ``error``'s raiser."""
+        """End all operations with ``error``, except one whose step is raising it."""
         with requests.lock:
             failed = [work for work in self._works if not work._is_running()]
             self._works = deque(work for work in self._works if work._is_running())
@@ -264,9 +279,9 @@ class Queue:
                 work._announce()
 
     def progress(self) -> None:
-        """Drive the head, and its successors as it ends."""
+        """Drive the operation at the head, and the next ones when it has ended."""
         while self._works and self._works[0]._advance():
-            # a callback may submit an operation and wait, which comes here again
+            # A callback may submit an operation and wait for it, which comes here again.
             self._works.popleft()._announce()
         if not self._works:
             deactivate(self)

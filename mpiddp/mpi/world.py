@@ -1,4 +1,4 @@
-"""The world: ranks, hosts and nodes, and checks of the launch."""
+"""The world: all ranks with their hosts, processes and nodes, and checks of how they were launched."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
-from mpiddp import settings
+from mpiddp import launchers, settings
+from mpiddp.cores import blas_threads, core_mask
+from mpiddp.errors import SetupError
 
-from .lazy import MPI, SetupError
+from . import library
+from .lazy import MPI
 
 
 @dataclasses.dataclass(frozen=True)
 class World:
+    """All ranks of the job, or those that have survived; tuples are by rank."""
+
     comm: MPI.Intracomm
-    """Of all ranks, or the survivors."""
     hosts: tuple[str, ...]
     pids: tuple[int, ...]
     nodes: tuple[int, ...]
-    """Numbered by their first ranks."""
+    """Each rank's node. Nodes are numbered in the order of their first ranks."""
     thread_multiple: bool
     running: tuple[int, ...]
-    """Ranks whose programs had not ended."""
+    """The ranks whose programs had not ended when this was gathered."""
 
     @property
     def rank(self) -> int:
@@ -39,12 +43,12 @@ class World:
 
     @functools.cached_property
     def ranks(self) -> tuple[int, ...]:
-        """Shared by groups: ints of their own would take four times the memory."""
+        """All ranks. Groups share these ints, since ints of their own would take four times the memory."""
         return tuple(range(self.size))
 
     @property
     def job(self) -> str:
-        """Host and process of rank 0."""
+        """The job's name: host and process of rank 0."""
         return f"{self.hosts[0]}.{self.pids[0]}"
 
     @functools.cached_property
@@ -58,7 +62,7 @@ class World:
 
 
 def start_mpi() -> None:
-    """SetupError if MPI has ended, or sees one rank of several."""
+    """Start MPI, unless the program has. SetupError if MPI has ended, or sees one rank where several were launched."""
     if MPI.Is_finalized():
         raise SetupError("MPI has been finalised in this process; call init_process_group before MPI.Finalize")
     if not MPI.Is_initialized():
@@ -68,7 +72,7 @@ def start_mpi() -> None:
 
 class _RankInfo(NamedTuple):
     started_as: int
-    """Rank in MPI.COMM_WORLD."""
+    """The rank in MPI.COMM_WORLD."""
     ended: bool
     host: str
     pid: int
@@ -79,9 +83,11 @@ class _RankInfo(NamedTuple):
 
 
 def gather(comm: MPI.Intracomm, *, ended: bool = False) -> World:
-    """Gather the ranks of ``comm``; ``ended``: this program only waits for the others."""
-    # Ranks of one kernel boot and host name share memory. MPI's own split loses ranks under srun (Open MPI) and joins
-    # hosts that namespaces separate (UCX).
+    """Gather the ranks of ``comm``, which call this together. ``ended`` means that this program has come to its end.
+
+    Ranks with the same boot id of the kernel and the same host name share memory. MPI's own split by shared memory
+    loses ranks under srun (Open MPI), and joins hosts that namespaces separate (UCX).
+    """
     boot = Path("/proc/sys/kernel/random/boot_id")
     mine = _RankInfo(
         started_as=MPI.COMM_WORLD.rank,
@@ -89,8 +95,8 @@ def gather(comm: MPI.Intracomm, *, ended: bool = False) -> World:
         host=socket.gethostname(),
         pid=os.getpid(),
         boot=boot.read_text() if boot.exists() else "",
-        cores=settings.core_mask(),
-        threads=settings.blas_threads(),
+        cores=core_mask(),
+        threads=blas_threads(),
         thread_multiple=MPI.Query_thread() == MPI.THREAD_MULTIPLE,
     )
     infos = comm.allgather(mine)
@@ -126,36 +132,31 @@ def _warn_of_threads(infos: list[_RankInfo]) -> None:
 
 
 def _check_launcher() -> None:
-    found = settings.launch()
-    if found is None or found.size == 1 or MPI.COMM_WORLD.size > 1:
+    launch = launchers.launch()
+    if launch is None or launch.size == 1 or MPI.COMM_WORLD.size > 1:
         return
-    cure = (
-        "start with the plugin of your MPI library, `srun --mpi=pmix` (Open MPI) or `srun --mpi=pmi2` (MPICH), out of"
-        " those that `srun --mpi=list` shows"
-        if found.launcher == "srun"
-        else "start with the mpirun that belongs to this library"
-    )
     raise SetupError(
-        f"{found.launcher} started {found.size} ranks, but each sees a world of its own: this process runs on"
-        f" {library_name()} ({MPI.__file__}), which does not understand that launcher; {cure}"
+        f"{launch.launcher.name} started {launch.size} ranks, but each sees a world of its own: this process runs on"
+        f" {library_name()} ({MPI.__file__}), which does not understand that launcher; {launch.launcher.cure}"
     )
 
 
 def library_name() -> str:
-    first_line = MPI.Get_library_version().split("\n")[0]
-    return " ".join(first_line.split(",")[0].replace("Version:", "").split())
+    return library.short_name(MPI.Get_library_version())
 
 
 class Claims(NamedTuple):
+    """What the program says of its ranks, in `init_process_group`."""
+
     rank: int = -1
     world_size: int = -1
     own_comm: bool = False
     assigned_by_mpi: bool = False
-    """Rank and size are ignored with a warning, as by torch's backend "mpi"."""
+    """The backend is "mpi", with which torch ignores rank and size, and warns."""
 
 
 def check_claims(comm: MPI.Intracomm, claims: Claims) -> None:
-    """Raise SetupError on all ranks for claims that contradict MPI, the environment or each other."""
+    """Raise SetupError, on all ranks, if the claims of one contradict MPI, the environment or the other ranks."""
     if claims.assigned_by_mpi and (claims.rank, claims.world_size) != (-1, -1) and comm.size > 1:
         warnings.warn(
             f"For MPI backend, world_size ({claims.world_size}) and rank ({claims.rank}) are ignored since they are"
@@ -177,7 +178,7 @@ def check_claims(comm: MPI.Intracomm, claims: Claims) -> None:
 
 
 def _contradiction(comm: MPI.Intracomm, claims: Claims) -> str:
-    announced = settings.rank_variables()
+    announced = launchers.rank_variables()
     for name, value, true in (
         ("world_size", claims.world_size, comm.size),
         ("rank", claims.rank, comm.rank),

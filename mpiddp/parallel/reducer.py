@@ -1,7 +1,8 @@
 """The reducer sends each bucket when its last gradient is ready, while backward computes the others.
 
-Autograd writes a gradient into its bucket and calls the parameter's hook; the bucket's last hook submits its
-all-reduce, later hooks poll, the end of backward waits. All ranks submit buckets in one order.
+Autograd writes a gradient into its bucket and calls the parameter's hook. The last hook of a bucket submits its
+all-reduce. Later hooks poll, so that it makes progress, and the end of backward waits for it. All ranks submit their
+buckets in the same order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cross-memory attach: the kernel copies between the private memories of a node's processes.
 
-Linux allows it between processes of one user that may trace each other
-(``kernel.yama.ptrace_scope`` above 0 and some containers forbid it): it is tried. See process_vm_readv(2).
+Linux allows it between processes of one user that may trace each other. Some containers forbid it, and so does
+``kernel.yama.ptrace_scope`` above 0; therefore the ranks try it once. See process_vm_readv(2).
 """
 
 from __future__ import annotations
@@ -45,17 +45,20 @@ _readv, _writev = _kernel("process_vm_readv"), _kernel("process_vm_writev")
 
 
 class CrossMemory(Resource):
-    """Access to the memory of a node's processes, whose owners wait between two synchronisations."""
+    """Access to the memory of the node's other ranks, which stay in the same operation until it has been used."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._pids: list[int] = []
         self._buffer: Array = np.empty(0, np.uint8)
         self.fault = ""
-        """Empty before it has been tried."""
+        """Why it cannot be used; empty if it can, and before it has been tried."""
 
     def prepare(self) -> Steps:
-        """Return True if every rank reaches those of its node, equally on all; collective, on ``later``."""
+        """Try it once. Return True, on all ranks, if every rank reaches the memory of all ranks of its node.
+
+        All ranks of the group call this together; it communicates on ``later``.
+        """
         if self._pids or self.fault:
             return not self.fault
         node = self._link.node
@@ -72,7 +75,7 @@ class CrossMemory(Resource):
         return not self.fault
 
     def buffer(self, nbytes: int) -> Array:
-        """Return reused memory: the kernel gives fresh pages slowly."""
+        """Return memory that is used again and again, because fresh pages from the kernel take time."""
         if self._buffer.size < nbytes:
             self._buffer = np.empty(nbytes, np.uint8)
         return self._buffer[:nbytes]

@@ -1,11 +1,11 @@
 """Eager buffers: short arrays of a node's ranks, exchanged without a message.
 
-Every rank has a few buffers, used in rounds. In each round it writes its array, if any, and then a record: its call,
-and last the number of the round. A peer that sees the number may read the array. All ranks take part in every round: a
-buffer is free once all have arrived in the next one.
+Every rank has four buffers in shared memory and uses them in turn, one for each round. In a round it writes its array,
+if it has one, and then a record of its call, the number of the round last. A peer that sees this number may read the
+array. All ranks take part in every round, so a buffer is free once all ranks have arrived in the next round.
 
-Python has no fences. x86 shows a thread's stores to others in program order [1]_; other processors get no eager
-buffers. A record's number is erased before the record is overwritten.
+Python has no memory fences. On x86 other processors see a thread's stores in the order of the program [1]_; on other
+processors there are no eager buffers. The number of a record is erased before the record is overwritten.
 
 References
 ----------
@@ -26,53 +26,58 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpiddp import settings
+from mpiddp.cores import available_cores
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.typing import Array
 
 BUFFER_BYTES = 1 << 16
-"""Longer arrays go in pieces."""
+"""The size of a buffer. Longer arrays go in pieces."""
 MAX_RANKS = 8
-"""In larger groups each rank would read too many arrays."""
+"""Larger groups have no eager buffers, because each rank would have to read too many arrays."""
 _BUFFERS = 4
-"""Of each rank: the root of broadcasts is ahead by fewer rounds."""
+"""The buffers of each rank. The root of several broadcasts may be ahead of the others by fewer rounds."""
 _RECORD = struct.Struct("<qqQqq")
-"""Round; sequence, kind, count, root."""
+"""The number of the round; sequence number, kind, count and root of the call."""
 _NUMBER_BYTES = 8
 REGION_BYTES = mmap.PAGESIZE + _BUFFERS * BUFFER_BYTES
 
 ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
-"""The processor shows stores in the program's order."""
+"""Whether other processors see a thread's stores in the order of the program."""
 
-# The others are mostly near: look, then yield the core after each look, at last sleep.
+# The other ranks mostly arrive soon. A wait looks without a pause, then yields the core after each look, then sleeps.
 _LOOKS = 40
 _LOOKS_BEFORE_SLEEP = 20_000
 _SLEEP_S = 50e-6
-# Messages that other ranks need to arrive move only inside of MPI.
+# A rank may be late because it waits for a message from this one, and messages move only inside MPI's calls.
 _LOOKS_PER_PROGRESS = 16
-# A look may take milliseconds on a busy machine.
+# The clock counts, not the looks: one look may take milliseconds on a busy machine.
 _CHECK_S = 1e-3
 
 
 def region_bytes(link: Link) -> int:
-    """Return each rank's bytes; 0: no eager buffers."""
+    """Return how much memory each rank of the group needs; 0 if it gets no eager buffers."""
     usable = link.one_node and 1 < link.size <= MAX_RANKS and ORDERED and settings.eager()
     return REGION_BYTES if usable else 0
 
 
 class Round(NamedTuple):
+    """Where the records and arrays of a round lie in the memory."""
+
     records: slice
+    """The records of all ranks."""
     own_call: slice
+    """This rank's record without its number."""
     own_number: int
-    """Among the memory's 8-byte words."""
+    """The index of this rank's number among the memory's 8-byte words."""
     table: Array
-    """Shape (ranks, ...)."""
+    """The arrays of all ranks as one of shape (ranks, ...)."""
     rows: list[Array]
     own: Array
 
 
 class SpinWait:
-    """An event in shared memory, with MPI's progress on ``comm`` meanwhile."""
+    """An event in shared memory. Whoever waits for it lets MPI make progress on ``comm`` meanwhile."""
 
     __slots__ = ("_comm", "_happened", "_looks")
 
@@ -91,7 +96,7 @@ class SpinWait:
         self.wait_checking(lambda: None, math.inf)
 
     def wait_checking(self, check: Callable[[], None], limit_s: float) -> bool:
-        """Return False after ``limit_s`` seconds; call ``check`` each millisecond."""
+        """Wait, and call ``check`` about every millisecond; return False after ``limit_s`` seconds."""
         self._looks, began_s = 0, time.monotonic()
         checked_s = began_s
         while not self.Test():
@@ -109,14 +114,14 @@ class SpinWait:
 
 
 class EagerBuffers(Resource):
-    """A group's buffers on one node, from ``start`` in ``memory``."""
+    """The buffers of a group whose ranks are on one node. They begin at ``start`` in ``memory``."""
 
     def __init__(self, link: Link, memory: mmap.mmap, start: int) -> None:
         self._memory, self._start = memory, start
         self._rank, self._size = link.rank, link.size
         self._comm = link.later
         self._number = self._complete = 0
-        """Last rounds: begun, and with all ranks."""
+        """The last round that this rank has begun, and the last one in which all ranks are known to have arrived."""
         self._records = slice(0, 0)
         self._expected = b""
         self._words = memoryview(memory).cast("q")
@@ -124,16 +129,17 @@ class EagerBuffers(Resource):
             self._words[records.start // 8 : records.stop // 8 : _RECORD.size // 8]
             for records in map(self._records_of, range(_BUFFERS))
         ]
-        self._oversubscribed = link.size > settings.available_cores()
-        """The others may need this rank's core."""
+        self._oversubscribed = link.size > available_cores()
+        """There are more ranks than cores: while this one looks, another may need its core."""
 
     def _records_of(self, number: int) -> slice:
         start = self._start + number % _BUFFERS * self._size * _RECORD.size
         return slice(start, start + self._size * _RECORD.size)
 
     def rounds(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[Round]:
+        """Return the four rounds as seen by calls with arrays of this shape and dtype."""
         strides = (BUFFER_BYTES, *np.empty(shape, dtype).strides)
-        found = []
+        rounds = []
         for number in range(_BUFFERS):
             start = self._start + self._size * (mmap.PAGESIZE + number * BUFFER_BYTES)
             table: Array = np.ndarray((self._size, *shape), dtype, self._memory, start, strides)
@@ -141,15 +147,16 @@ class EagerBuffers(Resource):
             own = records.start + self._rank * _RECORD.size
             call = slice(own + _NUMBER_BYTES, own + _RECORD.size)
             rows = [table[rank, ...] for rank in range(self._size)]
-            found.append(Round(records, call, own // 8, table, rows, rows[self._rank]))
-        return found
+            rounds.append(Round(records, call, own // 8, table, rows, rows[self._rank]))
+        return rounds
 
     def writable(self) -> bool:
+        """Return True if this rank's buffer of the next round is free: all ranks have read what was in it."""
         oldest = self._number + 2 - _BUFFERS
         if oldest <= self._complete:
             return True
-        for number in range(self._number, oldest - 1, -1):  # mostly the others are near
-            if min(self._numbers[number % _BUFFERS]) >= number:  # a rank ahead may have reused the place
+        for number in range(self._number, oldest - 1, -1):  # from the newest, which mostly all have reached
+            if min(self._numbers[number % _BUFFERS]) >= number:  # larger where a rank ahead has used the record again
                 self._complete = number
                 return True
         return False
@@ -157,8 +164,8 @@ class EagerBuffers(Resource):
     def begin(self, rounds: list[Round], call: bytes, x: Array | None, change: Callable[[Array], None] | None) -> Round:
         """Begin the next round, which must be `writable`.
 
-        ``call``, with its sequence number, is equal on all ranks; ``change`` is applied to the copy of ``x`` before
-        others see it.
+        ``call``, a record without its number, is equal on all ranks that agree. ``change`` is applied to the copy of
+        ``x`` before others can see it.
         """
         self._number = number = self._number + 1
         current = rounds[number % _BUFFERS]
@@ -166,20 +173,21 @@ class EagerBuffers(Resource):
             current.own[...] = x
             if change is not None:
                 change(current.own)
-        self._words[current.own_number] = 0  # no record has half of another one under its number
+        self._words[current.own_number] = 0  # so that nobody sees half of the new record under the old number
         self._memory[current.own_call] = call
         self._words[current.own_number] = number
         self._records, self._expected = current.records, (number.to_bytes(8, "little") + call) * self._size
         return current
 
     def all_arrived(self) -> bool:
+        """Return True if all ranks have written their records of this round, with the same call."""
         if self._memory[self._records] != self._expected:
             return False
         self._complete = self._number
         return True
 
     def arrived(self, rank: int) -> Callable[[], bool]:
-        """Return a function that tells whether ``rank`` makes this round's call."""
+        """Return a function that tells whether ``rank`` has arrived in this round with the same call."""
         first = rank * _RECORD.size
 
         def it_arrived() -> bool:
@@ -189,7 +197,7 @@ class EagerBuffers(Resource):
         return it_arrived
 
     def spin(self, happened: Callable[[], bool]) -> bool:
-        """Return False if it has not happened after some looks."""
+        """Look some times; return False if ``happened()`` is still false."""
         for _ in range(_LOOKS):
             if self._oversubscribed:
                 os.sched_yield()
@@ -201,24 +209,24 @@ class EagerBuffers(Resource):
         return SpinWait(happened, self._comm)
 
     def calls(self) -> list[list[tuple[int, int, int, int, int]]]:
-        """Return the calls (rank, sequence, kind, count, root) of the last rounds, this rank's first; in any thread.
+        """Return the calls of the last rounds: for each a list of (rank, sequence, kind, count, root), this rank first.
 
-        Records in the middle of a store are left out, or, if this rank's, the round.
+        Any thread may ask. A record that is just being written is left out; if it is this rank's, so is the round.
         """
-        found = []
+        calls = []
         for number in range(self._number, max(self._number - _BUFFERS, 0), -1):
-            # Whole: its number was there before it was read, and still is.
+            # A record is whole if its number was there before it was read, and is there still.
             before = list(self._numbers[number % _BUFFERS])
             records = list(_RECORD.iter_unpack(self._memory[self._records_of(number)]))
             after = list(self._numbers[number % _BUFFERS])
             ranks = [self._rank, *(rank for rank in range(self._size) if rank != self._rank)]
             whole = [rank for rank in ranks if before[rank] == after[rank] == number]
             if whole[:1] == [self._rank]:
-                found.append([(rank, *records[rank][1:]) for rank in whole])
-        return found
+                calls.append([(rank, *records[rank][1:]) for rank in whole])
+        return calls
 
     def close(self) -> None:
         del self._memory, self._numbers, self._words
 
     def drop(self, error: Exception) -> None:
-        """Keep the memory: a thread may still look at it."""
+        """Keep the memory, because the watchdog's thread may still look at it."""

@@ -1,11 +1,16 @@
-"""Segments: memory mapped by all ranks of a group on a node, a region for each.
+"""Segments: memory that all ranks of a group on a node map, with a region for each rank.
 
-From an array's place `Segment.view` makes the peer's array, without a message. The memory is an anonymous file (memfd)
-of the node's first rank, which the others open through ``/proc/PID/fd``: nothing stays behind, and a small ``/dev/shm``
-does not bound it. Where that is forbidden, a file in ``/dev/shm`` is unlinked once all have opened it. Every rank
-populates its region, and all agree before any is touched: a write to a missing page would end the process. A mapping
-lives as long as the ``mmap`` at the root of its arrays' base chain; a view by another library keeps it without naming
-it, and is found by its address.
+A rank that knows where in its region another rank's array lies can read and write the array, by `Segment.view`.
+
+The memory is an anonymous file (memfd) of the node's first rank, which the others open through ``/proc/PID/fd``.
+Nothing stays behind, and a small ``/dev/shm`` does not limit it. Where that is forbidden, a file in ``/dev/shm`` is
+used, and unlinked once all ranks have opened it.
+
+Every rank populates the pages of its region, and all agree that this has worked before any page is used: a write to a
+page that the system cannot provide would end the process.
+
+A mapping lives as long as an array over it: NumPy's arrays lead to its ``mmap`` by their ``base``. A view that another
+library has made keeps the mapping without leading to it, and is recognised by its address.
 """
 
 from __future__ import annotations
@@ -32,13 +37,14 @@ _POPULATE = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Linux 5.14
 
 
 class Location(NamedTuple):
-    """The segment's number, and the offset in the rank's region in bytes."""
+    """Where an array lies: the segment's number, and the offset in this rank's region in bytes."""
 
     segment: int
     offset: int
 
 
 NOWHERE = Location(0, 0)
+"""The location of an array that is in no segment."""
 
 
 def address_of(x: Array) -> int:
@@ -47,10 +53,10 @@ def address_of(x: Array) -> int:
 
 
 class Segment:
-    """Memory of some ranks of a node, mapped into this process; does not keep it.
+    """The memory of some ranks of a node, mapped into this process. Only its arrays keep it alive.
 
-    ``number`` is unique, and equal on all ranks; regions are in the order of ``ranks``, world ranks; ``rank`` is an
-    index.
+    ``number`` is unique, and the same on all ranks. ``ranks`` are ranks of the world, in the order of their regions;
+    ``rank`` is this one's index among them.
     """
 
     def __init__(self, number: int, memory: mmap.mmap, ranks: tuple[int, ...], rank: int) -> None:
@@ -60,13 +66,14 @@ class Segment:
         self._starts = {world: index * self._region_bytes for index, world in enumerate(ranks)}
         self._own = address_of(np.frombuffer(memory, np.uint8)) + rank * self._region_bytes
 
-    def place(self, x: Array) -> Location:
+    def locate(self, x: Array) -> Location:
+        """Return where an array lies in this rank's region, or `NOWHERE`."""
         offset = address_of(x) - self._own
         inside = offset >= 0 and offset + x.nbytes <= self._region_bytes
         return Location(self.number, offset) if inside else NOWHERE
 
     def view(self, rank: int, offset: int, count: int, dtype: np.dtype[Any]) -> Array:
-        """Return elements of a world rank's region, flat."""
+        """Return ``count`` elements, ``offset`` bytes into the region of a rank of the world, as a flat array."""
         memory = self._memory()
         assert memory is not None, "the caller holds an array in it"
         if count == 0:
@@ -79,18 +86,18 @@ _by_number: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDiction
 
 
 def find(x: Array) -> Location:
-    """Return the place in symmetric memory, or `NOWHERE`."""
+    """Return where an array lies in symmetric memory, or `NOWHERE`."""
     base: Any = x.base
-    while type(base) in (np.ndarray, memoryview):  # the second is of np.frombuffer
+    while type(base) in (np.ndarray, memoryview):  # np.frombuffer makes the second
         base = base.obj if type(base) is memoryview else base.base
     if type(base) is mmap.mmap:
-        found = _of_mapping.get(base)
-        return NOWHERE if found is None else found.place(x)
+        own = _of_mapping.get(base)
+        return NOWHERE if own is None else own.locate(x)
     if base is not None:
-        for found in tuple(_of_mapping.values()):
-            place = found.place(x)
-            if place.segment:
-                return place
+        for each in tuple(_of_mapping.values()):
+            location = each.locate(x)
+            if location.segment:
+                return location
     return NOWHERE
 
 
@@ -99,19 +106,21 @@ def segment(number: int) -> Segment:
 
 
 def forget() -> None:
-    """World ranks have changed: all symmetric arrays become ordinary."""
+    """Take all symmetric arrays for ordinary ones, after the ranks of the world have been numbered anew."""
     _of_mapping.clear()
     _by_number.clear()
 
 
 class _File(NamedTuple):
+    """A kind of file that ranks can share as memory."""
+
     name: str
     make: Callable[[], tuple[int, int]]
-    """Returns descriptor and key."""
+    """Returns its descriptor, and the key by which others find it."""
     path: Callable[[int, int], Path]
-    """By the maker's process and the key."""
+    """Returns the path for others, from the process that made it and the key."""
     stays: bool
-    """Until it is unlinked."""
+    """Whether it has to be unlinked."""
 
 
 def _make_anonymous() -> tuple[int, int]:
@@ -139,16 +148,18 @@ _FILES = (
 
 
 class Allocation(NamedTuple):
+    """Memory with the number of its segment; or None and what went wrong."""
+
     memory: mmap.mmap | None
     number: int
     fault: str
 
 
 def allocate(node: Channel, everybody: Channel, region_bytes: int) -> Steps:
-    """Share memory among the ranks of ``node``; all ranks of ``everybody`` succeed, or none.
+    """Share memory among the ranks of ``node``, and return an `Allocation`.
 
-    ``region_bytes`` of each rank are a multiple of `ALIGNMENT_BYTES`. Collective, on ``later``; returns an
-    `Allocation`.
+    All ranks of ``everybody`` call this together; all of them get memory, or none. ``region_bytes``, the size of each
+    rank's region, is a multiple of `ALIGNMENT_BYTES`. It communicates on ``later``.
     """
     faults = []
     for kind in _FILES:
@@ -204,9 +215,10 @@ def _open(kind: _File, told: Array) -> int:
 
 
 def _populate(memory: mmap.mmap, descriptor: int, start: int, nbytes: int) -> None:
-    """Allocate a region's pages, near this rank and outside of core dumps; OSError if there are not enough.
+    """Let the system provide a region's pages, near this rank, and leave them out of core dumps.
 
-    Parallel page faults of 512 MiB on 2 ranks take 0.4 s each; ``posix_fallocate``, with its lock, 0.4 and 0.6 s.
+    OSError if there are not enough. For 512 MiB on each of 2 ranks this takes 0.4 s on both. ``posix_fallocate``, which
+    takes a lock, takes 0.4 and 0.6 s.
     """
     memory.madvise(mmap.MADV_DONTDUMP)
     try:
@@ -219,8 +231,8 @@ def _populate(memory: mmap.mmap, descriptor: int, start: int, nbytes: int) -> No
         os.posix_fallocate(descriptor, start, nbytes)  # an older kernel
 
 
-def register(found: Allocation, ranks: tuple[int, ...], rank: int) -> None:
-    """Let `find` recognise its arrays."""
-    assert found.memory is not None
-    made = Segment(found.number, found.memory, ranks, rank)
-    _of_mapping[found.memory] = _by_number[made.number] = made
+def register(allocation: Allocation, ranks: tuple[int, ...], rank: int) -> None:
+    """Let `find` recognise arrays in the memory."""
+    assert allocation.memory is not None
+    made = Segment(allocation.number, allocation.memory, ranks, rank)
+    _of_mapping[allocation.memory] = _by_number[made.number] = made

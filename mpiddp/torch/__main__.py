@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from mpiddp import distributed, settings
+from mpiddp import distributed, rank_process
+from mpiddp.cores import limit_blas_threads
 
 from . import names, rendezvous
 
@@ -69,13 +70,13 @@ def announce() -> None:
 
 def main(arguments: list[str]) -> None:
     found = read_arguments(arguments)
-    threads = settings.limit_blas_threads()
+    threads = limit_blas_threads()
     if threads is not None:
         torch.set_num_threads(threads)
     distributed.init_process_group()
     announce()
     distributed.destroy_process_group()  # the script's own has the timeout that the script gives
-    settings.release_rank()
+    rank_process.release_rank()
     rendezvous.prefer_mpi()
     names.replace((*_NAMES, "nccl") if found.nccl else _NAMES)
     sys.argv = [found.script, *found.arguments]

@@ -16,9 +16,9 @@ from urllib.parse import parse_qs, urlparse
 import torch
 from torch.distributed.rendezvous import _rendezvous_handlers as handlers
 
-from mpiddp import settings
-from mpiddp.faults import shutdown
-from mpiddp.mpi import lazy
+from mpiddp import launchers, rank_process
+from mpiddp.faults import abort
+from mpiddp.mpi import child_processes
 
 from .errors import translated
 
@@ -37,7 +37,7 @@ def meet(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iter
     told = {name: int(numbers[0]) for name, numbers in parse_qs(urlparse(url).query).items()}
     with translated():
         group = default.begin(timeout, told.get("rank", -1), told.get("world_size", -1))
-        settings.claim_rank()
+        rank_process.claim_rank()
         _latest = store.Store(timeout)
         _latest.announce()
     yield _latest, group.rank(), group.size()
@@ -67,7 +67,7 @@ def prefer_mpi() -> None:
 
 
 def _meet_or(original: Callable[..., Iterator[Any]], url: str, **options: Any) -> Iterator[Any]:
-    launch, backend = settings.launch(), _backend()
+    launch, backend = launchers.launch(), _backend()
     by_address = not url.startswith("env:") or "MASTER_ADDR" in os.environ
     if backend == "mpiddp":
         if by_address and (launch is None or launch.rank == 0):
@@ -95,21 +95,21 @@ def _address(url: str) -> str:
     return " ".join(f"{name}={os.environ[name]}" for name in ("MASTER_ADDR", "MASTER_PORT") if name in os.environ)
 
 
-def _refuse_spawned(launch: settings.Launch) -> None:
+def _refuse_spawned(launch: launchers.Launch) -> None:
     """End the job if a script for torchrun starts ranks of its own: they would meet on Gloo, or not at all.
 
     A rank that has its group may start processes that have another one, as to write checkpoints.
     """
     starter = multiprocessing.parent_process()
     by_runner = os.environ.get("TORCHELASTIC_RUN_ID") == RUN_ID
-    if by_runner and starter is not None and settings.started_by_rank() is None:
-        lazy.refuse_spawned(launch, starter, multiprocessing.current_process())
+    if by_runner and starter is not None and rank_process.started_by_rank() is None:
+        child_processes.refuse_spawned(launch, starter, multiprocessing.current_process())
 
 
-def _watch_for_gloo(launch: settings.Launch, backend: str | None) -> None:
+def _watch_for_gloo(launch: launchers.Launch, backend: str | None) -> None:
     """Let rank 0 say at the end that this job ran on Gloo, unless it uses mpiddp too or torchrun has started it."""
     on_gloo = backend in ("gloo", "undefined") and not torch.cuda.is_available()
-    is_rank = settings.rank_variables().get("WORLD_SIZE") == launch.size and settings.started_by_rank() is None
+    is_rank = launchers.rank_variables().get("WORLD_SIZE") == launch.size and rank_process.started_by_rank() is None
     if on_gloo and is_rank and launch.rank == 0 and not {"mpiddp.distributed", *_USES} & sys.modules.keys():
         atexit.register(_mention_gloo)
 
@@ -120,7 +120,7 @@ _USES = ("mpiddp.torch.process_group", "mpiddp.parallel")
 
 def _mention_gloo() -> None:
     if not set(_USES) & sys.modules.keys():
-        shutdown.say(
+        abort.say(
             "torch.distributed ran on Gloo in this job, though mpiddp is installed: start it with"
             ' `mpirun ... python -m mpiddp.torch`, or call init_process_group("mpiddp") first, to run it on MPI'
         )

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 import mpiddp.distributed as dist
-from mpiddp import settings
+from mpiddp import launchers, settings
 from mpiddp.algorithms import plan
+from mpiddp.cores import available_cores, blas_threads, cores
 from mpiddp.device import cuda_fault, device_count
 from mpiddp.distributed.groups import default_group
-from mpiddp.faults import monitor
+from mpiddp.faults import this_job
 from mpiddp.faults.job import Job
 from mpiddp.mpi import cuda_aware, probe
 from mpiddp.mpi.lazy import MPI
@@ -38,7 +39,7 @@ _CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy")
 
 def collect(version: str) -> dict[str, Any]:
     """Return a description, as JSON values, the same on every rank; collective."""
-    job = monitor.current()
+    job = this_job.current()
     assert job is not None, "there is a default group"
     world = job.world
     mpi = cuda_aware.inspect(world.comm)
@@ -54,7 +55,7 @@ def collect(version: str) -> dict[str, Any]:
         "dead_ranks": _failed_ranks(job),
         "shared_memory": _shared_memory(),
         "algorithms": _algorithms(),
-        "blas": {"name": _blas_name(), "threads": settings.blas_threads() or settings.available_cores()},
+        "blas": {"name": _blas_name(), "threads": blas_threads() or available_cores()},
         "cuda": cuda_fault() or "usable",
         "ranks": gathered(_place(world)),
         "command": " ".join(sys.argv),
@@ -120,7 +121,7 @@ def run(version: str, as_json: bool, probe_gpu: bool = False) -> int:
 
 def _probe() -> None:
     """In a job of its own: MPI does not run here yet."""
-    announced = settings.launch()
+    announced = launchers.launch()
     if announced is not None and announced.size > 1:
         raise UsageError("--probe-gpu starts a job of its own: run it alone, without a launcher")
     try:
@@ -137,7 +138,7 @@ def _place(world: World) -> dict[str, Any]:
         "node": world.nodes[world.rank],
         "local_rank": world.local_rank,
         "pid": os.getpid(),
-        "cores": sorted(settings.cores()),
+        "cores": sorted(cores()),
         "gpu": world.local_rank % count if count else None,
     }
 
@@ -182,7 +183,7 @@ def _device_pointers(kind: str, answer: dict[str, Any]) -> str:
 def _failed_ranks(job: Job) -> str:
     if job.failures.survivable:
         return "the others go on"
-    if settings.launcher_survives():
+    if launchers.launcher_survives():
         return "end the job: MPI was started without OMPI_MCA_coll=^han,adapt, after which sums could be wrong"
     return "end the job"
 
@@ -190,7 +191,7 @@ def _failed_ranks(job: Job) -> str:
 def _why_no_watchdog(job: Job) -> str:
     if job.world.size == 1:
         return "off: a world of one waits for nobody"
-    return f"off: {monitor.why_unwatched(job)}, so a hang inside of MPI is not noticed"
+    return f"off: {this_job.why_unwatched(job)}, so a hang inside of MPI is not noticed"
 
 
 def _shared_memory() -> str:
@@ -232,7 +233,7 @@ def reproducibility() -> dict[str, Any]:
     return {
         "ranks": link.size,
         "nodes": list(link.nodes),
-        "BLAS threads": settings.blas_threads(),
+        "BLAS threads": blas_threads(),
         "MPIDDP_DETERMINISTIC": settings.deterministic(),
         "MPIDDP_ALGORITHM": asked or None,
         "NumPy": np.__version__,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from mpiddp import settings
+from mpiddp import rank_process
 from mpiddp.errors import EXIT_CHECKPOINTED, EXIT_INTERRUPTED
 from mpiddp.faults import marker
 
@@ -175,7 +175,7 @@ class Supervisor:
     def _job(self, words: Sequence[str]) -> _End:
         """None of the job's processes on this machine outlives a bad end."""
         self._path.write_text("")
-        environment = os.environ | {settings.MARKERS[0]: str(self._path)}
+        environment = os.environ | {rank_process.MARKERS[0]: str(self._path)}
         try:
             process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
@@ -218,7 +218,7 @@ class Supervisor:
 
     def _kill_members(self) -> None:
         """Kill the processes that inherited the marker: launchers put ranks into sessions of their own."""
-        marks = {f"{name}={self._path}".encode() for name in settings.MARKERS}
+        marks = {f"{name}={self._path}".encode() for name in rank_process.MARKERS}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if not marks.isdisjoint((folder / "environ").read_bytes().split(b"\0")):

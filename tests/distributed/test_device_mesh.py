@@ -189,9 +189,8 @@ def test_errors(world):
     destroy(mesh)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_ranks_that_disagree(world):
-    if world.size == 1:
-        pytest.skip("needs 2 ranks")
     mine = {"shape": (1, world.size), "names": ("a", "b")}
     for other in ({"shape": (world.size, 1)}, {"names": ("b", "a")}):
         given = mine | (other if world.rank else {})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import os
 import socket
 from datetime import timedelta
@@ -71,51 +72,90 @@ def outcome(case, library, world):
         return None, error
 
 
-CASES = {}
+def all_reduce(t, rank, size):
+    found = []
+    for op, dtype, shape in itertools.product(("SUM", "PRODUCT", "MIN", "MAX"), DTYPES, ([3], [], [0], [2, 2])):
+        x = t.zeros(shape, dtype)
+        x[...] = rank + 2
+        found.append([op, dtype, t.dist.all_reduce(x, getattr(t.dist.ReduceOp, op)), x])
+    for op, dtype in itertools.product(("BAND", "BOR", "BXOR"), DTYPES[:4]):
+        x = t.make([rank + 1, 7, 0], dtype)
+        found.append([t.dist.all_reduce(x, getattr(t.dist.ReduceOp, op)), x])
+    return found
+
+
+def blocks(t, *numbers):
+    return [t.make([number, 1.0]) for number in numbers]
+
+
+CASES = {
+    "all_reduce": all_reduce,
+    "all_reduce wraps": lambda t, rank, size: (t.dist.all_reduce(x := t.make([200, 5], "uint8")), x),
+    "all_reduce of bool": lambda t, rank, size: (t.dist.all_reduce(x := t.make([rank == 0, False, True], "bool")), x),
+    "all_reduce avg": lambda t, rank, size: (t.dist.all_reduce(x := t.make([rank * 2.0]), op=t.dist.ReduceOp.AVG), x),
+    "all_reduce_coalesced": lambda t, rank, size: (t.dist.all_reduce_coalesced(xs := blocks(t, rank, 2.0)), xs),
+    "reduce": lambda t, rank, size: (t.dist.reduce(x := t.make([rank + 1.0]), dst=size - 1), rank < size - 1 or x),
+    "broadcast": lambda t, rank, size: (t.dist.broadcast(x := t.make([rank, 1.0]), size - 1), x),
+    "broadcast from group_src": lambda t, rank, size: (
+        t.dist.broadcast(x := t.make([[rank], [2]], "int64"), group_src=0, async_op=True).wait(),
+        x,
+    ),
+    "all_gather": lambda t, rank, size: (
+        t.dist.all_gather(xs := blocks(t, *range(size)), t.make([-1.0, rank])),
+        xs,
+    ),
+    "all_gather_into_tensor": lambda t, rank, size: (
+        t.dist.all_gather_into_tensor(x := t.zeros((2 * size,)), t.make([rank, 1.0])),
+        x,
+    ),
+    "gather": lambda t, rank, size: (
+        t.dist.gather(t.make([-1.0, rank]), xs := blocks(t, *range(size)) if rank == 0 else None),
+        xs,
+    ),
+    "scatter": lambda t, rank, size: (
+        t.dist.scatter(x := t.zeros((2,)), blocks(t, *range(size)) if rank == size - 1 else None, src=size - 1),
+        x,
+    ),
+    "reduce_scatter": lambda t, rank, size: (
+        t.dist.reduce_scatter(x := t.zeros((2,)), blocks(t, *range(rank, rank + size))),
+        x,
+    ),
+    "reduce_scatter_tensor": lambda t, rank, size: (
+        t.dist.reduce_scatter_tensor(x := t.zeros((1,)), t.make([float(each + rank) for each in range(size)])),
+        x,
+    ),
+    "all_to_all": lambda t, rank, size: (  # Gloo knows equal shapes only
+        t.dist.all_to_all(xs := blocks(t, *range(size)), blocks(t, *range(10 * rank, 10 * rank + size))),
+        xs,
+    ),
+    "all_to_all_single": lambda t, rank, size: (
+        t.dist.all_to_all_single(x := t.zeros((size, 2)), t.make([[rank, each] for each in range(size)])),
+        x,
+    ),
+    "all_to_all_single, uneven": lambda t, rank, size: (
+        t.dist.all_to_all_single(
+            x := t.zeros((size * (rank + 1),)),
+            t.make([float(rank)] * (size * (size + 1) // 2)),
+            [rank + 1] * size,
+            [each + 1 for each in range(size)],
+        ),
+        x,
+    ),
+    "barriers": lambda t, rank, size: (
+        t.dist.barrier(),
+        t.dist.barrier(async_op=True).wait(),
+        t.dist.monitored_barrier(),
+    ),
+    "queries": lambda t, rank, size: (
+        [t.dist.is_initialized(), t.dist.is_available(), t.dist.get_rank(), t.dist.get_world_size()],
+        t.dist.group.WORLD.size(),
+    ),
+}
 
 
 def case(function):
     CASES[function.__name__] = function
     return function
-
-
-@case
-def all_reduce(t, rank, size):
-    found = []
-    for op in ("SUM", "PRODUCT", "MIN", "MAX"):
-        for dtype in DTYPES:
-            for shape in ([3], [], [0], [2, 2]):
-                x = t.zeros(shape, dtype)
-                x[...] = rank + 2
-                returned = t.dist.all_reduce(x, getattr(t.dist.ReduceOp, op))
-                found.append([op, dtype, returned, x])
-    return found
-
-
-@case
-def all_reduce_bits(t, rank, size):
-    found = []
-    for op in ("BAND", "BOR", "BXOR"):
-        for dtype in DTYPES[:4]:
-            x = t.make([rank + 1, 7, 0], dtype)
-            t.dist.all_reduce(x, getattr(t.dist.ReduceOp, op))
-            found.append(x)
-    return found
-
-
-@case
-def all_reduce_wraps_and_bool(t, rank, size):
-    x, y = t.make([200, 5], "uint8"), t.make([rank == 0, False, True], "bool")
-    t.dist.all_reduce(x)
-    t.dist.all_reduce(y)
-    return x, y
-
-
-@case
-def all_reduce_avg(t, rank, size):
-    x = t.make([rank * 2.0, 1.0])
-    t.dist.all_reduce(x, op=t.dist.ReduceOp.AVG)
-    return x
 
 
 @case
@@ -132,87 +172,6 @@ def future(t, rank, size):
     made = t.dist.all_reduce(x, async_op=True).get_future()
     after = made.then(lambda done: done.value()[0] + 1)
     return made.wait(), made.done(), after.wait()
-
-
-@case
-def coalesced(t, rank, size):
-    xs = [t.make([1.0, rank]), t.make([rank])]
-    return t.dist.all_reduce_coalesced(xs), xs
-
-
-@case
-def reduce_on_its_destination(t, rank, size):
-    x = t.make([rank + 1.0, 2.0])
-    returned = t.dist.reduce(x, dst=size - 1)
-    return returned, x if rank == size - 1 else None
-
-
-@case
-def broadcast(t, rank, size):
-    x, y = t.make([rank, 1.0]), t.make([[rank], [2]], "int64")
-    return t.dist.broadcast(x, size - 1), x, t.dist.broadcast(y, group_src=0, async_op=True).wait(), y
-
-
-@case
-def all_gather(t, rank, size):
-    xs = [t.zeros((2, 1)) for _ in range(size)]
-    return t.dist.all_gather(xs, t.make([[rank], [1.0]])), xs
-
-
-@case
-def all_gather_into_tensor(t, rank, size):
-    x = t.zeros((2 * size,))
-    return t.dist.all_gather_into_tensor(x, t.make([rank, 1.0])), x
-
-
-@case
-def gather(t, rank, size):
-    xs = [t.zeros((2,)) for _ in range(size)] if rank == 0 else None
-    return t.dist.gather(t.make([rank, 1.0]), xs), xs
-
-
-@case
-def scatter(t, rank, size):
-    x = t.zeros((2,))
-    xs = [t.make([each, 1.0]) for each in range(size)] if rank == size - 1 else None
-    return t.dist.scatter(x, xs, src=size - 1), x
-
-
-@case
-def reduce_scatter(t, rank, size):
-    x = t.zeros((2,))
-    return t.dist.reduce_scatter(x, [t.make([rank, each]) for each in range(size)]), x
-
-
-@case
-def reduce_scatter_tensor(t, rank, size):
-    x = t.zeros((1,))
-    return t.dist.reduce_scatter_tensor(x, t.make([float(each + rank) for each in range(size)])), x
-
-
-@case
-def all_to_all(t, rank, size):
-    xs = [t.zeros((2,)) for _ in range(size)]  # Gloo knows equal shapes only
-    sent = [t.make([10.0 * rank, each]) for each in range(size)]
-    return t.dist.all_to_all(xs, sent), xs
-
-
-@case
-def all_to_all_single(t, rank, size):
-    x = t.zeros((size, 2))
-    return t.dist.all_to_all_single(x, t.make([[rank, each] for each in range(size)])), x
-
-
-@case
-def all_to_all_single_uneven(t, rank, size):
-    x = t.zeros((size * (rank + 1),))
-    sent = t.make([float(rank)] * (size * (size + 1) // 2))
-    return t.dist.all_to_all_single(x, sent, [rank + 1] * size, [each + 1 for each in range(size)]), x
-
-
-@case
-def barriers(t, rank, size):
-    return t.dist.barrier(), t.dist.barrier(async_op=True).wait(), t.dist.monitored_barrier()
 
 
 @case
@@ -301,12 +260,6 @@ def non_member(t, rank, size):
         reduced = t.dist.all_reduce(t.make([1.0]), group=group)
     with pytest.warns(UserWarning):
         return reduced, t.dist.barrier(group), t.dist.all_gather_object([None], 1, group)
-
-
-@case
-def queries(t, rank, size):
-    d = t.dist
-    return d.is_initialized(), d.is_available(), d.get_rank(), d.get_world_size(), d.group.WORLD.size()
 
 
 @pytest.mark.parametrize("name", CASES)

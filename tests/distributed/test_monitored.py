@@ -30,22 +30,20 @@ def finish_barrier(world, group):
 
 
 @pytest.mark.parametrize("timeout", [0.2, timedelta(seconds=0.2)], ids=["seconds", "timedelta"])
+@pytest.mark.mpi(min_size=2)
 def test_barrier_names_the_missing_rank(world, timeout):
-    if world.size == 1:
-        return
     group = dist.new_group()
     missing = world.size - 1
     for _ in range(2):
         dist.barrier(group)
     if world.rank != missing:
-        with pytest.raises(dist.DistTimeoutError, match=rf"barrier #3 .*out.*rank {missing} has begun 2 operations"):
+        with pytest.raises(dist.DistTimeoutError, match=rf"(?s)barrier #3 .*out.*\n    rank {missing} \("):
             dist.barrier(group, timeout=timeout)
     finish_barrier(world, group)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_timeout_of_an_asynchronous_barrier(world):
-    if world.size == 1:
-        return
     group = dist.new_group()
     if world.rank != world.size - 1:
         submitted = dist.barrier(group, async_op=True, timeout=0.2)
@@ -56,14 +54,13 @@ def test_timeout_of_an_asynchronous_barrier(world):
     finish_barrier(world, group)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_timeout_of_a_group(world):
-    if world.size == 1:
-        return
     group = dist.new_group(timeout=0.2)
     missing = world.size - 1
     if world.rank != missing:
         submitted = dist.barrier(group, async_op=True)
-        with pytest.raises(TimeoutError, match=rf"rank {missing} has begun 0"):
+        with pytest.raises(TimeoutError, match=rf"\n    rank {missing} \("):
             submitted.wait()
         assert not submitted.is_completed()
     finish_barrier(world, group)
@@ -81,7 +78,9 @@ def test_timeout_of_a_short_blocking_call_ends_the_group(world):
         x = np.ones(3)
         dist.all_reduce(x, group=group)  # the others' arrays are there
         assert (x == world.size).all()
-    with pytest.raises(dist.DistTimeoutError, match=r"all_reduce #\d .* did not finish in 0.3 s .*rank \d "):
+    with pytest.raises(
+        dist.DistTimeoutError, match=r"all_reduce #\d .* did not finish in 0.3 s (?s:.*)\n    ranks? \d"
+    ):
         dist.all_reduce(np.ones(3), group=group)
     with pytest.raises(dist.DistTimeoutError, match="cannot be used any more"):
         dist.all_reduce(np.ones(3), group=group)
@@ -101,10 +100,8 @@ def test_monitored_barrier(world):
 
 
 @pytest.mark.parametrize("wait_all_ranks", [False, True])
-def test_monitored_barrier_names_the_missing_ranks(world, wait_all_ranks):
-    if world.size == 1:
-        return
-    group = dist.new_group()
+@pytest.mark.mpi(min_size=2)
+def test_monitored_barrier_names_the_missing_ranks(world, wait_all_ranks, group):
     late = list(range(2, world.size)) if world.size > 2 else [1]
     if world.rank == 0:
         for rank in set(range(1, world.size)) - set(late):
@@ -129,13 +126,10 @@ def test_monitored_barrier_names_the_missing_ranks(world, wait_all_ranks):
     x = np.ones(3)
     dist.all_reduce(x, group=group)
     assert (x == world.size).all()
-    dist.destroy_process_group(group)
 
 
-def test_monitored_barrier_in_no_time(world):
-    if world.size == 1:
-        return
-    group = dist.new_group()
+@pytest.mark.mpi(min_size=2)
+def test_monitored_barrier_in_no_time(world, group):
     expected = (
         "Rank 0 timed out in monitoredBarrier after 0 ms.\n No ranks successfully" if world.rank == 0 else "reached"
     )
@@ -143,13 +137,10 @@ def test_monitored_barrier_in_no_time(world):
         dist.monitored_barrier(group, timedelta(seconds=0))
     dist.barrier()
     dist.monitored_barrier(group, 10)
-    dist.destroy_process_group(group)
 
 
-def test_an_old_answer_may_come_between_two_looks(world, monkeypatch):
-    if world.size == 1:
-        return
-    group = dist.new_group()
+@pytest.mark.mpi(min_size=2)
+def test_an_old_answer_may_come_between_two_looks(world, monkeypatch, group):
     for late in (False, True):
         if late == (world.rank == 0):  # its answer is found at the next barrier
             with pytest.raises(dist.DistTimeoutError):
@@ -159,7 +150,6 @@ def test_an_old_answer_may_come_between_two_looks(world, monkeypatch):
     monkeypatch.setattr(work.Work, "is_completed", lambda each: next(looks) % 2 == 1 and look(each))
     dist.monitored_barrier(group, 10)
     monkeypatch.undo()
-    dist.destroy_process_group(group)
 
 
 def test_monitored_barrier_of_others(world):

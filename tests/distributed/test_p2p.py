@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness.inputs import DTYPES, SHAPES, draw, dtype_of, same
+from harness.inputs import DTYPES, SHAPES, draw, dtype_of, finish, same
 
 import mpiddp as dist
 from mpiddp.autograd import Tensor
@@ -57,8 +57,7 @@ def test_to_oneself(world):
     for size in SIZES:
         got = np.zeros(size)
         works = [dist.isend(np.full(size, 7.0), world.rank, tag=3), dist.irecv(got, world.rank, tag=3)]
-        for each in works:
-            each.wait()
+        finish(works)
         assert (got == 7).all()
     # A blocking receive of what was sent before.
     sent = dist.isend(np.ones(3), world.rank)
@@ -75,8 +74,7 @@ def test_tags_select(world):
         x = np.zeros(1)
         dist.recv(x, left, tag=np.int64(tag))
         assert x[0] == tag
-    for each in works:
-        each.wait()
+    finish(works)
 
 
 def test_same_tag_keeps_order(world):
@@ -85,10 +83,8 @@ def test_same_tag_keeps_order(world):
     works = [dist.isend(np.full(size, float(number)), right) for number, size in enumerate(sizes)]
     gots = [np.zeros(size) for size in sizes]
     receives = [dist.irecv(got, left) for got in gots]
-    for receive in reversed(receives):
-        receive.wait()
-    for each in works:
-        each.wait()
+    finish(reversed(receives))
+    finish(works)
     for number, got in enumerate(gots):
         assert (got == number).all()
 
@@ -143,8 +139,7 @@ def test_longer_message_is_an_error_and_the_next_is_right(world, way):
         assert (x == 0).all()
         dist.recv(x, left)
         assert (x == 2).all()
-        for each in works:
-            each.wait()
+        finish(works)
 
 
 def test_empty_buffer_and_message(world):
@@ -154,8 +149,7 @@ def test_empty_buffer_and_message(world):
     assert dist.recv(np.zeros(5), left) == left
     with pytest.raises(ArrayError):
         dist.recv(np.zeros(0), left)
-    for each in works:
-        each.wait()
+    finish(works)
 
 
 def test_other_dtype_is_an_error_and_the_next_is_right(world):
@@ -169,8 +163,7 @@ def test_other_dtype_is_an_error_and_the_next_is_right(world):
             assert (x == 1).all()
         dist.recv(x, left)
         assert (x == 0).all()
-        for each in works:
-            each.wait()
+        finish(works)
 
 
 def test_group_ranks_and_global_ranks(world):
@@ -184,8 +177,7 @@ def test_group_ranks_and_global_ranks(world):
         dist.isend(np.array([1.0 * world.rank]), group=group, group_dst=ranks.index(right), tag=1),
         dist.irecv(y, group=group, group_src=ranks.index(left), tag=1),
     ]
-    for each in works:
-        each.wait()
+    finish(works)
     assert x[0] == y[0] == left
     assert works[1].source_rank() == works[3].source_rank() == left
     dist.destroy_process_group(group)
@@ -199,8 +191,7 @@ def test_messages_of_groups_do_not_meet(world):
         x = np.zeros(1)
         dist.recv(x, group=each)
         assert x[0] == number
-    for each in works:
-        each.wait()
+    finish(works)
     assert left == (world.rank - 1) % world.size
     dist.destroy_process_group(one)
     dist.destroy_process_group(other)
@@ -280,8 +271,7 @@ def test_random_messages(world):
         assert receive.count() == size
         assert receive.source_rank() == source
         assert same(x[:size], np.full(size, number, np.float64).astype(x.dtype))
-    for each in works:
-        each.wait()
+    finish(works)
     dist.barrier()
 
 
@@ -290,8 +280,7 @@ def test_a_tensor_that_lies_transposed_is_sent_in_order():
     tensor = Tensor(np.arange(6.0).reshape(2, 3).T)
     received = np.zeros((3, 2))
     works = [dist.isend(tensor, dist.get_rank()), dist.irecv(received, dist.get_rank())]
-    for work in works:
-        work.wait()
+    finish(works)
     np.testing.assert_array_equal(received, tensor.data)
     with pytest.raises(ArrayError, match="C-contiguous"):
         dist.all_reduce(tensor)

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.inputs import finish
 
 import mpiddp as dist
 from mpiddp.algorithms import two_shot
 from mpiddp.distributed.groups import default_group
+from mpiddp.faults.calls import make_call
 from mpiddp.mpi import requests
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.shm import segment
@@ -78,8 +80,8 @@ def test_default_dtype_is_float32(world: Any) -> None:
     assert dist.symmetric_empty(3).dtype == np.float32
 
 
+@pytest.mark.mpi(min_size=2)
 def test_every_rank_sees_every_region(world: Any) -> None:
-    several(world)
     x = dist.symmetric_empty((5, 3), "int64")
     x[...] = world.rank
     place = find(x)
@@ -93,8 +95,8 @@ def test_every_rank_sees_every_region(world: Any) -> None:
     assert (x == 100 + (world.rank - 1) % world.size).all()
 
 
+@pytest.mark.mpi(min_size=2)
 def test_views_are_found_and_others_are_not(world: Any) -> None:
-    several(world)
     x, other = dist.symmetric_empty(64), dist.symmetric_empty(64)
     first = find(x)
     assert first.offset == 0 and first != NOWHERE
@@ -109,8 +111,8 @@ def test_views_are_found_and_others_are_not(world: Any) -> None:
         assert find(ordinary) == NOWHERE
 
 
+@pytest.mark.mpi(min_size=2)
 def test_memory_lives_as_long_as_any_view(world: Any) -> None:
-    several(world)
     x = dist.symmetric_empty(1000)
     x[...] = 7
     view = x.reshape(10, 100)[3:]
@@ -126,9 +128,8 @@ def test_memory_lives_as_long_as_any_view(world: Any) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_memory_of_a_wait_that_the_watchdog_has_seen_is_gone_with_it(world: Any) -> None:
-    several(world)
-    group = dist.new_group()
+@pytest.mark.mpi(min_size=2)
+def test_memory_of_a_wait_that_the_watchdog_has_seen_is_gone_with_it(world: Any, group: Any) -> None:
     for submit in (lambda x: dist.all_reduce(x, group=group), lambda x: dist.recv(x, 0, group)):
         x = dist.symmetric_empty(1000)
         x[...] = 1
@@ -143,7 +144,6 @@ def test_memory_of_a_wait_that_the_watchdog_has_seen_is_gone_with_it(world: Any)
         del x
         with pytest.raises(KeyError):
             segment.segment(number)
-    dist.destroy_process_group(group)
 
 
 def test_freeing_is_local(world: Any) -> None:
@@ -216,8 +216,8 @@ def test_every_collective_on_symmetric_arrays(world: Any) -> None:
         assert (gathered == np.arange(size)[:, None]).all()
 
 
+@pytest.mark.mpi(min_size=2)
 def test_sizes_that_differ_are_an_error_on_every_rank(world: Any) -> None:
-    several(world)
     with pytest.raises(
         dist.MismatchError, match=r"rank 0 calls symmetric_empty.* of 400 .*rank \d calls symmetric_empty.* of 800 "
     ):
@@ -260,8 +260,8 @@ def test_without_memory_arrays_are_ordinary_and_one_rank_says_so(
     assert (x == sum(range(world.size))).all()
 
 
+@pytest.mark.mpi(min_size=2)
 def test_a_limit_on_file_sizes_is_no_end(world: Any) -> None:
-    several(world)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     dist.barrier()
     if world.rank == 0:
@@ -276,8 +276,8 @@ def test_a_limit_on_file_sizes_is_no_end(world: Any) -> None:
     assert find(dist.symmetric_empty(1 << 20)) != NOWHERE, "the next one is shared again"
 
 
+@pytest.mark.mpi(min_size=2)
 def test_files_in_shm_where_there_is_no_memfd(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    several(world)
     monkeypatch.delattr(os, "memfd_create")
     x = dist.symmetric_empty(100_000)
     assert find(x) != NOWHERE
@@ -287,8 +287,8 @@ def test_files_in_shm_where_there_is_no_memfd(world: Any, monkeypatch: pytest.Mo
     assert (x == world.size).all()
 
 
+@pytest.mark.mpi(min_size=2)
 def test_one_rank_that_cannot_open_makes_all_take_the_second_way(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    several(world)
     if world.rank == 1:
         files = (segment._FILES[0]._replace(path=refuse), segment._FILES[1])
         monkeypatch.setattr(segment, "_FILES", files)
@@ -313,22 +313,21 @@ def test_another_process_under_the_same_number_is_not_taken_for_the_maker(
     assert (x == world.size).all()
 
 
-def test_ordinary_arrays_where_the_scratch_cannot_be_made(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    several(world)
-    group = dist.new_group()
+@pytest.mark.mpi(min_size=2)
+def test_ordinary_arrays_where_the_scratch_cannot_be_made(
+    world: Any, monkeypatch: pytest.MonkeyPatch, group: Any
+) -> None:
     monkeypatch.setattr(segment, "_populate", refuse)
     for dtype in ("float32", "float16"):
         x = np.full(200_000, 1, dtype)
         submitted = [dist.all_reduce(x, group=group, async_op=True) for _ in range(2)]
-        for each in submitted:
-            each.wait()
+        finish(submitted)
         assert (x == world.size**2).all()
-        steps = two_shot.broadcast(group.link, x, 0)
-        requests.drive(steps)
+        call = make_call(group.link, "broadcast", (x,), count=x.size, root=0)
+        requests.drive(two_shot.broadcast(group.link, call, x, 0))
     output = np.empty((world.size, 100_000), np.float32)
     dist.all_gather_single(output, np.full(100_000, world.rank, np.float32), group=group)
     assert (output == np.arange(world.size)[:, None]).all()
-    dist.destroy_process_group(group)
 
 
 @pytest.mark.ranks(2)

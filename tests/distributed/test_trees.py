@@ -90,9 +90,8 @@ def test_a_leaf_is_an_array(world):
             dist.tree_all_reduce({"a": wrong})
 
 
+@pytest.mark.mpi(min_size=2)
 def test_ranks_that_disagree(world):
-    if world.size == 1:
-        pytest.skip("needs 2 ranks")
     group = dist.new_group()  # it cannot be used any more afterwards
     with pytest.raises(dist.MismatchError, match="all_reduce"):
         dist.tree_all_reduce([np.ones(2), np.ones(3 + (world.rank == 1))], group=group)
@@ -148,12 +147,9 @@ OTHER_TREES = {
 
 
 @pytest.mark.parametrize("name", OTHER_TREES)
-def test_other_trees_on_the_ranks(world, name):
-    if world.size == 1:
-        pytest.skip("one rank agrees")
-    group = dist.new_group()
+@pytest.mark.mpi(min_size=2)
+def test_other_trees_on_the_ranks(world, name, group):
     tree = OTHER_TREES[name][world.rank == world.size - 1]
     both = r"rank . calls tree_all_reduce #1 .*rank . calls tree_all_reduce #1 .*"
     with pytest.raises(dist.MismatchError, match=both):
         dist.tree_all_reduce(tree, group=group)
-    dist.destroy_process_group(group)

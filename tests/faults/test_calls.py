@@ -109,9 +109,8 @@ CALLS = {
 
 @pytest.mark.parametrize("late", ["the odd one", "the others", "nobody"])
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.mpi(min_size=2)
 def test_all_ranks_hear_of_it(world, name, late):
-    if world.size == 1:
-        pytest.skip("one rank agrees")
     submit, other, first, second = CALLS[name]
     group = dist.new_group()
     odd = world.rank == world.size - 1
@@ -136,11 +135,28 @@ def test_all_ranks_hear_of_it(world, name, late):
     assert (x == world.size).all()
 
 
-@pytest.mark.parametrize("async_op", [False, True])
-def test_error_of_mpi_waits_for_the_call_that_has_caused_it(world, monkeypatch, async_op):
+@pytest.mark.parametrize("name", ["count", "all_to_all"])
+def test_a_rank_that_only_polls_hears_of_it(world, name):
     if world.size == 1:
         pytest.skip("one rank agrees")
+    submit, other, first, second = CALLS[name]
     group = dist.new_group()
+    odd = world.rank == world.size - 1
+    if odd:
+        time.sleep(0.1)  # the others have begun theirs
+    with pytest.raises(dist.MismatchError, match=f"(?s)disagree: rank . calls .*({first}).*rank . calls .*({second})"):
+        submitted = (other if odd else submit)(group)
+        end = time.monotonic() + 20
+        while not submitted.is_completed() and time.monotonic() < end:
+            time.sleep(0.001)
+        assert submitted.exception() is not None and not submitted.is_success()
+        submitted.wait()
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.mpi(min_size=2)
+def test_error_of_mpi_waits_for_the_call_that_has_caused_it(world, monkeypatch, async_op, group):
 
     def truncated(*_):
         raise lazy.MPI.Exception(lazy.MPI.ERR_TRUNCATE)
@@ -156,7 +172,6 @@ def test_error_of_mpi_waits_for_the_call_that_has_caused_it(world, monkeypatch, 
         with pytest.raises(dist.MismatchError, match=r"rank 0 calls gather #1 of .*, rank . calls barrier #1"):
             dist.barrier(group, async_op=True).wait()
     dist.barrier()
-    dist.destroy_process_group(group)
 
 
 OTHER_DTYPES = {
@@ -180,9 +195,8 @@ MOVING = {
 @pytest.mark.parametrize("kinds", OTHER_DTYPES)
 @pytest.mark.parametrize("count", [5, LARGE // 8])
 @pytest.mark.parametrize("name", MOVING)
+@pytest.mark.mpi(min_size=2)
 def test_dtypes_without_a_code_are_told_apart(world, name, count, kinds):
-    if world.size == 1:
-        pytest.skip("one rank agrees")
     group = dist.new_group()
     odd = world.rank == world.size - 1
     x = np.zeros(count, OTHER_DTYPES[kinds][odd])
@@ -237,9 +251,8 @@ ROOTED = {
 
 
 @pytest.mark.parametrize("name", ROOTED)
+@pytest.mark.mpi(min_size=2)
 def test_every_rank_hears_of_it_at_the_end_where_not_all_wait(world, name):
-    if world.size == 1:
-        pytest.skip("one rank agrees")
     submit, other, first, second = ROOTED[name]
     group = dist.new_group()
     with pytest.raises(dist.MismatchError, match=f"(?s)disagree: rank . calls .*{first}.*rank . calls .*{second}"):
@@ -249,10 +262,9 @@ def test_every_rank_hears_of_it_at_the_end_where_not_all_wait(world, name):
     end(group)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_every_rank_hears_of_other_roots_when_the_group_ends(world):
     """Each is its own root, and waits for nobody."""
-    if world.size == 1:
-        pytest.skip("one rank agrees")
     group = dist.new_group()
     if group.link.find(EagerBuffers) is None:
         dist.destroy_process_group(group)
@@ -265,10 +277,9 @@ def test_every_rank_hears_of_other_roots_when_the_group_ends(world):
 
 
 @pytest.mark.parametrize("sizes", [(3, 4), (4, 3), (0, 4), (4, 0), (5, 70_000), (70_000, 5)])
+@pytest.mark.mpi(min_size=2)
 def test_blocks_of_another_size_than_expected(world, sizes):
     """MPI may crash in a receive that is too short, and says nothing of one that is too long."""
-    if world.size == 1:
-        pytest.skip("one rank expects what it sends")
     sent, expected = sizes
     last = world.size - 1
     many = blocks(world.size)
@@ -325,17 +336,14 @@ def test_many_in_flight_in_several_groups(world):
         dist.destroy_process_group(group)
 
 
-def test_agreement_of_the_algorithm_leaves_the_group_usable(world):
-    if world.size == 1:
-        pytest.skip("one rank agrees")
-    group = dist.new_group()
+@pytest.mark.mpi(min_size=2)
+def test_agreement_of_the_algorithm_leaves_the_group_usable(world, group):
     with pytest.raises(dist.MismatchError, match=r"rank 0 calls .*1048576 .*calls .*1048577 "):
         dist.all_reduce(ones(LARGE + (world.rank == world.size - 1)), group=group)
     if group.link.one_node:
         x = ones()
         dist.all_reduce(x, group=group)
         assert (x == world.size).all()
-    dist.destroy_process_group(group)
 
 
 def _refuse(*_):
@@ -368,11 +376,9 @@ def test_without_shared_memory_nodes_compare(world, monkeypatch):
             dist.gather(ones(), blocks(world.size) if world.rank == 0 else None, dst=0)
 
 
-def test_an_operation_that_finds_it_out_at_its_end_ends_once(world, monkeypatch):
+@pytest.mark.mpi(min_size=2)
+def test_an_operation_that_finds_it_out_at_its_end_ends_once(world, monkeypatch, group):
     """And those that follow it in the queue end with its error."""
-    if world.size == 1:
-        pytest.skip("one rank agrees")
-    group = dist.new_group()
     monkeypatch.setattr(Calls, "publish", lambda *_: False)  # as if no other rank had come
     works = [dist.barrier(group, async_op=True) for _ in range(3)]
     monkeypatch.setattr(Calls, "verify", refuse)  # as if another one had published something else by now
@@ -384,7 +390,6 @@ def test_an_operation_that_finds_it_out_at_its_end_ends_once(world, monkeypatch)
     assert not len(group.link.queue)
     monkeypatch.undo()
     dist.barrier()
-    dist.destroy_process_group(group)
 
 
 def refuse(*_):

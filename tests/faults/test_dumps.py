@@ -16,7 +16,7 @@ def dumps(monkeypatch, tmp_path):
     (tmp_path / "tmp").mkdir()
     monkeypatch.delenv("MPIDDP_FLIGHT_RECORDER", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    monkeypatch.setattr(Dumps, "contents", lambda self, reason: {"reason": reason})
+    monkeypatch.setattr(Dumps, "lines", lambda self, reason: [{"reason": reason}])
     return lambda: Dumps(SimpleNamespace(handlers={}), SimpleNamespace(rank=0, job="job"))
 
 

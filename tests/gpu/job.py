@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 
-from mpiddp import settings
+from mpiddp import launchers
 
 MODULES = {
     "machine": "machine",
@@ -28,7 +28,7 @@ MODULES = {
 def main(name: str, small: bool) -> None:
     import cupy  # noqa: F401 - before MPI starts, so that it does so with this rank's GPU current
 
-    announced = settings.launch()
+    announced = launchers.launch()
     if announced:
         os.environ["FAKE_GPU_UUID"] = str(announced.rank)  # with --fake each rank has a GPU of its own
 

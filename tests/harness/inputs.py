@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -128,3 +128,48 @@ def end(returned: dist.Work | None, options: dict[str, bool]) -> None:
     assert returned.is_completed()
     assert returned.is_success()
     assert returned.exception() is None
+
+
+def total(group: dist.ProcessGroup | None, number: float) -> float:
+    """Return the sum of the ranks' numbers."""
+    x = np.array([float(number)])
+    dist.all_reduce(x, group=group)
+    return float(x[0])
+
+
+def finish(works: Iterable[dist.Work]) -> None:
+    for each in works:
+        each.wait()
+
+
+def calls(group: Any) -> dict[str, Callable[[], Any]]:
+    """Return a right call of each operation of a group, on all of its ranks that is, by name."""
+    x, xs = np.ones(2), [np.ones(2)]
+    arguments: dict[str, tuple[Any, ...]] = {
+        "all_reduce": (x,),
+        "reduce": (x, 0),
+        "broadcast": (x, 0),
+        "all_gather": (xs, x),
+        "gather": (x,),
+        "all_gather_single": (x, x),
+        "scatter": (x,),
+        "reduce_scatter": (x, xs),
+        "reduce_scatter_single": (x, x),
+        "all_to_all": (xs, xs),
+        "all_to_all_single": (x, x),
+        "barrier": (),
+        "monitored_barrier": (),
+        "send": (x, 0),
+        "recv": (x, 0),
+        "isend": (x, 0),
+        "irecv": (x, 0),
+        "send_object_list": ([1], 0),
+        "recv_object_list": ([1], 0),
+        "all_gather_object": ([None], 1),
+        "gather_object": (1,),
+        "broadcast_object_list": ([1], 0),
+        "scatter_object_list": ([1],),
+        "all_reduce_coalesced": ([x],),
+        "all_gather_coalesced": ([xs], [x]),
+    }
+    return {name: functools.partial(getattr(dist, name), *given, group=group) for name, given in arguments.items()}

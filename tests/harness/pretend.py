@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from mpiddp.algorithms.plan import Plans
 from mpiddp.distributed.groups import default_group
-from mpiddp.faults import monitor
+from mpiddp.faults import monitor, this_job
 from mpiddp.faults.monitor import GroupMonitor
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
@@ -17,7 +17,7 @@ from mpiddp.mpi.p2p import Mailbox
 
 def connect(nodes: Sequence[int], comm: MPI.Intracomm | None = None) -> tuple[Link, GroupMonitor]:
     """Return a link in a world whose rank r is on node ``nodes[r]``, of ``comm``'s ranks, which it owns; collective."""
-    job = monitor.current()
+    job = this_job.current()
     assert job is not None, "the tests run with a process group"
     world = dataclasses.replace(job.world, nodes=tuple(nodes))
     return monitor.connect(job._replace(world=world), comm or default_group().comm.Dup(), 60.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 import zlib
@@ -62,3 +63,12 @@ def world(request: pytest.FixtureRequest) -> World:
     """Return rank, size, and ``rng``, seeded by the test's name."""
     rng = np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
     return World(dist.get_rank(), dist.get_world_size(), rng, request.config.option.long)
+
+
+@pytest.fixture
+def group() -> Iterator[dist.ProcessGroup]:
+    """Return a new group of all ranks, which a test may destroy."""
+    made = dist.new_group()
+    yield made
+    with contextlib.suppress(ValueError):
+        dist.destroy_process_group(made)

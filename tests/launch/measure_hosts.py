@@ -3,6 +3,7 @@
 On two hosts (see hosts) with links of limited rate:
 
 all_reduce   16 MiB on two ranks each by hierarchical, flat ring and MPI's own, with bytes of the interface
+latency      all_reduce of 8 bytes to 1 MiB on one rank each; --against CHECKOUT: in turns with another version
 train        on two ranks each, with buckets of several sizes and with compressed gradients
 local        on one rank each: averages every 8 steps and DiLoCo, beside DDP and PowerSGD
 overlap      ``bench overlap`` of 16 MiB on one rank each
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import signal
+import statistics
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,9 +26,11 @@ from launch import hosts
 RANKS_PROGRAM = Path(__file__).parent / "wire.py"
 
 
-def run(some: hosts.Hosts, ranks: int, *arguments: str | Path, cyclic: bool = False) -> str:
+def run(
+    some: hosts.Hosts, ranks: int, *arguments: str | Path, cyclic: bool = False, env: dict[str, str] | None = None
+) -> str:
     """Run a Python program on this many ranks a host; return its output."""
-    with some.start(ranks * len(some.names), [sys.executable, *arguments], cyclic=cyclic) as program:
+    with some.start(ranks * len(some.names), [sys.executable, *arguments], cyclic=cyclic, env=env) as program:
         done = program.wait(300)
     if done.rc != 0:
         raise RuntimeError(str(done))
@@ -55,6 +59,21 @@ def all_reduce(some: hosts.Hosts, given: argparse.Namespace) -> None:
             row([placement, name, f"{each['s'] * 1e3:.0f}", f"{ratio:.2f}", f"{each['bytes'] / size:.2f}"])
 
 
+def latency(some: hosts.Hosts, given: argparse.Namespace) -> None:
+    versions = {"this": str(Path(__file__).parents[2])} | ({"against": given.against} if given.against else {})
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in versions}
+    for turn in range(given.rounds):
+        for name in list(versions)[:: -1 if turn % 2 else 1]:
+            printed = run(some, 1, RANKS_PROGRAM, "latency", env={"PYTHONPATH": versions[name]})
+            found[name].append(json.loads(printed.partition("\n")[0]))
+    row(["bytes", *(f"{name}, us" for name in versions), "median ratio of turns"])
+    row(["---"] * (2 + len(versions)))
+    for size in found["this"][0]:
+        times = [[each[size] for each in rounds] for rounds in found.values()]
+        ratio = statistics.median(mine / others for mine, others in zip(times[0], times[-1], strict=True))
+        row([size, *(f"{statistics.median(each):.1f}" for each in times), f"{ratio:.2f}"])
+
+
 def train(some: hosts.Hosts, given: argparse.Namespace) -> None:
     row(["bucket_cap_mb, hook", "ms a step", "exposed communication", "loss after 4 epochs"])
     row(["---"] * 4)
@@ -77,6 +96,7 @@ def overlap(some: hosts.Hosts, given: argparse.Namespace) -> None:
 
 PARTS: dict[str, Callable[[hosts.Hosts, argparse.Namespace], None]] = {
     "all_reduce": all_reduce,
+    "latency": latency,
     "train": train,
     "local": local,
     "overlap": overlap,
@@ -89,6 +109,7 @@ def main() -> None:
     parser.add_argument("--rate", default="1gbit", help="of every host's link, as tc takes it (1gbit)")
     parser.add_argument("--mib", type=int, default=16, help="size of what is reduced (16)")
     parser.add_argument("--rounds", type=int, default=7, help="in which all take turns; the median counts (7)")
+    parser.add_argument("--against", metavar="CHECKOUT", help="another version, for latency")
     given = parser.parse_args()
     unknown = set(given.parts) - set(PARTS)
     if unknown:

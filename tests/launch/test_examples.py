@@ -21,7 +21,7 @@ import pytest
 from harness import launcher
 from harness.tiers import thinned
 
-from mpiddp import settings
+from mpiddp import cores
 from mpiddp.examples import collective_costs as costs
 from mpiddp.examples import torch_user
 
@@ -184,7 +184,7 @@ def test_examples_of_one_process_print_once_under_mpirun():
 def test_ranks_share_the_cores():
     """Without a warning of more BLAS threads than cores."""
     program = "import runpy\nrunpy.run_module('mpiddp.examples.hello', run_name='__main__')\n"
-    unset = dict.fromkeys(settings.THREAD_VARIABLES)
+    unset = dict.fromkeys(cores.THREAD_VARIABLES)
     done = launcher.mpirun(2, program, env=unset)
     assert done.rc == 0 and "BLAS threads" not in done.stderr, done
 

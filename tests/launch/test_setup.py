@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
 import pytest
 from harness import launcher
-from harness.launcher import mpirun, python
+from harness.launcher import SHARED, mpirun, python
 from harness.tiers import thinned
 
 INIT = "import mpiddp as dist\ndist.init_process_group()\nprint('went on', flush=True)\n"
@@ -264,7 +265,7 @@ sys.stdout.write(f"sum {x[0]}\\n")
     job = mpirun(2, program, env={"MPIEXEC": str(launcher.mpiexec())})
     assert job.rc == 0 and job.stdout.count("sum 2.0") == 2, job
     for name in ("child", "with files", "by a shell"):
-        assert f'{name}: 1 [] False ["mpiddp.mpi.lazy.SetupError: rank 1 of 2 (process ' in job.stdout, job
+        assert f'{name}: 1 [] False ["mpiddp.errors.SetupError: rank 1 of 2 (process ' in job.stdout, job
     assert job.stdout.count("with `env=mpiddp.settings.outside_of_jobs()`") == 3, job
     assert "alone: 0 ['world', 'of', '1'] False" in job.stdout, job
     assert "job: 0 ['world', 'of', '2', 'world', 'of', '2'] False" in job.stdout, job
@@ -280,9 +281,13 @@ import multiprocessing
 import numpy as np
 import mpiddp as dist
 dist.init_process_group()
+lock = multiprocessing.get_context({method!r}).Lock()
+print(lock._semlock.name, flush=True)
 with multiprocessing.get_context({method!r}).Pool(2) as pool:
     print(pool.map(abs, range(4)))
 """
     job = mpirun(2, program, timeout_s=30)
     assert job.rc not in (0, 124), job
     assert 1 <= job.stderr.count("under `if __name__ == '__main__':`") <= 4, job
+    semaphores = re.findall(r"/(mp-\w+)", job.stdout)
+    assert semaphores and not [name for name in semaphores if (SHARED / f"sem.{name}").exists()], job

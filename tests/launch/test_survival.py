@@ -256,10 +256,10 @@ if me == victim:
 
 def test_death_that_one_meets_in_the_last_barrier_and_another_does_not():
     program = """
-from mpiddp.faults.shutdown import Shutdown
+from mpiddp.faults.leaving import Leaving
 from mpiddp.mpi.lazy import MPI
 
-wait = Shutdown._wait_for_all
+wait = Leaving._wait_for_all
 
 def wait_and(self):
     wait(self)
@@ -270,7 +270,7 @@ def wait_and(self):
             self.job.failures.raise_if_failed()
             time.sleep(0.01)
 
-Shutdown._wait_for_all = wait_and
+Leaving._wait_for_all = wait_and
 """
     job = mpirun(3, PROGRAM + program, 1, "SIGKILL")
     assert job.rc == 0, job

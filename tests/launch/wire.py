@@ -1,4 +1,7 @@
-"""The ranks of measure_hosts: ``wire.py all_reduce BYTES ROUNDS``, ``train`` or ``local``; rank 0 prints JSON."""
+"""The ranks of measure_hosts: ``wire.py all_reduce BYTES ROUNDS``, ``latency``, ``train`` or ``local``.
+
+Rank 0 prints JSON.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,19 @@ def sent_bytes() -> int:
     """Return this host's sent bytes, headers included."""
     (line,) = (line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("eth0:"))
     return int(line.split(":")[1].split()[8])
+
+
+def latency() -> dict[str, float]:
+    """Return the median time (us) of an all-reduce by its bytes."""
+    found = {}
+    for size_bytes, rounds in ((8, 300), (1 << 10, 300), (1 << 16, 300), (1 << 20, 40)):
+        x, times = np.zeros(size_bytes // 8), []
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            dist.all_reduce(x)
+            times.append(1e6 * (time.perf_counter() - begun))
+        found[str(size_bytes)] = statistics.median(times)
+    return found
 
 
 def most(value: float) -> float:
@@ -146,7 +162,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "all_reduce":
         found = all_reduce(int(sys.argv[2]), int(sys.argv[3]))
     else:
-        found = train() if sys.argv[1] == "train" else local()
+        found = {"latency": latency, "train": train, "local": local}[sys.argv[1]]()
     if dist.get_rank() == 0:
         print(json.dumps(found), flush=True)
     dist.destroy_process_group()

@@ -17,8 +17,8 @@ from unittest import mock
 import numpy as np
 
 from mpiddp.distributed import groups
-from mpiddp.faults import monitor
-from mpiddp.faults.distant import Distant
+from mpiddp.faults import monitor, this_job
+from mpiddp.faults.between_nodes import BetweenNodes
 from mpiddp.mpi import world
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.requests import READY
@@ -177,7 +177,7 @@ def job(size: int, per_node: int) -> Any:
             survivable=False, register=lambda _: None, happened=lambda: False, translate=lambda _: None
         ),
         liveness=liveness,
-        distant=Distant(liveness),  # type: ignore[arg-type]
+        between_nodes=BetweenNodes(liveness),  # type: ignore[arg-type]
     )
 
 
@@ -189,7 +189,7 @@ def default_group(size: int, per_node: int) -> Iterator[ProcessGroup]:
         comm: Any = Comm(size, size - per_node, per_node)
         link, group_monitor = monitor.connect(made, comm, TIMEOUT_S)
         group = groups.ProcessGroup(link, group_monitor, "0", "made up", made.world.ranks, comm)
-        with mock.patch.object(monitor, "current", lambda: made):
+        with mock.patch.object(this_job, "current", lambda: made):
             groups.register(group, default=True)
             try:
                 yield group

@@ -18,7 +18,7 @@ from mpiddp.algorithms import handshake, hierarchical, native
 from mpiddp.algorithms.tags import Tag
 from mpiddp.distributed import monitored, new_groups
 from mpiddp.faults import calls, monitor
-from mpiddp.faults.calls import Calls, make_call
+from mpiddp.faults.calls import Calls, make_call, make_record
 from mpiddp.faults.liveness import Liveness
 from mpiddp.mpi import world
 from mpiddp.mpi.link import Channel
@@ -78,12 +78,10 @@ def starting(size: int, per_node: int) -> Callable[[], object]:
 def meeting(link: Link) -> Callable[[], object]:
     """Do the handshake of a long all-reduce over several nodes, with all that is read from the ranks' entries."""
     x, op = np.zeros(1), ReduceOp.SUM
-    published = link.find(Calls)
-    assert published is not None
-    published.publish(1, make_call("all_reduce", x.dtype, op, x.size))
+    call = make_call(link, "all_reduce", (x,), op=op, count=x.size)
 
     def meet() -> None:
-        entries = drive(handshake.exchange(link, "all_reduce", x, segment.find(x), op))
+        entries = drive(handshake.exchange(link, call, segment.find(x), op))
         entries.of(link.node_ranks)
         hierarchical.in_place_everywhere(link, entries.segments)
 
@@ -120,7 +118,7 @@ def asking(size: int) -> Callable[[], object]:
 
 def publishing(ranks: int, last: bool) -> float:
     """Return the CPU time of publishing and verifying a call on a node, for the last rank that arrives or the first."""
-    memory, call = mmap.mmap(-1, ranks * calls.REGION_BYTES), make_call("all_reduce", count=10)
+    memory, call = mmap.mmap(-1, ranks * calls.REGION_BYTES), make_record("all_reduce", count=10)
 
     def seen_by(rank: int) -> Calls:
         node = Channel(tuple(range(ranks)), rank, None, None)  # type: ignore[arg-type]

@@ -6,9 +6,9 @@ import types
 
 import pytest
 
+from mpiddp.launchers import _LAUNCHERS, Launch
 from mpiddp.mpi import cuda_aware
 from mpiddp.mpi.cuda_aware import Support, launcher_fits
-from mpiddp.settings import Launch
 
 
 def library(**functions):
@@ -158,7 +158,9 @@ def test_abi(file, abi):
     assert cuda_aware._abi(file) == abi
 
 
-HYDRA, OPEN_MPI = "mpirun (MPICH, Hydra)", "mpirun (Open MPI)"
+HYDRA, OPEN_MPI, SRUN = (
+    next(each for each in _LAUNCHERS if name in each.name) for name in ("Hydra", "Open MPI", "srun")
+)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ HYDRA, OPEN_MPI = "mpirun (MPICH, Hydra)", "mpirun (Open MPI)"
         ("Open MPI v5.0.11", Launch(HYDRA, 0, 4, 0), 1, False),
         ("MPICH 5.0.2", Launch(OPEN_MPI, 0, 2, 0), 1, False),
         ("Intel(R) MPI Library 2021", Launch(HYDRA, 0, 2, 0), 2, True),
-        ("Open MPI v5.0.11", Launch("srun", 0, 2, 0), 1, False),
+        ("Open MPI v5.0.11", Launch(SRUN, 0, 2, 0), 1, False),
         ("Open MPI v5.0.11", None, 1, True),
     ],
 )

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-
-import pytest
 
 from mpiddp.mpi import processes
 
@@ -25,7 +22,7 @@ def test_ranks_are_told_from_daemons_even_if_a_title_covers_their_environment():
         3: (WAITS, {"PMI_RANK": "3"}),
         4: (WAITS, {"OMPI_COMM_WORLD_RANK": "4"}),
         None: (WAITS, {"PATH": "/bin"}),
-        processes._UNKNOWN: (TITLED + WAITS, {"PMI_RANK": "5"}),
+        processes.UNKNOWN: (TITLED + WAITS, {"PMI_RANK": "5"}),
     }
     started = {}
     try:
@@ -41,21 +38,3 @@ def test_ranks_are_told_from_daemons_even_if_a_title_covers_their_environment():
             each.wait()
             each.stdout.close()
     assert not processes.started_ranks(os.getpid())
-
-
-@pytest.mark.parametrize("ended", [False, True])
-def test_ranks_that_are_still_to_be_started_have_not_ended(monkeypatch, ended):
-    looks, exits, over = [], [], threading.Event()
-
-    def started(starter):
-        looks.append(starter)
-        if len(looks) == 8:
-            over.set()
-        return {str(pid): pid for pid in range(1, 3 if ended else len(looks))}
-
-    monkeypatch.setattr(processes, "started_ranks", started)
-    for name in ("_LOOK_S", "_LOOK_RANK_S", "_MISSING_S", "_END_S"):
-        monkeypatch.setattr(processes, name, 0.0)
-    monkeypatch.setattr(os, "_exit", lambda code: (exits.append(code), over.set()))
-    processes._watch(9, over)
-    assert exits == [1] * ended

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp import settings
+from mpiddp import cores
 from mpiddp.training.config import OTHER_WORDS, Config, UsageError, add_options, nearest, read_options, resumed_threads
 
 
@@ -270,8 +270,8 @@ def test_a_run_that_has_set_none(tmp_path):
 
 @pytest.mark.parametrize(("given", "expected"), [(None, {5}), (7, {7})])
 def test_they_take_the_place_of_the_share(monkeypatch, given, expected):
-    environment = {name: value for name, value in os.environ.items() if name not in settings.THREAD_VARIABLES}
+    environment = {name: value for name, value in os.environ.items() if name not in cores.THREAD_VARIABLES}
     monkeypatch.setattr(os, "environ", environment)
-    monkeypatch.setattr(settings, "_share_of_cores", lambda: 5)
-    assert {settings.limit_blas_threads(given)} == expected == {settings.blas_threads()}
-    assert settings.limit_blas_threads(9) is None, "what the environment says goes before"
+    monkeypatch.setattr(cores, "_share_of_cores", lambda: 5)
+    assert {cores.limit_blas_threads(given)} == expected == {cores.blas_threads()}
+    assert cores.limit_blas_threads(9) is None, "what the environment says goes before"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpiddp.algorithms import native
+from mpiddp.algorithms.handshake import without
 from mpiddp.device import array_namespace, stream, transfer
 from mpiddp.device.place import place_of
 from mpiddp.mpi.lazy import MPI
@@ -35,7 +36,7 @@ def _moved(
     """
     arrays = [*reads, *writes]
     if len({place_of(x) for x in arrays}) > 1:
-        yield from through_host(algorithm, link, reads, writes, *args)
+        yield from through_host(without(algorithm), link, None, reads, writes, *args)
         return
     yield stream.ready(arrays[0])
     side = stream.side("add", arrays[0])

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from mpiddp import device, settings
-from mpiddp.faults import monitor
+from mpiddp import device, launchers
+from mpiddp.faults import monitor, this_job
 from mpiddp.mpi import p2p_device, probe
 from mpiddp.mpi.cuda_aware import KINDS, library_key
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
+from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.p2p import Mailbox
 from mpiddp.mpi.reduction import REDUCTIONS, ReduceOp, check, combining, mpi_op
 from mpiddp.mpi.requests import drive
@@ -47,7 +48,7 @@ def point_to_point(link: Link) -> Check:
         xs = _rows(link, length)
         for first in (0, length // 3):
             x, y = device.upload(xs[rank]), device.upload(xs[rank] * 0)
-            what = ("the probe", link.members, None, (), False, 0, None)
+            what = Operation(Call(link.members, "the probe", peers=()))
             receiving = link.resource(Mailbox).irecv(y[first:], back, 0, what)
             link.resource(Mailbox).isend(x[first:], onward, 0, what).wait()
             receiving.wait()
@@ -130,7 +131,7 @@ def _reductions(link: Link, xs: list[np.ndarray[Any, Any]], op: ReduceOp) -> Che
 
 
 def main(kind: str) -> int:
-    announced = settings.launch()
+    announced = launchers.launch()
     fault, count = device.cuda_fault(), device.device_count()
     if count:  # before MPI, which may use the device when it starts
         device.set_device((announced.local_rank or 0) % count if announced else 0)
@@ -143,7 +144,7 @@ def main(kind: str) -> int:
     if faults:
         _say(comm, fault=faults[0])
         return 1
-    job = monitor.start()
+    job = this_job.start()
     link, _ = monitor.connect(job, job.world.comm.Dup(), probe.LIMIT_S)
     _say(comm, tries=kind, nodes=link.node_count)
     tried: dict[str, Callable[[Link], Check]] = {"point_to_point": point_to_point, "collectives": collectives}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from mpiddp.device import is_device_array, pinned, stream, transfer
 from mpiddp.device.place import Place, place_of
 from mpiddp.mpi.link import Link
+from mpiddp.mpi.operation import Call
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
-Algorithm = Callable[..., Steps]
+Access: TypeAlias = tuple[Sequence[Array], Sequence[Array]]
+"""The arrays that this rank's part of an operation reads, and those that it writes."""
 
 
 class HostCopies:
@@ -59,52 +61,42 @@ class HostCopies:
 
 
 def through_host(
-    algorithm: Algorithm, link: Link, reads: Sequence[Array], writes: Sequence[Array], *args: Any
+    host: Callable[..., Steps],
+    link: Link,
+    call: Call | None,
+    reads: Sequence[Array],
+    writes: Sequence[Array],
+    *args: Any,
 ) -> Steps:
-    host = HostCopies(reads, writes)
-    yield from host.down()
-    yield from algorithm(link.after(), *(host.of(each) for each in args))
-    yield from host.up()
+    copies = HostCopies(reads, writes)
+    yield from copies.down()
+    yield from host(link.after(), call, *(copies.of(each) for each in args))
+    yield from copies.up()
 
 
-def broadcast(host: Algorithm, link: Link, x: Array, root: int) -> Steps:
-    mine = link.rank == root
-    return through_host(host, link, [x] if mine else [], [] if mine else [x], x, root)
+def _broadcast(link: Link, x: Array, root: int) -> Access:
+    return ([x], []) if link.rank == root else ([], [x])
 
 
-def all_reduce(host: Algorithm, link: Link, x: Array, op: ReduceOp) -> Steps:
-    return through_host(host, link, [x], [x], x, op)
+def _reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Access:
+    return [x], [x] if link.rank == root else []
 
 
-def reduce(host: Algorithm, link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
-    return through_host(host, link, [x], [x] if link.rank == root else [], x, root, op)
+_ACCESS: dict[str, Callable[..., Access]] = {
+    "broadcast": _broadcast,
+    "all_reduce": lambda link, x, op: ([x], [x]),
+    "reduce": _reduce,
+    "reduce_scatter": lambda link, output, x, op: ([x], [output]),
+    "all_gather": lambda link, output, x: ([x], [output]),
+    "all_gather_list": lambda link, outputs, x: ([x], outputs),
+    "gather": lambda link, outputs, x, root: ([x], outputs or ()),
+    "scatter": lambda link, x, inputs, root: (inputs or (), [x]),
+    "all_to_all": lambda link, outputs, inputs: (inputs, outputs),
+    "all_to_all_single": lambda link, output, x, *counts: ([x], [output]),
+}
 
 
-def reduce_scatter(host: Algorithm, link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
-    return through_host(host, link, [x], [output], output, x, op)
-
-
-def all_gather(host: Algorithm, link: Link, output: Array, x: Array) -> Steps:
-    return through_host(host, link, [x], [output], output, x)
-
-
-def all_gather_list(host: Algorithm, link: Link, outputs: Sequence[Array], x: Array) -> Steps:
-    return through_host(host, link, [x], outputs, outputs, x)
-
-
-def gather(host: Algorithm, link: Link, outputs: Sequence[Array] | None, x: Array, root: int) -> Steps:
-    return through_host(host, link, [x], outputs or (), outputs, x, root)
-
-
-def scatter(host: Algorithm, link: Link, x: Array, inputs: Sequence[Array] | None, root: int) -> Steps:
-    return through_host(host, link, inputs or (), [x], x, inputs, root)
-
-
-def all_to_all(host: Algorithm, link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
-    return through_host(host, link, inputs, outputs, outputs, inputs)
-
-
-def all_to_all_single(
-    host: Algorithm, link: Link, output: Array, x: Array, output_counts: Sequence[int], input_counts: Sequence[int]
-) -> Steps:
-    return through_host(host, link, [x], [output], output, x, output_counts, input_counts)
+def around(operation: str, host: Callable[..., Steps]) -> Callable[..., Steps]:
+    """Return the steps of an operation on device arrays by those on arrays of the host."""
+    access = _ACCESS[operation]
+    return lambda link, call, *args: through_host(host, link, call, *access(link, *args), *args)

@@ -13,7 +13,6 @@ A group of one rank sends nothing, so it takes the algorithms of messages, which
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable
 from types import ModuleType
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp import device, settings
+from mpiddp.algorithms.handshake import without
 from mpiddp.mpi import cuda_aware, p2p_device
 from mpiddp.mpi.cuda_aware import DevicePointers, Support
 from mpiddp.mpi.lazy import MPI
@@ -73,23 +73,23 @@ def learn(link: Link) -> None:
 
 
 def plan(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, host: Plan, chosen: str | None) -> Plan:
-    """Return the steps, each with its largest size in bytes."""
+    """Return the steps, each with its largest size in bytes; ``host`` has those of arrays of the host."""
     if chosen is None and nccl.does(operation, link, dtype, op):
-        return [(ANY_SIZE, getattr(nccl, operation))]
-    through_host: Plan = [(limit, functools.partial(getattr(staged, operation), steps)) for limit, steps in host]
+        return [(ANY_SIZE, without(getattr(nccl, operation)))]
+    through_host: Plan = [(limit, staged.around(operation, steps)) for limit, steps in host]
     if link.size > 1 and chosen is not None:
         if chosen not in ALGORITHMS:
             return through_host
         _expect_possible(chosen)
-        return [(ANY_SIZE, getattr(ALGORITHMS[chosen], operation))]
+        return [(ANY_SIZE, without(getattr(ALGORITHMS[chosen], operation)))]
     if _takes_addresses(operation, link, dtype, op):
-        return [(ANY_SIZE, getattr(pointers, operation))]
+        return [(ANY_SIZE, without(getattr(pointers, operation)))]
     if operation != "all_reduce":
         return through_host
     if link.size == 1:
-        return [(ANY_SIZE, ring.all_reduce)]
+        return [(ANY_SIZE, without(ring.all_reduce))]
     long = ring.all_reduce if addresses.point_to_point.yes else staged_ring.all_reduce
-    return [*_until(SHORT_BYTES, through_host), (ANY_SIZE, long)]
+    return [*_until(SHORT_BYTES, through_host), (ANY_SIZE, without(long))]
 
 
 def _until(limit: float, rows: Plan) -> Plan:

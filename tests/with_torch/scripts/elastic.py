@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mpiddp.torch  # noqa: F401 - registers the backend
-from mpiddp import elastic, settings
+from mpiddp import elastic, launchers
 
 STEPS, DEATH = 12, 5
 SPARES = int(sys.argv[1])
@@ -36,7 +36,7 @@ class State:
 
 
 def step(state: State, number: int) -> None:
-    launched = settings.launch()
+    launched = launchers.launch()
     if SPARES and number == DEATH and launched is not None and launched.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     torch.manual_seed(1000 * number + dist.get_rank())  # a dead rank's generator would be lost

@@ -1,8 +1,8 @@
 """Comparison of calls between nodes, in the background: a mismatch is found within seconds.
 
 Twice a second the watchdog of each node's first rank sends its last records to the group's next node, which compares
-them when it has made as many calls. Jobs that outrun this compare milestones, hashes of all calls so far. The finder
-tells all ranks of the group. The end of the job compares what nothing has compared: one sum tells whether there is any.
+them when it has made as many calls. The finder tells all ranks of the group. Jobs that outrun this have their calls
+compared by the next handshake, or by the end of the job: one sum tells whether any differ.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.typing import Array
 
-from .calls import RECORD, Call, Calls, first_difference, mismatch
+from .calls import RECORD, Calls, Record, first_difference, mismatch
 from .liveness import Liveness, Tag
 
-_HEAD = struct.Struct("<qq")
-_MILESTONE = np.dtype([("sequence", "<i8"), ("history", "<i8")])
+_HEAD = struct.Struct("<q")
 
 
-class Distant:
+class BetweenNodes:
     def __init__(self, liveness: Liveness) -> None:
         self._liveness = liveness
         self._groups: weakref.WeakValueDictionary[int, Comparison] = weakref.WeakValueDictionary()
@@ -43,7 +42,7 @@ class Distant:
         for group, each in tuple(self._groups.items()):
             message = each.news()
             if message:
-                self._liveness.send(each.successor, Tag.RECORDS, _HEAD.pack(group, 0) + message)
+                self._liveness.send(each.successor, Tag.RECORDS, _HEAD.pack(group) + message)
             error = each.compare()
             if error is not None:
                 self.tell(group, error)
@@ -51,7 +50,7 @@ class Distant:
 
     def tell(self, group: int, error: MismatchError) -> None:
         """Tell the group's other ranks, who may wait on another node."""
-        text = _HEAD.pack(group, 0) + str(error).encode()
+        text = _HEAD.pack(group) + str(error).encode()
         for rank in self._groups[group].others:
             self._liveness.send(rank, Tag.MISMATCH, text)
 
@@ -101,7 +100,7 @@ class Comparison:
         self._calls = weakref.ref(calls)
         self._sent = self._compared = 0
         self._found = False
-        self._theirs: tuple[int, Array, Array] | None = None
+        self._theirs: tuple[int, Array] | None = None
 
     def history(self) -> int:
         calls = self._calls()
@@ -120,14 +119,10 @@ class Comparison:
         if calls is None or self.successor < 0 or calls.latest == self._sent:
             return b""
         self._sent = calls.latest
-        milestones = np.array(list(calls.milestones.items()), _MILESTONE)
-        return _HEAD.pack(milestones.size, 0) + milestones.tobytes() + calls.recent().tobytes()
+        return calls.recent().tobytes()
 
     def take(self, source: int, message: bytearray) -> None:
-        count, _ = _HEAD.unpack_from(message)
-        milestones = np.frombuffer(message, _MILESTONE, count, _HEAD.size)
-        records = np.frombuffer(message, RECORD, -1, _HEAD.size + milestones.nbytes)
-        self._theirs, self._compared = (source, milestones, records), 0
+        self._theirs, self._compared = (source, np.frombuffer(message, RECORD)), 0
 
     def compare(self) -> MismatchError | None:
         """Return the error of nodes that disagree, once."""
@@ -135,21 +130,11 @@ class Comparison:
         if calls is None or self._theirs is None or self._found or self._compared == calls.latest:
             return None
         self._compared = calls.latest
-        source, milestones, records = self._theirs
+        source, records = self._theirs
         theirs: dict[int, Any] = {sequence: fields for sequence, *fields in records.tolist() if sequence}
         for sequence, *fields in sorted(calls.recent().tolist()):
-            if sequence in theirs and Call(*fields).differs(Call(*theirs[sequence])):
+            if sequence in theirs and Record(*fields).differs(Record(*theirs[sequence])):
                 self._found = True
-                mine, other = Call(*fields).text(sequence), Call(*theirs[sequence]).text(sequence)
+                mine, other = Record(*fields).text(sequence), Record(*theirs[sequence]).text(sequence)
                 return mismatch(self._name, self._rank, mine, source, other)
-        before = 0
-        for sequence, history in milestones.tolist():
-            if calls.milestones.get(sequence, history) != history:
-                self._found = True
-                return MismatchError(
-                    f"the ranks of {self._name} disagree: ranks {min(source, self._rank)} and"
-                    f" {max(source, self._rank)} have made different calls between #{before} and #{sequence}; all ranks"
-                    " must call the same operations in the same order (MPIDDP_DEBUG=DETAIL compares each)"
-                )
-            before = sequence
         return None

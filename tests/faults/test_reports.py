@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from mpiddp.faults import stalls
-from mpiddp.faults.liveness import Answer, Liveness, State
-from mpiddp.mpi.operation import Members, Operation
+from mpiddp.faults.liveness import Liveness
+from mpiddp.faults.picture import State
+from mpiddp.faults.reports import Reports
+from mpiddp.mpi.operation import Call, Members, Operation
 
 GROUP, NUMBER, SIZE = 7, 4711, 10_000
 
@@ -21,66 +22,67 @@ GROUP, NUMBER, SIZE = 7, 4711, 10_000
 class MadeUp:
     """A liveness whose other ranks have given answers; None: silent."""
 
-    waits = Liveness.waits
-
-    def __init__(self, world: Any, answers: dict[int, Answer | None]) -> None:
+    def __init__(self, world: Any, answers: dict[int, State | None]) -> None:
         self.world, self.rank, self.known, self.asked = world, world.rank, answers, 0
 
-    def inquire(self, group: int, ranks: Any, stacks: bool = False) -> dict[int, Answer]:
-        self.asked += len(ranks)
-        return {rank: found for rank in ranks if (found := self.known[rank]) is not None}
+    def inquire(self, group: int, ranks: Any, silence_s: float = 0, stacks: bool = False) -> dict[int, State]:
+        self.ask(group, ranks)
+        return self.answers(group, ranks, silence_s)
 
     def ask(self, group: int, ranks: Any) -> None:
         self.asked += len(ranks)
 
-    def answers(self, group: int, ranks: Any, silence_s: float) -> dict[int, Answer]:
-        return {rank: found for rank in ranks if (found := self.known[rank]) is not None}
+    def answers(self, group: int, ranks: Any, silence_s: float) -> dict[int, State]:
+        return {rank: self.known[rank] or State(silent="dead, or so") for rank in ranks}
 
-    def sequence(self, group: int) -> int:
+    def begun(self, group: int) -> int:
         return NUMBER
 
-    def own_answer(self, group: int, stacks: bool = False) -> Answer:
+    def own_state(self, group: int, stacks: bool = False) -> State:
         return self.known[self.rank] or waits()
 
-    def silent(self, rank: int, group: int) -> str:
-        return "dead, or so"
-
-    def awaited(self, operation: Operation) -> list[int]:
-        ranks = operation.members.ranks if operation.peers is None else operation.peers
+    def awaited(self, operation: Operation | None) -> list[int]:
+        ranks: Any = self.world.ranks
+        if operation is not None:
+            ranks = operation.members.ranks if operation.peers is None else operation.peers
         return [rank for rank in ranks if rank != self.rank]
 
 
-def waits(at: str = "train.py:120 in backward", size: int = SIZE) -> Answer:
-    return Answer(NUMBER, False, False, State(at, "all_reduce #4711", (GROUP, NUMBER), [(0, size, 1)], 65.0))
+def waits(at: str = "train.py:120 in backward", size: int = SIZE) -> State:
+    return State(at, "all_reduce #4711", GROUP, NUMBER, [(0, size, 1)], 65.0, NUMBER)
 
 
-def computes(at: str, idle_s: float = 71.0, last: str = "all_reduce #4710") -> Answer:
-    return Answer(NUMBER - 1, False, True, State(at, idle_s=idle_s, last=last))
+def computes(at: str, idle_s: float = 71.0, last: str = "all_reduce #4710") -> State:
+    return State(at, begun=NUMBER - 1, idle_s=idle_s, last=last)
 
 
-def warning(rank: int, answers: dict[int, Answer | None], peers: tuple[int, ...] | None = None) -> tuple[str, int]:
-    """Return the text that ``rank`` would print, and the number of ranks it asked."""
+def made_up(rank: int, answers: dict[int, State | None]) -> Any:
     size = len(answers)
+    hosts, pids = [f"n{each // 8}" for each in range(size)], range(100, 100 + size)
+    world: Any = SimpleNamespace(rank=rank, size=size, ranks=range(size), hosts=hosts, pids=pids, job="n.1")
+    return MadeUp(world, answers)
+
+
+def awaited(size: int, peers: tuple[int, ...] | None = None) -> Operation:
     members = Members(GROUP, tuple(range(size)), size, 1800.0, SimpleNamespace())  # type: ignore[arg-type]
-    world: Any = SimpleNamespace(
-        rank=rank, ranks=range(size), hosts=[f"n{each // 8}" for each in range(size)], pids=range(100, 100 + size)
-    )
-    operation = Operation("recv" if peers else "all_reduce", members, None, peers, False, NUMBER, 0 if peers else None)
-    liveness: Any = MadeUp(world, answers)
-    text = stalls.warning(liveness, operation, "train.py:120 in backward", 65.0, 120.0, 30.0)
-    return text, liveness.asked
+    return Operation(Call(members, "recv" if peers else "all_reduce", peers=peers, tag=0 if peers else None), NUMBER)
+
+
+def warning(rank: int, answers: dict[int, State | None], peers: tuple[int, ...] | None = None) -> tuple[str, int]:
+    """Return the text that ``rank`` would print, and the number of ranks it asked."""
+    liveness = made_up(rank, answers)
+    operation = awaited(len(answers), peers)
+    return Reports(liveness, lambda reason: "").warning(operation, 65.0, 120.0, 30.0), liveness.asked
 
 
 def test_ten_thousand_ranks_in_ten_lines_the_minority_first() -> None:
-    answers: dict[int, Answer | None] = {rank: waits() for rank in range(10_000)}
+    answers: dict[int, State | None] = {rank: waits() for rank in range(10_000)}
     for rank in range(3000, 3900):
         answers[rank] = computes(f"data.py:{rank % 9} in __getitem__")
     answers[17] = computes("save.py:88 in save")
-    answers[40] = answers[41] = Answer(
-        4000, False, False, State("x.py:3 in f", "barrier #12 in the group of ranks 40, 41")
-    )
+    answers[40] = answers[41] = State("x.py:3 in f", "barrier #12 in the group of ranks 40, 41", begun=4000)
     answers[9000] = None
-    answers[9001] = Answer(4, True, True, State())
+    answers[9001] = State(begun=4, ended=True)
     for rank in range(20, 9999, 7):
         answers.update({rank: waits(f"other.py:{rank} in g")} if answers[rank] == waits() else {})
     text, _ = warning(0, answers)
@@ -88,19 +90,18 @@ def test_ten_thousand_ranks_in_ten_lines_the_minority_first() -> None:
     assert len(lines) <= 10 and max(map(len, lines)) < 250, text
     assert lines[0] == "mpiddp: 65 s without progress.  all_reduce #4711 in the group of all 10000 ranks"
     assert lines[1] == "  905 ranks are NOT in it:"
-    assert lines[2].startswith("    rank 17 (node n2, pid 117)  ")
-    assert lines[2].endswith("71 s since its last call (all_reduce #4710)") and "save.py:88 in save" in lines[2]
-    assert "no answer" in lines[3] and "the program has ended" in lines[4]
-    assert lines[5].startswith("    ranks 40-41 (node n5)") and lines[5].endswith(
-        "in barrier #12 in the group of ranks 40, 41"
-    )
+    assert "no answer" in lines[2] and "the program has ended" in lines[3]
+    assert lines[4].startswith("    ranks 40-41 (node n5)")
+    assert lines[4].endswith("in barrier #12 in the group of ranks 40, 41")
+    assert lines[5].startswith("    rank 17 (node n2, pid 117)  ")
+    assert lines[5].endswith("71 s since its last call (all_reduce #4710)") and "save.py:88 in save" in lines[5]
     assert lines[7] == "    and 800 ranks in 8 other states"
     assert lines[8].startswith("  9095 ranks wait in it at ")
     assert "next warning in 2 min, error at 30 min" in lines[9] and "python -m mpiddp where" in lines[9]
 
 
 def test_one_rank_prints_and_the_others_ask_one() -> None:
-    answers: dict[int, Answer | None] = {rank: waits() for rank in range(200)}
+    answers: dict[int, State | None] = {rank: waits() for rank in range(200)}
     for rank in (0, 1, 2, 50, 120):
         answers[rank] = computes("a.py:1 in f")
     asked = [warning(rank, answers) for rank in range(200) if answers[rank] == waits()]
@@ -110,7 +111,7 @@ def test_one_rank_prints_and_the_others_ask_one() -> None:
 
 
 def test_a_rank_whose_predecessor_died_prints() -> None:
-    answers: dict[int, Answer | None] = {0: None, 1: waits(), 2: waits(), 3: waits()}
+    answers: dict[int, State | None] = {0: None, 1: waits(), 2: waits(), 3: waits()}
     text, asked = warning(1, answers)
     assert asked == 3, "a rank that does not answer costs seconds: it is asked once"
     assert "rank 0 (node n0, pid 100)" in text and "no answer: dead, or so" in text
@@ -125,7 +126,7 @@ def test_a_silent_rank_of_this_host_is_looked_at() -> None:
         liveness: Any = SimpleNamespace(_watched=True, world=world, rank=0, _links={})
 
         def silent(rank: int) -> str:
-            return Liveness.silent(liveness, rank, GROUP)
+            return Liveness._why_silent(liveness, rank, GROUP)
 
         try:
             until = time.monotonic() + 10
@@ -142,24 +143,23 @@ def test_a_silent_rank_of_this_host_is_looked_at() -> None:
 
 
 def test_all_in_it_is_said() -> None:
-    answers: dict[int, Answer | None] = {rank: waits() for rank in range(4)}
+    answers: dict[int, State | None] = {rank: waits() for rank in range(4)}
     assert "all ranks are in it: the network may be down" in warning(0, answers)[0]
     assert warning(2, answers)[0] == ""
 
 
 def test_a_rank_that_went_on_is_not_missing() -> None:
-    answers: dict[int, Answer | None] = {
+    answers: dict[int, State | None] = {
         0: waits(),
-        1: computes("a.py:2 in f")._replace(sequence=NUMBER + 3),
+        1: computes("a.py:2 in f")._replace(begun=NUMBER + 3),
         2: waits(),
     }
     text, _ = warning(0, answers)
     assert "NOT in it" not in text and "1 rank began it and went on: a.py:2 in f (1)" in text
 
 
-def receives(source: int, waited_s: float = 65.0) -> Answer:
-    state = State(f"a.py:{source} in f", f"recv from {source}", ranks=[(source, source + 1, 1)], waited_s=waited_s)
-    return Answer(0, False, False, state)
+def receives(source: int, waited_s: float = 65.0) -> State:
+    return State(f"a.py:{source} in f", f"recv from {source}", ranks=[(source, source + 1, 1)], waited_s=waited_s)
 
 
 @pytest.mark.parametrize(
@@ -171,16 +171,16 @@ def receives(source: int, waited_s: float = 65.0) -> Answer:
         (receives(2, waited_s=1.0), True),  # it may go on
     ],
 )
-def test_messages(answer: Answer | None, prints: bool) -> None:
+def test_messages(answer: State | None, prints: bool) -> None:
     text, _ = warning(0, {0: receives(1), 1: answer, 2: computes("a.py:3 in f")}, (1,))
     assert ("it waits for:" in text and "rank 1 (node n0" in text) if prints else text == "", text
 
 
 def test_one_rank_reports_a_circle() -> None:
     """The lowest one, or the first of those in a row before it that wait, too; others may wait for the circle."""
-    answers: dict[int, Answer | None] = {0: computes("a.py:1 in f"), 1: receives(5), 2: receives(4), 3: receives(2)}
+    answers: dict[int, State | None] = {0: computes("a.py:1 in f"), 1: receives(5), 2: receives(4), 3: receives(2)}
     answers |= {4: receives(3), 5: receives(2), 6: computes("a.py:1 in f"), 7: receives(4)}
-    told = {rank: warning(rank, answers, (answers[rank].state.ranks[0][0],)) for rank in (1, 2, 3, 4, 5, 7)}  # type: ignore[union-attr]
+    told = {rank: warning(rank, answers, (answers[rank].ranks[0][0],)) for rank in (1, 2, 3, 4, 5, 7)}  # type: ignore[union-attr]
     assert [rank for rank, (text, _) in told.items() if text] == [1], told
     lines = told[1][0].splitlines()
     chain = "rank 2 waits for rank 4, which waits for rank 3, which waits for rank 2: a deadlock"
@@ -192,30 +192,24 @@ def test_one_rank_reports_a_circle() -> None:
 
 
 def test_where_names_the_circle() -> None:
-    world: Any = SimpleNamespace(rank=0, size=3, ranks=range(3), hosts="nnn", pids=(1, 2, 3), job="n.1")
-    liveness: Any = MadeUp(world, {0: receives(2), 1: receives(0), 2: receives(1)})
+    liveness = made_up(0, {0: receives(2), 1: receives(0), 2: receives(1)})
     chain = "rank 0 waits for rank 2, which waits for rank 1, which waits for rank 0: a deadlock"
-    assert stalls.survey(liveness, GROUP).splitlines()[:2] == ["mpiddp: job n.1, 3 ranks", f"  {chain}"]
+    assert Reports(liveness, lambda reason: "").survey(GROUP).splitlines()[:2] == [
+        "mpiddp: job n.1, 3 ranks",
+        f"  {chain}",
+    ]
 
 
 def test_a_circle_with_a_collective_in_it() -> None:
-    answers: dict[int, Answer | None] = {rank: waits(size=8) for rank in range(8)} | {3: receives(5)}
-    answers[3] = answers[3]._replace(sequence=NUMBER - 1)  # type: ignore[union-attr]
+    answers: dict[int, State | None] = {rank: waits(size=8) for rank in range(8)} | {3: receives(5)}
+    answers[3] = answers[3]._replace(begun=NUMBER - 1)  # type: ignore[union-attr]
     told = [warning(rank, answers, (5,) if rank == 3 else None)[0] for rank in range(8)]
     assert [bool(text) for text in told] == [True] + 7 * [False], told
     assert "rank 3 waits for rank 5, which waits for rank 3: a deadlock" in told[0] and "NOT in it" not in told[0]
 
 
 def test_ten_thousand_ranks_of_a_circle_ask_few_and_print_few_lines() -> None:
-    answers: dict[int, Answer | None] = {rank: receives((rank + 1) % SIZE) for rank in range(SIZE)}
+    answers: dict[int, State | None] = {rank: receives((rank + 1) % SIZE) for rank in range(SIZE)}
     assert warning(5000, answers, (5001,)) == ("", 2)
     text, asked = warning(0, answers, (1,))
     assert len(text.splitlines()) == 11 and "and 9992 ranks" in text and asked == SIZE - 1
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [([], ""), ([5], "5"), ([2, 1, 0, 9, 8], "0-2, 8-9"), (range(0, 40, 2), "0, 2, 4, 6, 8, 10 and 14 more")],
-)
-def test_ranges(ranks: Any, text: str) -> None:
-    assert stalls.ranges(ranks) == text

@@ -1,4 +1,4 @@
-"""The doorbell: who rings, and who answers."""
+"""The socket of `python -m mpiddp where`: who asks, and who answers."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ import threading
 
 import pytest
 
-from mpiddp.faults import doorbell
-from mpiddp.faults.doorbell import Address, Doorbell
+from mpiddp.faults import where_socket
+from mpiddp.faults.where_socket import Address, WhereSocket
 
 ME = os.getuid()
 
 
-def test_doorbell_answers_its_user():
-    bell = Doorbell("test-of-the-bell", os.getpid())
+def test_where_answers_its_user():
+    bell = WhereSocket("test-of-the-bell", os.getpid())
     bell.sockets[0].setblocking(True)
     answering = threading.Thread(target=bell.answer, args=(lambda: "told",))
     answering.start()
-    (address,) = (each for each in doorbell.addresses() if each.rank == os.getpid())
-    assert doorbell.ring(address) == "told"
+    (address,) = (each for each in where_socket.addresses() if each.rank == os.getpid())
+    assert where_socket.ask(address) == "told"
     answering.join()
     bell.close()
 
 
 @pytest.mark.parametrize("owner", [ME, ME + 1])
 def test_another_users_socket_is_not_believed(monkeypatch, owner):
-    """Any user may take the name of a doorbell before the rank does."""
+    """Any user may take the name of a socket before the rank does."""
     name = f"mpiddp-{ME}-test-of-an-impostor-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as impostor:
         impostor.bind(f"\0{name}")
         impostor.listen()
-        monkeypatch.setattr(doorbell, "_user", lambda peer: owner)
+        monkeypatch.setattr(where_socket, "_user", lambda peer: owner)
         told = []
-        ringing = threading.Thread(target=lambda: told.append(doorbell.ring(Address("job", 0, name))))
+        ringing = threading.Thread(target=lambda: told.append(where_socket.ask(Address("job", 0, name))))
         ringing.start()
         caller, _ = impostor.accept()
         with caller, contextlib.suppress(BrokenPipeError):
@@ -47,4 +47,4 @@ def test_another_users_socket_is_not_believed(monkeypatch, owner):
 def test_user_of_a_socket_is_known():
     one, other = socket.socketpair()
     with one, other:
-        assert doorbell._user(one) == doorbell._user(other) == os.geteuid()
+        assert where_socket._user(one) == where_socket._user(other) == os.geteuid()

@@ -1,4 +1,4 @@
-"""The doorbell: every rank's abstract Unix socket, which ``python -m mpiddp where`` asks.
+"""Every rank's abstract Unix socket, which ``python -m mpiddp where`` asks.
 
 It leaves no file, and answers this user on this machine (or container) only.
 """
@@ -22,7 +22,7 @@ _ANSWER_S = 15.0
 """The asked rank waits seconds for each of the others."""
 
 
-class Doorbell:
+class WhereSocket:
     def __init__(self, job: str, rank: int) -> None:
         self.sockets: list[socket.socket] = []
         """Empty on a system without such sockets."""
@@ -58,13 +58,13 @@ class Address(NamedTuple):
 
 
 def addresses() -> list[Address]:
-    """Return this user's doorbells on this machine."""
+    """Return the sockets of this user's ranks on this machine."""
     pattern = re.compile(rf"@({_PREFIX}-{os.getuid()}-(\S+)-(\d+))$", re.MULTILINE)
     found = pattern.findall(_NAMES.read_text()) if _NAMES.exists() else []
     return sorted({Address(job, int(rank), name) for name, job, rank in found})
 
 
-def ring(address: Address) -> str:
+def ask(address: Address) -> str:
     parts = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller, contextlib.suppress(OSError):
         caller.settimeout(_ANSWER_S)

@@ -1,0 +1,171 @@
+"""The end of a job at once: the reason is printed, and every rank ends.
+
+`import mpiddp` imports this module, so it loads neither NumPy nor MPI.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NoReturn
+
+from mpiddp import launchers, rank_process
+from mpiddp.errors import EXIT_TIMEOUT
+from mpiddp.mpi import processes, stdio
+from mpiddp.mpi.finalize import running
+from mpiddp.mpi.lazy import MPI
+
+from . import mpirun
+
+if TYPE_CHECKING:
+    from .reports import Reports  # it loads NumPy
+
+# When all ranks fail alike, the first to speak ends the job.
+_TURN_S, _LAST_TURN = 0.2, 8
+_POLL_S = 0.01
+# MPI_Abort may not get through.
+_ABORT_S = 5.0
+_PMI_S, _PMI_BYTES = 1.0, 256
+ANSWER_S = 1.5
+"""For the others to tell what they do, before this rank ends the job."""
+
+_rank, _size = 0, 1
+_ending = threading.Lock()
+_reports: Reports | None = None
+
+
+def report_by(found: Reports) -> None:
+    global _reports
+    _reports = found
+
+
+def reports() -> Reports | None:
+    """Return what can ask the other ranks; None before the job has started."""
+    return _reports
+
+
+def wait(seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+    """Wait, and answer the other ranks."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not until():
+        if _reports is not None and running():
+            with contextlib.suppress(MPI.Exception):
+                _reports.liveness.progress()
+        time.sleep(_POLL_S)
+
+
+def dumped(text: str, reason: str) -> str:
+    """Let all ranks dump, and return ``text`` with a line about it."""
+    return text if _reports is None else _reports.with_dumps(text, reason)
+
+
+def announce(rank: int, size: int) -> None:
+    """Take the launcher's word until MPI runs."""
+    global _rank, _size
+    _rank, _size = rank, size
+
+
+def set_rank(rank: int, size: int) -> None:
+    """Take MPI's rank and size."""
+    announce(rank, size)
+    rank_process.claim_rank()
+
+
+def rank() -> int:
+    return _rank
+
+
+def size() -> int:
+    return _size
+
+
+def label() -> str:
+    return f"[rank {_rank}/{_size} {socket.gethostname()}]"
+
+
+def say(text: str) -> None:
+    write(labelled(text))
+
+
+def write(text: str) -> None:
+    stream = sys.__stderr__ or sys.stderr
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or a broken pipe
+        stream.write(text)
+        stream.flush()
+
+
+def labelled(text: str) -> str:
+    return "".join(f"{label()} {line}\n" for line in text.splitlines())
+
+
+def ends() -> bool:
+    return _ending.locked()
+
+
+def abort(text: str | Callable[[], str], code: int) -> NoReturn:
+    """Print ``text`` at this rank's turn, and end the job."""
+    _ending.acquire()  # for good: the first reason counts
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if _reports is not None and running():
+        _reports.liveness.announce_end()
+    wait(_TURN_S * min(_rank, _LAST_TURN))
+    try:
+        say(text if isinstance(text, str) else text())
+    except Exception:  # no other thread can end the job any more
+        say(traceback.format_exc())
+    stdio.deliver()
+    if running() and MPI.COMM_WORLD.size > 1:
+        # mpi4py holds the interpreter while it aborts: the backstop must not need it.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            faulthandler.dump_traceback_later(_ABORT_S, exit=True, file=sys.__stderr__ or sys.stderr)
+        processes.remove_shared_files(os.getpid())
+        mpirun.end_after_this_process(() if _reports is None else _reports.liveness.world.hosts)
+        MPI.COMM_WORLD.Abort(code)
+    launch = launchers.launch()
+    if not running() and launch is not None and not launch.launcher.ends_with_a_rank:
+        _abort_by_pmi(code)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(code)
+
+
+def _abort_by_pmi(code: int) -> None:
+    """Ask Hydra by PMI to end the job; return if it does not."""
+    descriptor = os.environ.get("PMI_FD", "")
+    with contextlib.suppress(OSError, ValueError), socket.socket(fileno=os.dup(int(descriptor))) as hydra:
+        hydra.settimeout(_PMI_S)
+        hydra.sendall(b"cmd=init pmi_version=1 pmi_subversion=1\n")
+        if b"rc=0" in hydra.recv(_PMI_BYTES):
+            hydra.sendall(b"cmd=abort exitcode=%d\n" % code)
+            time.sleep(_PMI_S)
+
+
+@contextlib.contextmanager
+def time_limit(timeout_s: float, what: str) -> Iterator[None]:
+    def report() -> str:
+        waits = "it waits for ranks that have not called it, and every rank has to"
+        return f"{what} did not finish in {timeout_s:g} s: {waits}{_states()}"
+
+    timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), abort, (report, EXIT_TIMEOUT))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _states() -> str:
+    """Return what the other ranks do, as far as they have met and this thread may ask."""
+    if _reports is not None and running() and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        with contextlib.suppress(MPI.Exception):  # a rank has failed
+            return _reports.explain(None, ANSWER_S)
+    return ""

@@ -1,0 +1,105 @@
+"""The end of a program, at exit or in MPI.Finalize: it answers the other ranks until all have ended."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from mpiddp import settings
+from mpiddp.errors import EXIT_MISMATCH, EXIT_TIMEOUT, DistError
+from mpiddp.mpi import requests
+from mpiddp.mpi.finalize import exit_limit, running
+from mpiddp.mpi.lazy import MPI
+
+from . import marker
+from .abort import abort, dumped, say, set_rank
+from .job import Job
+from .neighbour import Neighbour
+from .uncaught import interrupt
+
+# For the next unfinished operation when every program has ended.
+_REST_S = 5.0
+
+_limit_s: float | None = None
+
+
+def set_limit(limit_s: float) -> None:
+    """Set the time limit of the waits at the end of the program."""
+    global _limit_s
+    _limit_s = limit_s
+
+
+class Leaving:
+    """The end of a program, at exit or in MPI.Finalize; ``stop`` follows the end of all."""
+
+    def __init__(self) -> None:
+        self.job: Job
+        self.stop: Callable[[], object]
+        self._ended, self._pid = False, os.getpid()
+        # MPI_Finalize first deletes COMM_SELF's attributes, while MPI still works.
+        key = MPI.Comm.Create_keyval(delete_fn=lambda *_: self._end_groups())
+        MPI.COMM_SELF.Set_attr(key, self)
+
+    def __call__(self) -> None:
+        if self._ended or os.getpid() != self._pid or not running():
+            return
+        self._ended = True
+        try:
+            limit_s = settings.default_timeout_s() if _limit_s is None else _limit_s
+            while not self._wait(limit_s):
+                with exit_limit(limit_s):
+                    self.job = self.job.survivors()
+                set_rank(self.job.world.rank, self.job.world.size)
+        except KeyboardInterrupt:
+            interrupt("its program has ended; ", None)
+        marker.end(self.job.world.rank)
+        self.stop()
+
+    def _end_groups(self) -> None:
+        """Let later calls raise, as a destructor's: MPI would end the process."""
+        self()
+        for link in self.job.liveness.links():
+            link.abort(DistError("MPI has been finalised"))
+
+    def _wait(self, limit_s: float) -> bool:
+        """Return False if a rank failed meanwhile."""
+        try:
+            self._wait_for_all(limit_s)
+            # Some may have passed the barrier, and would be waited for in MPI_Finalize.
+            with exit_limit(limit_s):
+                self.job.failures.agree()
+        except Exception as error:
+            if not self.job.failures.caused(error):
+                raise
+            return False
+        return True
+
+    def _wait_for_all(self, limit_s: float) -> None:
+        liveness, neighbour = self.job.liveness, Neighbour(self.job, limit_s)
+        liveness.exited = True
+        barrier, total = self.job.between_nodes.begin_end(self.job.world.comm)
+        pause_s, deadline, pending = 1e-5, 0.0, -1
+        while True:
+            # Poll both: other ranks may wait for what this one submitted.
+            together, finished = barrier.Test(), requests.finished()
+            if together and finished:
+                break
+            if not together or requests.pending != pending:
+                deadline, pending = time.monotonic() + _REST_S, requests.pending
+            if time.monotonic() > deadline:
+                say(
+                    "the program ended with asynchronous operations that no other rank takes part in: an isend that"
+                    " nobody received, or a collective that only some ranks submitted; wait() for every Work"
+                )
+                break
+            liveness.progress()
+            if silence := neighbour.silence():
+                abort(lambda: dumped(f"its program has ended, and {silence}", "a missing rank"), EXIT_TIMEOUT)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.05 if finished else 0.001)
+        different = self.job.between_nodes.settle(self.job.world.comm) if total[0] else None
+        unheard = (link.monitor.unheard() for link in liveness.links())
+        error = different or next(filter(None, unheard), None)
+        if error is not None:
+            abort(f"{type(error).__name__}: {error}", EXIT_MISMATCH)

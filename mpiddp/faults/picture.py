@@ -1,0 +1,182 @@
+"""One picture of a job: the state of each rank, and its text, in which equal ranks share a line.
+
+Live ranks tell their states (`liveness`); of a job that has ended, dumps do (`flight`). The lines of the fewest ranks
+come first: a bug mostly sits on few. Imports the standard library only: dumps are read without MPI.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from mpiddp.mpi.operation import Operation
+
+_MAX_RANGES, _MAX_ROWS, _MAX_LINES = 6, 5, 3
+_UNKNOWN = -1.0
+
+Cell: TypeAlias = tuple[str, str]
+"""The line of a rank's program, and what the rank does there."""
+
+
+class Hosts(Protocol):
+    """Where the ranks run: by rank."""
+
+    @property
+    def hosts(self) -> Mapping[int, str] | Sequence[str]: ...
+
+    @property
+    def pids(self) -> Mapping[int, int] | Sequence[int]: ...
+
+
+class State(NamedTuple):
+    """What one rank does, and how far it is in the group that it was asked about."""
+
+    at: str = ""
+    """The program's line, as in "train.py:120 in backward"."""
+    operation: str = ""
+    """The one in which it waits, as in "all_reduce #4 of float32 (8,) in the group of all 4 ranks"."""
+    group: int = 0
+    """Of the collective in which it waits; 0: it waits for a message, or not at all."""
+    number: int = 0
+    ranks: Sequence[Sequence[int]] = ()
+    """Those of the collective's group, or the message's peers, packed."""
+    waited_s: float = 0.0
+    begun: int = 0
+    """The last collective that it has begun in the group."""
+    last: str = ""
+    """Its text."""
+    idle_s: float = _UNKNOWN
+    """The time since then."""
+    ended: bool = False
+    pending: bool = False
+    """It has asynchronous operations that have not ended."""
+    interrupted: bool = False
+    stacks: str = ""
+    silent: str = ""
+    """Why it may not have answered; all else is unknown then."""
+
+    @property
+    def awaited(self) -> set[int]:
+        return {rank for each in self.ranks for rank in range(*each)}
+
+    def waits_long(self, long_s: float) -> bool:
+        return bool(self.operation) and self.waited_s >= long_s
+
+    def waits_in(self, operation: Operation) -> bool:
+        return operation.peers is None and (self.group, self.number) == (operation.members.number, operation.number)
+
+    def is_in(self, operation: Operation) -> bool:
+        """Return True if the rank has begun a collective."""
+        return operation.peers is None and (self.waits_in(operation) or self.begun >= operation.number)
+
+    def text(self, idle_s: float) -> str:
+        if self.silent:
+            return f"no answer: {self.silent}"
+        if self.ended:
+            return "the program has ended"
+        if self.operation:
+            return f"in {self.operation}"
+        if idle_s == _UNKNOWN:
+            return "in its own code"
+        last = f" ({self.last})" if self.last else ""
+        what = f"its last call{last}" if self.begun else "the group was made, no call yet"
+        return f"{duration(idle_s)} since {what}"
+
+
+def packed(ranks: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return arguments of ranges, a single one for a progression: the answers of 10,000 ranks are to be short."""
+    step = max(ranks[1] - ranks[0], 1) if len(ranks) > 1 else 1
+    whole = range(ranks[0], ranks[-1] + 1, step) if ranks else range(0)
+    if tuple(whole) == tuple(ranks):
+        return [(whole.start, whole.stop, whole.step)]
+    return [(rank, rank + 1, 1) for rank in ranks]
+
+
+def cells(states: Mapping[int, State]) -> dict[int, Cell]:
+    """Return the states' texts: those that idle since the same call are equal."""
+    idle: dict[str, float] = {}
+    for state in states.values():
+        idle[state.last] = max(idle.get(state.last, _UNKNOWN), state.idle_s)
+    return {rank: (state.at, state.text(idle[state.last])) for rank, state in states.items()}
+
+
+def about(hosts: Hosts, operation: Operation | None, rank: int, states: Mapping[int, State]) -> list[str]:
+    """Return lines about the ranks that keep ``operation`` from ending, which ``rank`` waits for; None: about all."""
+    others = {each: state for each, state in states.items() if each != rank}
+    missing = others if operation is None else {each: x for each, x in others.items() if not x.is_in(operation)}
+    lines = rows(hosts, cells(missing))
+    if operation is None or operation.peers is not None:
+        return ["  it waits for:", *lines] if lines and operation is not None else lines
+    head = "all ranks are in it: the network may be down, or one of them waits elsewhere"
+    if missing:
+        head = f"{counted(len(missing))} {'is' if len(missing) == 1 else 'are'} NOT in it:"
+    waiting: dict[str, list[int]] = {}
+    begun: dict[str, list[int]] = {}
+    for each, state in states.items():
+        if each == rank or state.waits_in(operation):
+            waiting.setdefault(state.at, []).append(each)
+        elif each not in missing:
+            begun.setdefault("its end" if state.ended else state.at, []).append(each)
+    here = sum(map(len, waiting.values()))
+    went_on = f"  {counted(sum(map(len, begun.values())))} began it and went on: {named_lines(begun)}"
+    waits = f"  {counted(here)} {'waits' if here == 1 else 'wait'} in it at {named_lines(waiting)}"
+    return [f"  {head}", *lines, *([went_on] if begun else []), waits]
+
+
+def rows(hosts: Hosts, cells: Mapping[int, Cell], limit: int | None = _MAX_ROWS) -> list[str]:
+    """Return a line for all ranks that do the same at the same line; first what the fewest ranks do."""
+    ranks_by_cell: dict[Cell, list[int]] = {}
+    for rank, cell in cells.items():
+        ranks_by_cell.setdefault(cell, []).append(rank)
+    common = Counter(text for _, text in cells.values())
+    found = sorted(ranks_by_cell.items(), key=lambda item: (common[item[0][1]], len(item[1]), item[1]))
+    shown = [f"    {who(hosts, ranks):<30}  {at:<30}  {text}".rstrip() for (at, text), ranks in found[:limit]]
+    if len(found) > len(shown):
+        rest = sum(len(ranks) for _, ranks in found[len(shown) :])
+        shown.append(f"    and {counted(rest)} in {len(found) - len(shown)} other states")
+    return shown
+
+
+def named_lines(ranks_by_line: Mapping[str, list[int]]) -> str:
+    """Return the program's lines with their ranks, those of the fewest ranks first."""
+    found = sorted(ranks_by_line.items(), key=lambda item: (len(item[1]), item[1]))
+    named = [f"{at or 'an unknown line'} ({ranges(ranks)})" for at, ranks in found[:_MAX_LINES]]
+    rest = [f"and {len(found) - _MAX_LINES} other lines"] if len(found) > _MAX_LINES else []
+    return "; ".join([*named, *rest])
+
+
+def who(hosts: Hosts, ranks: Sequence[int]) -> str:
+    names = sorted({hosts.hosts[rank] for rank in ranks})
+    where = f"node {names[0]}" if len(names) == 1 else f"{len(names)} nodes"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} ({where}, pid {hosts.pids[ranks[0]]})"
+    return f"ranks {ranges(ranks)} ({where})"
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def counted(count: int) -> str:
+    return f"{count} rank{'s' * (count != 1)}"
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """Return ranks as ranges, as in "0-16, 18, 40-511"; of many ranges, the first ones.
+
+    Examples
+    --------
+    >>> ranges([3, 1, 2, 7])
+    '1-3, 7'
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    named = [f"{first}" if first == last else f"{first}-{last}" for first, last in runs[:_MAX_RANGES]]
+    more = sum(last - first + 1 for first, last in runs[_MAX_RANGES:])
+    return ", ".join(named) + (f" and {more} more" if more else "")

@@ -1,0 +1,104 @@
+"""Uncaught exceptions of a rank, Ctrl-C among them, end the job with their traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from types import TracebackType
+from typing import NoReturn
+
+from mpiddp import launchers, rank_process, settings
+from mpiddp.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_MISMATCH,
+    EXIT_TIMEOUT,
+    DistTimeoutError,
+    MismatchError,
+    RankFailedError,
+    SetupError,
+)
+from mpiddp.mpi.finalize import finalized
+from mpiddp.mpi.operation import Operation
+
+from . import abort as ending
+from . import activity
+from .abort import ANSWER_S, abort, dumped
+
+# For rank 0 to print a set-up error and end the job; for a lower rank to print that it was interrupted.
+_SILENT_S = 5.0
+
+_owner_pid = 0
+
+
+def install() -> None:
+    """End the job at a rank's uncaught exception; programs that a rank starts keep Python's hook."""
+    global _owner_pid
+    if _owner_pid:
+        return
+    _owner_pid = os.getpid()
+    announced = launchers.launch()
+    if announced is not None and rank_process.started_by_rank() is None:
+        ending.announce(announced.rank, announced.size)
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if ending.size() == 1 or os.getpid() != _owner_pid or finalized():
+            previous(kind, error, trace)
+        elif isinstance(error, SetupError):
+            if ending.rank() != 0:
+                time.sleep(_SILENT_S)
+                os._exit(1)
+            abort(f"{kind.__name__}: {error}", 1)
+        elif issubclass(kind, KeyboardInterrupt):
+            lines, operation = activity.unwind(trace)
+            interrupt(lines, operation)
+        else:
+            activity.unwind(trace)
+            text = "".join(traceback.format_exception(kind, error, trace))
+            abort(lambda: text + _others(error) + _recorded(error), _exit_code(error))
+
+    sys.excepthook = hook
+
+
+def _others(error: BaseException) -> str:
+    reports = ending.reports()
+    if not isinstance(error, MismatchError) or reports is None:
+        return ""
+    ranks = [rank for rank in error.ranks if rank != ending.rank()]
+    return f"{reports.doing(ranks, ANSWER_S)}\n" if ranks else ""
+
+
+def _recorded(error: BaseException) -> str:
+    """Let all ranks dump after an error of communication, or any where dumps are asked for."""
+    of_all = isinstance(error, (DistTimeoutError, MismatchError, RankFailedError))
+    return dumped("", type(error).__name__) if of_all or settings.flight_recorder() else ""
+
+
+def _exit_code(error: BaseException) -> int:
+    codes = ((DistTimeoutError, EXIT_TIMEOUT), (MismatchError, EXIT_MISMATCH))
+    return next((code for kind, code in codes if isinstance(error, kind)), 1)
+
+
+def interrupt(lines: str, operation: Operation | None) -> NoReturn:
+    """End the job after a Ctrl-C; a lower interrupted rank reports first."""
+
+    def text() -> str:
+        reports = ending.reports()
+        if reports is None:
+            return interrupted(lines, operation, "")
+        others = reports.explain(operation, ANSWER_S)
+        ending.wait(_SILENT_S, until=lambda: not reports.liveness.interrupted_before())
+        return interrupted(lines, operation, others)
+
+    found = ending.reports()
+    if found is not None:
+        found.liveness.interrupted = True
+    abort(text, EXIT_INTERRUPTED)
+
+
+def interrupted(lines: str, operation: Operation | None, others: str) -> str:
+    where = "" if operation is None else f" in {operation}"
+    unmatched = "" if operation is None else operation.members.monitor.unmatched()
+    return f"{lines}interrupted (Ctrl-C){where}{others}" + (f"\n  {unmatched}" if unmatched else "")

@@ -1,0 +1,160 @@
+"""Launchers of MPI jobs: their facts, and what they announce to a process. Imports the standard library only."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+
+class Launcher(NamedTuple):
+    """Facts of a launcher; first the variables in which it announces rank, size, and rank and ranks on the node."""
+
+    name: str
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str = ""
+    libraries: tuple[str, ...] = ()
+    """Beginnings of the names of the MPI libraries that it starts; empty: any."""
+    ends_libraries: tuple[str, ...] = ()
+    """Libraries that abort under it in MPI_Init, mostly in silence."""
+    ends_with_a_rank: bool = True
+    """A rank that exits with an error before MPI has started ends the job; else only one that is killed does."""
+    passes_interrupts: bool = True
+    """Ranks get SIGINT on Ctrl-C; else they get SIGCONT and SIGTERM, and their output is lost."""
+    waits_for_lost_hosts: bool = False
+    """It waits for ever for its daemon on a host that is out of reach, even when a rank has aborted the job."""
+    cure: str = "start with the mpirun that belongs to this library"
+    """For a library that does not understand it."""
+
+    def starts(self, library: str) -> bool:
+        return not self.libraries or library.upper().startswith(tuple(name.upper() for name in self.libraries))
+
+
+# The order matters: an mpirun inside a batch job inherits Slurm's variables, which then describe the node's daemon.
+_LAUNCHERS = (
+    Launcher(
+        "mpirun (Open MPI)",
+        *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        libraries=("Open MPI",),
+        ends_libraries=("MPICH",),
+        passes_interrupts=False,
+        waits_for_lost_hosts=True,
+    ),
+    Launcher(
+        "mpirun (MVAPICH)",
+        *("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+        libraries=("MVAPICH",),
+    ),
+    Launcher(
+        "mpiexec (PALS)",
+        *("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+        libraries=("MPICH", "CRAY"),
+    ),
+    Launcher(
+        "mpirun (MPICH, Hydra)",
+        *("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        libraries=("MPICH", "Intel", "MVAPICH", "CRAY"),
+        ends_with_a_rank=False,
+    ),
+    Launcher("flux run", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
+    Launcher(
+        "srun",
+        *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+        cure=(
+            "start with the plugin of your MPI library, `srun --mpi=pmix` (Open MPI) or `srun --mpi=pmi2` (MPICH), out"
+            " of those that `srun --mpi=list` shows"
+        ),
+    ),
+)
+_HYDRA, _SRUN = _LAUNCHERS[3], _LAUNCHERS[5]
+
+
+class Launch(NamedTuple):
+    """A launcher's announcement to a process before MPI runs."""
+
+    launcher: Launcher
+    rank: int
+    size: int
+    local_rank: int | None
+
+
+def integer(name: str) -> int | None:
+    """Return an environment variable as a number, or None."""
+    try:
+        return int(os.environ[name])
+    except (KeyError, ValueError):
+        return None
+
+
+def launch() -> Launch | None:
+    """Return None for a process without a launcher."""
+    for launcher in _LAUNCHERS:
+        rank, size, local_rank = integer(launcher.rank), integer(launcher.size), integer(launcher.local_rank)
+        if rank is None or size is None:
+            continue
+        if local_rank is None and integer(_SRUN.rank) == rank:
+            local_rank = integer(_SRUN.local_rank)  # srun --mpi=pmi2 sets PMI_RANK but no local rank
+        if launcher is _HYDRA and _SRUN.size in os.environ and launcher.local_rank not in os.environ:
+            launcher = _SRUN
+        return Launch(launcher, rank, size, local_rank)
+    return None
+
+
+def local_ranks() -> int | None:
+    """Return the number of the job's ranks on this node, if it is announced."""
+    announced = (integer(launcher.local_size) for launcher in _LAUNCHERS)
+    tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    found = next((each for each in announced if each is not None), None)
+    return _slurm_tasks(tasks, integer("SLURM_NODEID") or 0) if found is None else found
+
+
+def _slurm_tasks(text: str, node: int) -> int | None:
+    """Return entry ``node`` of Slurm's list of tasks, e.g. ``8(x2),3``: 8, 8 and 3."""
+    counts: list[int] = []
+    for tasks, repeated in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(tasks)] * int(repeated or 1)
+    return counts[node] if node < len(counts) else None
+
+
+def announce_ranks() -> None:
+    """Fill unset RANK, WORLD_SIZE and LOCAL_RANK from the launcher: scripts read them on their first line."""
+    found = launch()
+    if found is not None:
+        os.environ.setdefault("RANK", str(found.rank))
+        os.environ.setdefault("WORLD_SIZE", str(found.size))
+        if found.local_rank is not None:
+            os.environ.setdefault("LOCAL_RANK", str(found.local_rank))
+
+
+def rank_variables() -> dict[str, int]:
+    """Return those that are integers."""
+    found = {name: integer(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def correct_ranks(rank: int, world_size: int, local_rank: int) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank))
+
+
+def launcher_survives() -> bool:
+    """Return True under ``mpirun --with-ft ulfm``: the other ranks live on when one fails."""
+    return integer("OMPI_MCA_mpi_ft_enable") == 1
+
+
+_COMPONENTS = "OMPI_MCA_coll"
+_WRONG_AFTER_DEATHS = ("han", "adapt")
+
+
+def survives() -> bool:
+    """Return True if ranks can go on when one fails: the launcher lets them, and no sum comes out wrong."""
+    components = os.environ.get(_COMPONENTS, "")
+    excluded = components.removeprefix("^").split(",") if components.startswith("^") else []
+    return launcher_survives() and all(each in excluded for each in _WRONG_AFTER_DEATHS)
+
+
+def prepare_survival() -> None:
+    """Keep out Open MPI's component "han", whose sums between nodes are wrong after a failure (5.0.11)."""
+    if launcher_survives():
+        os.environ.setdefault(_COMPONENTS, "^" + ",".join(_WRONG_AFTER_DEATHS))

@@ -1,0 +1,71 @@
+"""Processes that a rank has started: MPI is refused in them, and a rank that spawns ranks of its own is ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any, NoReturn
+
+from mpiddp import launchers, rank_process
+from mpiddp.errors import SetupError
+
+from . import processes, stdio
+
+_FIRST_WORD_S = 3.0
+"""How long the children of other ranks wait before they end the job, so that rank 0's can say why."""
+
+
+def refuse_children(launch: launchers.Launch) -> None:
+    """Refuse MPI as the rank that started this process: MPICH fails, Open MPI's ranks crash."""
+    rank_pid = rank_process.started_by_rank()
+    multiprocessing: Any = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None:
+        this, starter = multiprocessing.current_process(), multiprocessing.parent_process()
+        if getattr(this, "_inheriting", False):
+            fault = (
+                "multiprocessing imports the program again in a process that it starts, and that import starts MPI: put"
+                " what only ranks do under `if __name__ == '__main__':`"
+            )
+            # A fork server may stand between a Pool and its workers.
+            if "PoolWorker" in this.name and rank_pid in (os.getppid(), processes.parent(os.getppid())):
+                _end_pool(fault, rank_pid)
+            raise SetupError(fault)
+        if starter is not None and rank_pid is None and launch.size > 1:
+            refuse_spawned(launch, starter, this)
+    if rank_pid is not None:
+        raise SetupError(
+            f"rank {launch.rank} of {launch.size} (process {rank_pid}) started this program, which has inherited the"
+            " launcher's variables and would be that rank a second time; start it, alone or by an mpirun of its own,"
+            " with `env=mpiddp.settings.outside_of_jobs()`"
+        )
+
+
+def refuse_spawned(launch: launchers.Launch, rank: Any, child: Any) -> NoReturn:
+    """End the rank that spawned this process: the job would hang. Rank 0's first child prints."""
+    if launch.rank != 0 or child._identity[-1:] != (1,):
+        rank.join(_FIRST_WORD_S)
+    if rank.is_alive():
+        sys.stderr.write(
+            f"SetupError: rank {launch.rank} of {launch.size} (process {rank.pid}) started this process with"
+            f" multiprocessing, as if it had to start ranks; {launch.launcher.name} has started all {launch.size} of"
+            " them already: delete the spawn (multiprocessing.Process, mp.spawn, a Pool), and call its function"
+            " directly in every process\n"
+        )
+        _kill(rank.pid)
+    os._exit(1)
+
+
+def _end_pool(fault: str, rank_pid: int) -> NoReturn:
+    """End the job: a Pool replaces its workers without end."""
+    sys.stderr.write(f"SetupError: {fault}; the pool would start its workers again for ever, so the job ends here\n")
+    _kill(rank_pid)
+    os._exit(1)
+
+
+def _kill(rank_pid: int) -> None:
+    """Kill a rank of this host, with which the launcher kills the others."""
+    stdio.deliver()
+    for each in {str(rank_pid), *processes.started_ranks(processes.parent(rank_pid))}:
+        processes.remove_shared_files(int(each))
+    os.kill(rank_pid, signal.SIGKILL)

@@ -1,0 +1,58 @@
+"""The end of MPI, and whether it runs.
+
+The process that started MPI finalises it: mpi4py would hang in a forked child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from mpiddp import settings
+
+_finalizes = True
+
+
+def never_finalize() -> None:
+    global _finalizes
+    _finalizes = False
+
+
+def running() -> bool:
+    library = _loaded()
+    return library is not None and library.Is_initialized() and not library.Is_finalized()
+
+
+def finalized() -> bool:
+    library = _loaded()
+    return library is not None and library.Is_finalized()
+
+
+def _loaded() -> Any:
+    """Return mpi4py's module, or None also while another thread still imports it."""
+    library = sys.modules.get("mpi4py.MPI")
+    return library if hasattr(library, "Is_initialized") and hasattr(library, "Is_finalized") else None
+
+
+def finalize(library: Any, pid: int) -> None:
+    if os.getpid() == pid and _finalizes and not library.Is_finalized():
+        with exit_limit(settings.default_timeout_s()):
+            library.Finalize()
+
+
+@contextlib.contextmanager
+def exit_limit(limit_s: float) -> Iterator[None]:
+    """End the process, and print its stack, if the block lasts longer, as it waits for a rank that is gone.
+
+    For the end of the program: no Python thread can be started any more, and mpi4py's Finalize holds the interpreter.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        limit_s = min(limit_s, threading.TIMEOUT_MAX)
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=sys.__stderr__ or sys.stderr)
+    yield
+    faulthandler.cancel_dump_traceback_later()

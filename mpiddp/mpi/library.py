@@ -1,0 +1,28 @@
+"""Facts of the MPI library, by the beginning of its name."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Library(NamedTuple):
+    """What only some libraries do, or do not."""
+
+    survives_deaths: bool = False
+    """It has ULFM: ranks may go on when one fails."""
+    queues_device_collectives: bool = True
+    """Where it takes device pointers, its non-blocking collectives do, too."""
+    vouches_for_its_transport: bool = True
+    """Its word on device pointers holds for whatever carries its messages."""
+
+
+_OPEN_MPI = Library(survives_deaths=True, queues_device_collectives=False, vouches_for_its_transport=False)
+
+
+def facts(name: str) -> Library:
+    return _OPEN_MPI if name.startswith("Open MPI") else Library()
+
+
+def short_name(version: str) -> str:
+    """Return name and number from the text of MPI_Get_library_version."""
+    return " ".join(version.split("\n")[0].split(",")[0].replace("Version:", "").split())

@@ -1,0 +1,67 @@
+"""The default group: its beginning, its end, and another communicator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness.inputs import total
+
+import mpiddp as dist
+from mpiddp.mpi import lazy
+
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
+
+NON_MEMBER = dist.GroupMember.NON_GROUP_MEMBER
+
+
+def test_destroy_everything_and_begin_again(world):
+    groups = [dist.new_group(), dist.new_group([0])]
+    dist.destroy_process_group()
+    assert not dist.is_initialized()
+    assert dist.group.WORLD is None
+    assert groups[0].link.closed
+    with pytest.raises(AssertionError, match="cannot be None"):
+        dist.destroy_process_group()
+    for call in (dist.get_rank, dist.barrier, lambda: dist.all_reduce(np.ones(1)), dist.new_group):
+        with pytest.raises(ValueError, match="Default process group has not been initialized"):
+            call()
+    dist.init_process_group()
+    assert dist.get_pg_count() == 1
+    assert total(None, 1) == world.size
+
+
+def test_init_with_a_communicator(world):
+    dist.destroy_process_group()
+    part = lazy.MPI.COMM_WORLD.Split(world.rank % 2, -world.rank)
+    dist.init_process_group(comm=part)
+    try:
+        assert dist.get_world_size() == part.size
+        assert dist.get_rank() == part.rank
+        assert dist.group.WORLD.comm == part
+        assert total(None, 1) == part.size
+        x = np.array([dist.get_rank()])
+        dist.broadcast(x, src=part.size - 1)
+        assert x[0] == part.size - 1
+        # `src` and new_group mean ranks of the default group, as in any world.
+        group = dist.new_group([part.size - 1])
+        assert (group == NON_MEMBER) == (part.rank != part.size - 1)
+    finally:
+        dist.destroy_process_group()
+        part.Free()
+        dist.init_process_group()
+    for wrong in (3, "world", np.ones(1)):
+        dist.destroy_process_group()
+        with pytest.raises(TypeError, match="intracommunicator"):
+            dist.init_process_group(comm=wrong)
+        dist.init_process_group()
+    # The rank without it hears of it at once; the others would wait for it.
+    dist.destroy_process_group()
+    part = lazy.MPI.COMM_WORLD.Split(lazy.MPI.UNDEFINED if world.rank == 0 else 1)
+    if world.rank == 0:
+        for null in (part, lazy.MPI.COMM_NULL):
+            with pytest.raises(ValueError, match=r"got MPI\.COMM_NULL.* give these ranks a communicator"):
+                dist.init_process_group(comm=null)
+    else:
+        part.Free()
+    dist.init_process_group()
+    assert total(None, 1) == world.size

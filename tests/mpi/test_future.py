@@ -1,0 +1,194 @@
+"""Futures: of operations, made by hand, and their callbacks."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import mpiddp as dist
+from mpiddp.mpi import operation
+
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
+
+
+def test_future(world):
+    x = np.ones(4)
+    future = dist.all_reduce(x, async_op=True).get_future()
+    seen = []
+    doubled = future.then(lambda done: seen.append(1) or 2 * done.value()[0])
+    more = doubled.then(lambda done: done.value() + 1)
+    assert (more.wait() == 2 * world.size + 1).all()
+    assert future.done()
+    assert doubled.done()
+    assert (future.value()[0] == world.size).all()
+    assert (doubled.value() == 2 * world.size).all()
+    assert seen == [1]
+    assert future.then(lambda done: 5).wait() == 5  # of a future that is done
+
+
+def test_future_before_its_value(world):
+    receive = dist.irecv(np.zeros(1), world.rank)
+    future = receive.get_future()
+    assert not future.done()
+    with pytest.raises(RuntimeError, match="not there yet"):
+        future.value()
+    with pytest.raises(RuntimeError):
+        receive.source_rank()
+    dist.isend(np.ones(1), world.rank).wait()
+    assert future.wait()[0][0] == 1
+
+
+def test_error_in_a_callback_surfaces_in_its_future_only(world):
+    def fail(_):
+        raise KeyError("mine")
+
+    submitted = dist.barrier(async_op=True)
+    future = submitted.get_future()
+    failing = future.then(fail)
+    after = failing.then(lambda done: done.value())
+    assert submitted.wait()
+    future.wait()
+    with pytest.raises(KeyError, match="mine"):
+        failing.wait()
+    with pytest.raises(KeyError, match="mine"):
+        failing.value()
+    with pytest.raises(KeyError, match="mine"):
+        after.wait()
+
+
+def test_operations_in_a_callback(world):
+    x, y = np.ones(2), np.ones(2)
+    inner = []
+
+    def again(_):
+        inner.append(dist.all_reduce(y, async_op=True))
+        dist.all_reduce(np.ones(1))
+
+    dist.all_reduce(x, async_op=True).get_future().then(again).wait()
+    inner[0].wait()
+    assert (x == world.size).all()
+    assert (y == world.size).all()
+
+
+def test_future_by_hand(world):
+    future = dist.Future()
+    seen = []
+    twice = future.then(lambda found: 2 * found.value())
+    future.add_done_callback(lambda found: seen.append(found.value()))
+    assert not future.done() and not twice.done()
+    with pytest.raises(RuntimeError, match="not there yet"):
+        future.value()
+    future.set_result(21)
+    assert future.done() and future.wait() == future.value() == 21
+    assert (twice.wait(), seen) == (42, [21])
+    for again in (future.set_result, future.set_exception):
+        with pytest.raises(RuntimeError, match="only be marked completed once"):
+            again(ValueError())
+    future.add_done_callback(seen.append)  # of one that is done
+    assert seen == [21, future]
+
+
+def test_future_with_an_error_by_hand(world, caplog):
+    future = dist.Future()
+    after, handled = future.then(lambda found: found.value()), future.then(lambda found: "handled")
+    with pytest.raises(AssertionError, match="of type str, not an Exception"):
+        future.set_exception("text")
+    future.set_exception(KeyError("mine"))
+    for each in (future, after):
+        with pytest.raises(KeyError, match="mine"):
+            each.wait()
+        with pytest.raises(KeyError, match="mine"):
+            each.value()
+    assert handled.wait() == "handled"
+    future.add_done_callback(lambda found: found.value())  # nobody else suffers from its error
+    assert "a callback of a future has failed" in caplog.text
+
+
+def test_future_that_another_thread_completes(world):
+    future = dist.Future()
+    after = future.then(lambda found: found.value() + 1)
+    threading.Timer(0.05, future.set_result, (1,)).start()
+    assert after.wait() == 2
+
+
+def test_future_that_an_operation_completes(world):
+    """As comm hooks do it: the value is set in the callback of another future."""
+    x, future = np.ones(2), dist.Future()
+    dist.all_reduce(x, async_op=True).get_future().add_done_callback(lambda found: future.set_result(found.value()[0]))
+    assert (future.wait() == world.size).all()
+    with pytest.raises(RuntimeError, match="belongs to an operation"):
+        dist.barrier(async_op=True).get_future().set_result(1)
+    dist.barrier()
+
+
+def test_all_of_several_futures(world):
+    x, made = np.ones(2), dist.Future()
+    futures = [dist.all_reduce(x, async_op=True).get_future(), made, dist.barrier(async_op=True).get_future()]
+    together = dist.collect_all(futures)
+    assert not together.done()
+    made.set_result(7)
+    assert together.wait() == futures
+    assert dist.wait_all(futures)[1] == 7
+    assert dist.wait_all([]) == []
+    failed = dist.Future()
+    failed.set_exception(ValueError("mine"))
+    assert dist.collect_all([made, failed]).wait() == [made, failed]
+    late = dist.Future()
+    threading.Timer(0.1, late.set_result, (8,)).start()
+    assert dist.collect_all([failed, late]).wait() == [failed, late]
+    with pytest.raises(ValueError, match="mine"):
+        dist.wait_all([made, failed])
+
+
+def test_a_blocking_operation_in_a_callback_leaves_the_outer_wait_known(world):
+    seen = []
+
+    def inside(_):
+        for call in (lambda: dist.all_reduce(np.ones(1)), dist.new_group, exchange):
+            call()
+            outer = operation.waiting.get(threading.get_ident())
+            seen.append(outer and outer.name)
+
+    def exchange():
+        if world.size > 1 and world.rank < 2:
+            first = world.rank == 0
+            for call in (dist.send, dist.recv) if first else (dist.recv, dist.send):
+                call(np.ones(1), 1 - world.rank)
+
+    last = world.rank == world.size - 1
+    if last:
+        time.sleep(0.2)  # so that the others wait
+    waited = dist.all_reduce(np.ones(1 << 20), async_op=True)
+    waited.get_future().add_done_callback(inside)
+    waited.wait()
+    assert seen == ["all_reduce"] * 3 or (last and seen == [None] * 3)
+    assert not operation.waiting
+    dist.destroy_process_group()
+    dist.init_process_group()
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("made", ["by hand", "by an operation"])
+def test_error_in_a_callback_does_not_lose_the_others(made, error):
+    called = []
+
+    def fail(future):
+        called.append("first")
+        raise error
+
+    work = dist.all_reduce(np.ones(1 << 16), async_op=True) if made == "by an operation" else None
+    future = dist.Future() if work is None else work.get_future()
+    future.add_done_callback(fail)
+    future.add_done_callback(lambda future: called.append("second"))
+    try:
+        if work is None:
+            future.set_result(1)
+        else:
+            work.wait()
+    except error:
+        assert not issubclass(error, Exception), "an error of a callback is logged"
+    future.wait()
+    assert called == ["first", "second"]

@@ -1,0 +1,99 @@
+"""Launchers, by what they announce in made-up environments."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from mpiddp import launchers
+
+
+@pytest.fixture(autouse=True)
+def environ(monkeypatch):
+    """Start each test from an environment without launchers and settings."""
+    names = (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "MPIDDP_",
+        "PMI",
+        "OMPI_",
+        "SLURM_",
+        "MPI_LOCAL",
+    )
+    for name in list(os.environ):
+        if name.startswith(names):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("announced", "expected"),
+    [
+        ({}, None),
+        (
+            {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+            ("mpirun (Open MPI)", 2, 4, 1),
+        ),
+        ({"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}, ("mpirun (MPICH, Hydra)", 2, 4, 0)),
+        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1"}, ("srun", 3, 4, 1)),
+        # srun --mpi=pmi2
+        (
+            {"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1"},
+            ("srun", 3, 4, 1),
+        ),
+        # mpirun in a batch job: Slurm's variables are those of the node's daemon
+        (
+            {
+                "PMI_RANK": "1",
+                "PMI_SIZE": "4",
+                "MPI_LOCALRANKID": "1",
+                "SLURM_PROCID": "0",
+                "SLURM_STEP_NUM_TASKS": "2",
+                "SLURM_LOCALID": "0",
+            },
+            ("mpirun (MPICH, Hydra)", 1, 4, 1),
+        ),
+        # a batch script outside of a step
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8"}, None),
+        ({"PMI_RANK": "one", "PMI_SIZE": "4"}, None),
+        ({"PMI_RANK": "1"}, None),
+    ],
+)
+def test_launch(monkeypatch, announced, expected):
+    monkeypatch.setattr(os, "environ", announced)
+    found = launchers.launch()
+    assert (found and (found.launcher.name, *found[1:])) == expected
+
+
+def test_announced_ranks_keep_what_is_set(environ):
+    for name, value in {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "LOCAL_RANK": "7"}.items():
+        environ.setenv(name, value)
+    environ.setenv("RANK", "")  # set, and nothing to read
+    launchers.announce_ranks()
+    assert launchers.rank_variables() == {"WORLD_SIZE": 4, "LOCAL_RANK": 7}
+    launchers.correct_ranks(1, 2, 0)
+    assert launchers.rank_variables() == {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 0}
+
+
+@pytest.mark.parametrize(
+    ("announced", "expected"),
+    [
+        ({}, None),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "SLURM_STEP_TASKS_PER_NODE": "4"}, 2),
+        ({"MPI_LOCALNRANKS": "3"}, 3),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),1"}, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "1"}, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "2"}, 1),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "3"}, None),
+    ],
+)
+def test_local_ranks(monkeypatch, announced, expected):
+    monkeypatch.setattr(os, "environ", announced)
+    assert launchers.local_ranks() == expected
+
+
+@pytest.mark.parametrize("launcher", launchers._LAUNCHERS, ids=lambda launcher: launcher.name)
+def test_no_launcher_ends_a_library_that_it_starts(launcher):
+    assert not any(launcher.starts(name) for name in launcher.ends_libraries)
