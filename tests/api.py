@@ -35,8 +35,12 @@ NAMED = ("device.array_namespace", "device.device_count", "device.upload", "sett
 """What the documents name of modules that are internal otherwise."""
 
 
+OF_TORCH = "module mpiddp.torch"
+"""Here begins the last part, which needs torch."""
+
+
 def dump() -> str:
-    """Return the public API, sorted within each module, ending in a newline."""
+    """Return the public API without `dump_of_torch`, sorted within each module, ending in a newline."""
     modules = [importlib.import_module(root) for root in ROOTS]
     homes: dict[object, str] = {}
     for module in modules:
@@ -49,6 +53,12 @@ def dump() -> str:
         module_name, _, function = f"mpiddp.{name}".rpartition(".")
         lines.append(f"mpiddp.{name}{_signature(getattr(importlib.import_module(module_name), function))}")
     return "\n".join(lines) + "\n"
+
+
+def dump_of_torch() -> str:
+    module = importlib.import_module("mpiddp.torch")
+    homes: dict[object, str] = {getattr(module, name): f"mpiddp.torch.{name}" for name in public_names(module)}
+    return "\n".join(_module(module, homes)) + "\n"
 
 
 def _module(module: types.ModuleType, homes: dict[object, str]) -> Iterator[str]:
@@ -179,9 +189,9 @@ def main() -> None:
     if arguments.pages is not None:
         write_pages(arguments.pages)
     elif arguments.write:
-        FILE.write_text(dump())
+        FILE.write_text(dump() + dump_of_torch())
     else:
-        print(dump(), end="")
+        print(dump() + dump_of_torch(), end="")
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def device_pointers(comm: MPI.Intracomm | None = None) -> DevicePointers:
     """Return where MPI takes device pointers; the same on all ranks of ``comm``, which call this together.
 
     The evidence, in order of trust: ``MPIDDP_CUDA_AWARE``; MPI-4.1's memory kinds; the library's own answer
-    (``MPIX_Query_cuda_support``, ``MPIX_GPU_query_support``); Cray's variable together with its GPU library, if that is
+    (``MPIX_GPU_query_support``, ``MPIX_Query_cuda_support``); Cray's variable together with its GPU library, if that is
     loaded; the outcome of `probe`.
 
     A failed probe overrules a yes, because a wrong yes ends the process and a wrong no only costs a copy. Open MPI's
@@ -195,12 +195,12 @@ _CUDA = 0  # MPIX_GPU_SUPPORT_CUDA
 
 
 def _answer(library: ctypes.CDLL) -> Support | None:
-    if hasattr(library, "MPIX_Query_cuda_support"):
-        name, answer = "MPIX_Query_cuda_support", library.MPIX_Query_cuda_support()
-    elif hasattr(library, "MPIX_GPU_query_support"):
+    if hasattr(library, "MPIX_GPU_query_support"):  # first: MPICH 3.4's MPIX_Query_cuda_support ends the process
         supported = ctypes.c_int(0)
         failed = library.MPIX_GPU_query_support(_CUDA, ctypes.byref(supported))
         name, answer = "MPIX_GPU_query_support", 0 if failed else supported.value
+    elif hasattr(library, "MPIX_Query_cuda_support"):
+        name, answer = "MPIX_Query_cuda_support", library.MPIX_Query_cuda_support()
     else:
         return None
     return Support(answer == 1, f"{name}() says {answer}")

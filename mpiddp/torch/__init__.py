@@ -1,7 +1,7 @@
 """torch on MPI: the backend "mpiddp" of ``torch.distributed``, and torch modules in mpiddp's DistributedDataParallel.
 
-Beside ``bench`` the one place that imports torch. Names are loaded on first use: ``import torch`` loads this package to
-find the backend.
+Only this package and ``bench`` import torch. ``import torch`` in turn loads this package to find the backend, so public
+names are loaded on first use.
 """
 
 from __future__ import annotations

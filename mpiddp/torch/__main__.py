@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from mpiddp import distributed as mpiddp
-from mpiddp import rank_process
+from mpiddp import distributed, rank_process
 from mpiddp.cores import limit_blas_threads
 
 from . import names, rendezvous
@@ -38,12 +37,12 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
 
 def announce() -> None:
     """Set torchrun's variables; all ranks call."""
-    rank, size, local_rank = mpiddp.get_rank(), mpiddp.get_world_size(), mpiddp.get_node_local_rank()
+    rank, size, local_rank = distributed.get_rank(), distributed.get_world_size(), distributed.get_node_local_rank()
     places: list[Any] = [None] * size
     with socket.socket() as free:  # on rank 0's host, for a script that makes its own store
         free.bind(("", 0))
         port = free.getsockname()[1]
-    mpiddp.all_gather_object(places, (socket.gethostname(), local_rank, port))
+    distributed.all_gather_object(places, (socket.gethostname(), local_rank, port))
     # Nodes in the order of their first ranks.
     firsts = [index for index, (_, local, _) in enumerate(places) if local == 0]
     hosts = [places[index][0] for index in firsts]
@@ -74,9 +73,9 @@ def main(arguments: list[str]) -> None:
     threads = limit_blas_threads()
     if threads is not None:
         torch.set_num_threads(threads)
-    mpiddp.init_process_group()
+    distributed.init_process_group()
     announce()
-    mpiddp.destroy_process_group()  # the script's own has the timeout that the script gives
+    distributed.destroy_process_group()  # the script's own has the timeout that the script gives
     rank_process.release_rank()
     rendezvous.prefer_mpi()
     names.replace((*_NAMES, "nccl") if found.nccl else _NAMES)

@@ -1,6 +1,6 @@
 """Tensors as arrays: without a copy where a tensor is contiguous and in the host's memory, else through a copy.
 
-ml_dtypes gives NumPy bfloat16 for reductions; data that only moves goes as bytes where NumPy lacks the dtype.
+NumPy lacks some of torch's dtypes. ml_dtypes gives it bfloat16 for reductions; data that only moves goes as bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.typing import Array
 
 from . import cuda
-from .errors import ArgumentError
+from .errors import RAISED, ArgumentError, translate
 
 _NUMPY = {
     getattr(torch, name): np.dtype(name)
@@ -33,7 +33,7 @@ _kept: list[Loan] = []
 
 
 class _Memory:
-    """A tensor's memory for NumPy, whose array keeps the tensor; after ``Tensor.numpy`` it could never be resized."""
+    """Shows NumPy a tensor's memory and keeps the tensor; after ``Tensor.numpy`` a tensor can never be resized."""
 
     __slots__ = ("__array_interface__", "_tensor")
 
@@ -67,42 +67,48 @@ def as_tensor(array: Array) -> torch.Tensor:
 class Loan:
     """Tensors lent to one call as flat arrays; those that need a copy are copied back by `give_back`.
 
-    The host's arrays keep no tensor: the loan does. ``device``: None, or where the arrays are CuPy's; the call is then
-    made under `cuda.on_stream`.
+    An array does not keep its tensor alive: the loan does.
+
+    Parameters
+    ----------
+    moved : bool, default False
+        The call moves bytes and does not reduce, so that a dtype that NumPy lacks may go as bytes.
+
+    Attributes
+    ----------
+    device : torch.device or None
+        Where the arrays are, if they are CuPy's: the call is then made under `cuda.on_stream`.
     """
 
-    __slots__ = ("_copies", "_lent", "_sums", "device")
+    device: torch.device | None = None
+    _copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
+    _sums: Sequence[tuple[Array, int]] = ()
 
-    def __init__(self) -> None:
+    def __init__(self, moved: bool = False) -> None:
+        self._moved = moved
         self._lent: list[torch.Tensor] = []
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._sums: list[tuple[Array, int]] = []
-        self.device: torch.device | None = None
 
     def divide(self, sums: Array, divisor: int) -> None:
         """Let `give_back` divide integers, towards zero as NCCL does."""
-        self._sums.append((sums, divisor))
+        self._sums = [*self._sums, (sums, divisor)]
 
-    def input(self, tensor: torch.Tensor, *, moved: bool = False) -> Array:
-        """Return the array of a tensor that is read only; ``moved``: its bytes will do."""
-        x = self._plain(tensor)
-        return self._flat(self._usable(tensor), moved) if x is None else x
+    def input(self, tensor: torch.Tensor) -> Array:
+        """Return the array of a tensor that is only read."""
+        x = self.memory(tensor)
+        return self._view(self._usable(tensor)) if x is None else x
 
-    def output(self, tensor: torch.Tensor, *, moved: bool = False, also: Sequence[torch.Tensor] = ()) -> Array:
-        """Return the array of a tensor that is written to, and may be read before; ``moved``: its bytes will do.
-
-        What is written goes to the tensors of ``also``, too.
-        """
-        if not also and (x := self._plain(tensor)) is not None:
+    def output(self, tensor: torch.Tensor, also: Sequence[torch.Tensor] = ()) -> Array:
+        """Return the array of a tensor that is written, and may be read before; ``also`` get the result too."""
+        if not also and (x := self.memory(tensor)) is not None:
             return x
         lent = self._usable(tensor)
         if lent.data_ptr() != tensor.data_ptr() or lent.device != tensor.device:
-            self._copies.append((tensor, lent))
-        self._copies += [(each, lent) for each in also]
-        return self._flat(lent, moved)
+            also = [*also, tensor]
+        self._copies = [*self._copies, *((each, lent) for each in also)]
+        return self._view(lent)
 
     def outputs(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
-        """Return the arrays of tensors that are read before any is written to: copies if they overlap."""
+        """Return the arrays of tensors that are all read before one is written: copies if they overlap."""
         spans = sorted((each.data_ptr(), each.data_ptr() + each.nbytes) for each in tensors)
         if all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)):
             return [self.output(each) for each in tensors]
@@ -113,29 +119,42 @@ class Loan:
         for sums, divisor in self._sums:
             sums -= array_namespace(sums).fmod(sums, divisor)  # has the sign of the sum
             sums //= divisor
-        self._sums.clear()
         for tensor, lent in self._copies:
             tensor.detach().copy_(lent)
             if lent.is_cuda:  # this stream may be another than that of the copy
                 lent.record_stream(torch.cuda.current_stream(lent.device))
-        self._copies.clear()
+        self._sums = self._copies = ()
         self._lent.clear()
 
+    def fail(self, error: BaseException) -> None:
+        """Keep the tensors of a call that failed: something may still be written to them. Raise torch's error."""
+        self.keep()
+        if isinstance(error, RAISED):
+            raise translate(error) from error
+
     def keep(self) -> None:
-        """Keep the tensors of a call that has failed for good: something may still be on its way to them."""
+        """Keep the tensors for good."""
         _kept.append(self)
 
-    def _plain(self, tensor: torch.Tensor) -> Array | None:
-        """Return the memory of a tensor that NumPy can view as it is: soon, for 8 bytes. Else return None."""
-        dtype = _NUMPY.get(tensor.dtype)
-        if dtype is None or not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_neg() or tensor.is_conj():
+    def memory(self, tensor: torch.Tensor) -> Array | None:
+        """Return a tensor's own memory, if it is contiguous and the host's; else None. This takes 1 us."""
+        if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_neg() or tensor.is_conj():
             return None
-        address = tensor.data_ptr()
-        if not address:
-            return None
+        dtype = _NUMPY.get(tensor.dtype) or self._dtype(tensor)
+        address, length = tensor.data_ptr(), tensor.nbytes
+        if length and not address:
+            raise ArgumentError(f"a tensor of {length} bytes has no memory: its storage was made shorter by resize_")
         self._lent.append(tensor)
-        memory: Any = MPI.buffer.fromaddress(address, tensor.nbytes)
+        memory: Any = MPI.buffer.fromaddress(address, length)
         return np.frombuffer(memory, dtype)
+
+    def _dtype(self, tensor: torch.Tensor) -> np.dtype[Any]:
+        """Return the dtype of an array for a tensor whose dtype NumPy lacks."""
+        if self._moved:
+            return _NUMPY[torch.uint8]
+        if tensor.dtype == torch.bfloat16:
+            return bfloat16()
+        raise ArgumentError(f"there is no reduction of {tensor.dtype}: convert it, such as by tensor.float()")
 
     def _usable(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor, or a copy that is contiguous and in memory that NumPy or CuPy can view."""
@@ -148,18 +167,14 @@ class Loan:
             found = found.cpu()
         return found.resolve_conj().resolve_neg().contiguous()
 
-    def _flat(self, lent: torch.Tensor, moved: bool) -> Array:
-        x = self._plain(lent)
+    def _view(self, lent: torch.Tensor) -> Array:
+        x = self.memory(lent)
         if x is not None:
             return x
-        flat, dtype = lent.view(-1), None
-        if lent.dtype not in _NUMPY and moved:
-            flat = flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)  # a single element may have another stride
-        elif lent.dtype == torch.bfloat16:
-            flat, dtype = flat.view(torch.int16), bfloat16()
-        elif lent.dtype not in _NUMPY:
-            raise ArgumentError(f"there is no reduction of {lent.dtype}: convert it, such as by tensor.float()")
-        if not lent.is_cpu:
-            self.device = lent.device
-        found: Array = as_array(flat) if lent.is_cpu else cuda.as_array(flat)
-        return found if dtype is None else found.view(dtype)
+        self.device, flat = lent.device, lent.view(-1)
+        if lent.dtype in _NUMPY:
+            return cuda.as_array(flat)
+        dtype = self._dtype(lent)
+        if self._moved:  # a single element may have another stride
+            return cuda.as_array(flat.as_strided((flat.numel(),), (1,)).view(torch.uint8))
+        return cuda.as_array(flat.view(torch.int16)).view(dtype)

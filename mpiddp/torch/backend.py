@@ -34,7 +34,7 @@ def register() -> None:
 
 def _create(options: Any, _: Any) -> Any:
     """Make the default group, or one of some ranks, which alone call."""
-    from mpiddp import distributed as mpiddp  # slow: `import torch` would wait for it
+    from mpiddp import distributed  # slow: `import torch` would wait for it
 
     from . import default
     from .process_group import ProcessGroup
@@ -42,17 +42,16 @@ def _create(options: Any, _: Any) -> Any:
     with translated():
         if options.global_ranks_in_group:
             ranks = list(options.global_ranks_in_group)
-            group = mpiddp.new_group(ranks, options.timeout, use_local_synchronization=True, sort_ranks=False)
-            assert isinstance(group, mpiddp.ProcessGroup), "torch asks members only"
-            close = default.free
+            default.begin_beside(ranks, options.timeout)
+            group = distributed.new_group(ranks, options.timeout, use_local_synchronization=True, sort_ranks=False)
+            assert isinstance(group, distributed.ProcessGroup), "torch asks members only"
         else:
             group = default.begin(options.timeout, options.group_rank, options.group_size)
-            close = default.end
-    made = ProcessGroup(group, options.timeout, close, options.store)
+    made = ProcessGroup(group, options.timeout, options.store)
     if torch.__version__ >= _FIRST_WITH_BACKENDS:
         from .torch_backend import Backend
 
-        made.own(Backend(group, options.timeout, close))
+        made.own(Backend(group, options.timeout))
     return made
 
 
@@ -60,13 +59,13 @@ def _create_another(
     store: torch.distributed.Store, rank: int, size: int, timeout: timedelta, device: torch.device, **_: object
 ) -> Any:
     """Make a group of all ranks that ``torch.distributed`` does not know (``torch.distributed._dist2``)."""
-    from mpiddp import distributed as mpiddp
+    from mpiddp import distributed
 
     from . import default
     from .process_group import ProcessGroup
 
     with translated():
         default.begin(timeout, rank, size)
-        group = mpiddp.new_group(timeout=timeout)
-    assert isinstance(group, mpiddp.ProcessGroup), "all ranks are members"
-    return ProcessGroup(group, timeout, default.free, store)
+        group = distributed.new_group(timeout=timeout)
+    assert isinstance(group, distributed.ProcessGroup), "all ranks are members"
+    return ProcessGroup(group, timeout, store)

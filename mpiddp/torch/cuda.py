@@ -1,7 +1,7 @@
 """CUDA tensors as CuPy arrays, without a copy, for mpiddp's own GPU paths.
 
-While a call submits its operation, CuPy's current stream is torch's: kernels that torch has queued come first. An
-operation ends when the device has done its work, so nothing must be ordered after it.
+While a call submits its operation, CuPy's current stream is torch's, so that kernels which torch has queued come first.
+An operation ends when the device has done its work, so nothing has to be ordered after it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """mpiddp's DistributedDataParallel for modules of torch: the same `Reducer` and `Buckets`.
 
-torch's autograd makes the gradients; a hook on each parameter moves them into buckets of symmetric memory, of which
-``grad`` is then a view. Host memory only: the backend "mpiddp" takes tensors of GPUs.
+torch's autograd makes the gradients. A hook on each parameter moves its gradient into a bucket of symmetric memory, and
+``grad`` is then a view of that. Modules must be in the host's memory; for those on GPUs use torch's own
+DistributedDataParallel on the backend "mpiddp".
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Parameter:
 
 
 class ModuleState(replicas.ModuleState):
-    """A module's parameters, in adapters, and the arrays of its buffers."""
+    """A module's parameters, each as a `Parameter`, and its buffers as arrays."""
 
     def _parameter(self, name: str, parameter: torch.nn.Parameter) -> ParameterLike:
         if not parameter.is_cpu:
@@ -103,7 +104,7 @@ class DistributedDataParallel(Wrapper, torch.nn.Module):
     module : torch.nn.Module
         The model, in the host's memory (else ValueError). Its parameters are moved side by side and take the first
         rank's values.
-    process_group : mpiddp.ProcessGroup, optional
+    process_group : distributed.ProcessGroup, optional
         A group of torch's backend "mpiddp" has it as ``group``.
     """
 

@@ -1,4 +1,4 @@
-"""mpiddp's default group as torch's: made with it and ended with it, unless the program has made it before."""
+"""mpiddp's default group under torch's: it is made and ended with torch's, unless the program has made it itself."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import warnings
 from collections.abc import Sequence
 from datetime import timedelta
 
-import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from mpiddp import distributed as mpiddp
+from mpiddp import distributed
 from mpiddp.distributed import groups
 
 from . import cuda
@@ -17,40 +16,56 @@ from . import cuda
 _ours = False
 
 
-def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> mpiddp.ProcessGroup:
-    """Return the group of all ranks; raise if rank or size, if not -1, contradict MPI.
+def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> distributed.ProcessGroup:
+    """Return the group of all ranks, made with ``timeout`` if there is none; DistError if MPI has other numbers.
 
-    ``timeout`` holds where the group is made here.
+    -1 as rank or size agrees with any number.
     """
     global _ours
-    if not mpiddp.is_initialized():
-        mpiddp.init_process_group(timeout=timeout, rank=rank, world_size=size, device_id=cuda.chosen())
+    if not distributed.is_initialized():
+        distributed.init_process_group(timeout=timeout, rank=rank, world_size=size, device_id=cuda.chosen())
         _ours = True
-    found = mpiddp.group.WORLD
+    found = distributed.group.WORLD
     assert found is not None
     if (rank, size) not in ((-1, -1), (found.rank(), found.size())):
-        raise mpiddp.DistError(
+        raise distributed.DistError(
             f"init_process_group was told rank {rank} of {size}, and MPI says rank {found.rank()} of {found.size()}:"
             " start one process for each rank with mpirun or srun, and leave rank and world_size out"
         )
     return found
 
 
-def end(group: mpiddp.ProcessGroup) -> None:
-    """End the group of all ranks, and with it all others."""
+def begin_beside(ranks: Sequence[int], timeout: timedelta) -> None:
+    """Make the group of all ranks for one of ``ranks``, if torch's default group is another backend's.
+
+    Such a group may have met at an address, without MPI, which all ranks have to start together.
+    """
+    if distributed.is_initialized():
+        return
+    rank, size = c10d.get_rank(), c10d.get_world_size()
+    if len(ranks) < size:
+        raise distributed.DistError(
+            f'new_group("mpiddp") of {len(ranks)} of {size} ranks, before MPI has started on all of them: make one of'
+            ' all ranks first, or let the default group meet through MPI: init_process_group(..., init_method="mpi://")'
+        )
+    begin(timeout, rank, size)
+
+
+def end(group: distributed.ProcessGroup) -> None:
+    """End a group, and with that of all ranks all others, unless the program has made it itself.
+
+    Unfinished operations, as after a timeout, are given up, as by torch's own backends.
+    """
     global _ours
-    if _ours and group is mpiddp.group.WORLD:
+    if group is distributed.group.WORLD:
+        if not _ours:
+            return
         _ours = False
-        free(group)
-
-
-def free(group: mpiddp.ProcessGroup) -> None:
-    """End a group; unfinished operations, as after a timeout, are given up, as by torch's own backends."""
     try:
-        mpiddp.destroy_process_group(group)
-    except mpiddp.MismatchError:
+        distributed.destroy_process_group(group)
+    except distributed.MismatchError:
         raise  # the group has ended
-    except mpiddp.DistError as error:
+    except distributed.DistError as error:
         warnings.warn(f"{error}; they are given up", stacklevel=2)
         groups.discard(group)
 
@@ -58,8 +73,8 @@ def free(group: mpiddp.ProcessGroup) -> None:
 def shrink_group(ranks_to_exclude: Sequence[int] = ()) -> None:
     """Make torch's default group anew without failed ranks, and without ``ranks_to_exclude``.
 
-    Ranks are numbered anew in the old order, all other groups end, and a DistributedDataParallel has to wrap its module
-    again. ValueError if there is no such rank, or this one is to be excluded.
+    Ranks are numbered anew in the old order, and all other groups end. A DistributedDataParallel has to wrap its module
+    again. ValueError if there is no such rank, or if this rank is to be excluded.
 
     Examples
     --------
@@ -69,8 +84,8 @@ def shrink_group(ranks_to_exclude: Sequence[int] = ()) -> None:
     ...     shrink_group(error.ranks)
     ...     model = DistributedDataParallel(model.module)
     """
-    backend = dist.get_backend()
+    backend = c10d.get_backend()
     timeout = c10d._get_default_group().timeout
-    mpiddp.shrink_group(ranks_to_exclude)
-    dist.destroy_process_group()
-    dist.init_process_group(backend, init_method="mpi://", timeout=timeout)
+    distributed.shrink_group(ranks_to_exclude)
+    c10d.destroy_process_group()
+    c10d.init_process_group(backend, init_method="mpi://", timeout=timeout)

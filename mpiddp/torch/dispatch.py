@@ -25,7 +25,8 @@ from .arrays import Loan
 from .work import Work, untraced
 
 _OPTIONS = frozenset(each for name, each in vars(c10d).items() if name.endswith("Options") and name[:1] != "_")
-_PLAIN = torch.Tensor.__torch_dispatch__
+_TENSOR = torch.Tensor
+_PLAIN = _TENSOR.__torch_dispatch__
 _KINDS = {
     "_allgather_base": "_ALLGATHER_BASE",
     "all_gather_single": "_ALLGATHER_BASE",
@@ -71,11 +72,12 @@ def entry(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     kinds = c10d.OpType.__members__  # type: ignore[attr-defined]
     kind = int(kinds.get(_KINDS.get(name, name.upper()), kinds["UNKNOWN"]))
     by_options = "opts" in (getattr(c10d.ProcessGroup, name).__doc__ or "")
+    place, types = (-1, _OPTIONS) if by_options else (0, {list})
 
     def call(self: Any, *args: Any, **named: Any) -> Any:
         if named and list(named) == ["opts"]:
             args, named = (*args, named["opts"]), {}
-        usual = args and not named and (type(args[-1]) in _OPTIONS if by_options else type(args[0]) is list)
+        usual = args and not named and type(args[place]) in types
         if usual and not _modes() and not _profiled() and not _needs_dispatch(args):
             work = function(self, *args)
             if work is not None:
@@ -108,9 +110,9 @@ def _needs_dispatch(args: tuple[Any, ...]) -> bool:
     for each in args:
         while type(each) is list and each:
             each = each[0]
-        if type(each) is torch.Tensor and each.is_cpu:
-            return False  # soon, for 8 bytes
-        if isinstance(each, torch.Tensor):
+        if type(each) is _TENSOR:  # nearly always
+            return each.is_meta
+        if isinstance(each, _TENSOR):
             return type(each).__torch_dispatch__ is not _PLAIN or each.is_meta
     return False
 
@@ -163,7 +165,7 @@ def _kernel(schema: Any, original: Any, keyset: Any, *args: Any) -> Any:
         return original.call_boxed(keyset, *values)
     _operations[call.name] = schema.name[6:]
     positional = values[:place] if call.name != "barrier" else []  # torch makes a tensor for it
-    options = SimpleNamespace(reduceOp=call.op)
+    options = SimpleNamespace(reduceOp=call.op, timeout=None)
     for argument, value in zip(schema.arguments[place + 1 :], values[place + 1 :], strict=True):
         if argument.name in _OPTION_OF:
             attribute, convert = _OPTION_OF[argument.name]

@@ -1,7 +1,7 @@
-"""The store that torch wants, found through MPI: no address, no port, no rank.
+"""The store that torch wants; MPI tells the ranks where it is.
 
-A ``TCPStore`` of torch's on rank 0, at a port that the system chooses and MPI announces. A rank connects on first use:
-mpiddp's own groups never do.
+It is a ``TCPStore`` of torch's on rank 0, at a port that the system chooses. A rank connects on first use, which
+mpiddp's own groups never make.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed
 from torch.distributed import TCPStore
 
-from mpiddp import distributed as mpiddp
+from mpiddp import distributed
 
 _CALLS = (
     *("add", "append", "check", "compare_set", "delete_key", "get", "has_extended_api", "list_keys", "multi_get"),
@@ -42,11 +42,11 @@ class Store(torch.distributed.Store):
     def announce(self) -> None:
         """Make the store at rank 0 if there is none, and tell all ranks its address; all ranks call."""
         address: list[Any] = [None]
-        if mpiddp.get_rank() == 0:
+        if distributed.get_rank() == 0:
             if self._server is None:
                 self._server = TCPStore("127.0.0.1", 0, None, True, self._timeout, wait_for_workers=False)
             address = [(socket.gethostname(), self._server.port)]
-        mpiddp.broadcast_object_list(address, src=0)
+        distributed.broadcast_object_list(address, src=0)
         if address[0] != self._address:
             self._address, self._store = address[0], self._server
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from mpiddp import distributed as mpiddp
+from mpiddp import distributed
 from mpiddp.distributed.groups import GroupLike
 
 
@@ -18,7 +18,7 @@ def symmetric_empty(
     It is in the host's memory; collectives reduce it, and contiguous views of it, in place.
     """
     sizes = shape if isinstance(shape, tuple) else (shape,)
-    memory = mpiddp.symmetric_empty(math.prod(sizes) * dtype.itemsize, "uint8", group)
+    memory = distributed.symmetric_empty(math.prod(sizes) * dtype.itemsize, "uint8", group)
     if memory is None:
         raise ValueError("symmetric_empty: this rank is not a member of the group")
     return torch.from_numpy(memory).view(dtype).view(sizes)

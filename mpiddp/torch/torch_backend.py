@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import Any
 
 from torch._C import _distributed_c10d as c10d
 
-from mpiddp import distributed as mpiddp
+from mpiddp import distributed
 
-from . import default, rendezvous
+from . import rendezvous
 from .errors import translated
-from .process_group import Operations
+from .operations import Operations
 
 
 class Backend(Operations, c10d.Backend):
     """The calls of a group, and the way to one without some of its ranks."""
 
-    def __init__(
-        self, group: mpiddp.ProcessGroup, timeout: timedelta, close: Callable[[mpiddp.ProcessGroup], None]
-    ) -> None:
-        c10d.Backend.__init__(self, group.rank(), group.size())
-        Operations.__init__(self, group, timeout, close)
-
     @property
     def supports_shrinking(self) -> bool:
         """True in the group of all ranks: `shrink` works there."""
-        return self.group is mpiddp.group.WORLD
+        return self.group is distributed.group.WORLD
 
     def shrink(self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, opts_override: Any = None) -> Backend:
         with translated():
-            made = mpiddp.shrink_group(ranks_to_exclude, shrink_flags=shrink_flags)
+            made = distributed.shrink_group(ranks_to_exclude, shrink_flags=shrink_flags)
             rendezvous.renew()
-        return Backend(made, self.timeout, default.end)
+        return Backend(made, self.timeout)

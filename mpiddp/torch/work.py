@@ -15,7 +15,7 @@ from torch._C._dynamo import eval_frame
 from torch.autograd import Variable
 from torch.futures import Future
 
-from mpiddp.distributed import Work as MpiddpWork
+from mpiddp import distributed
 
 from .arrays import Loan
 from .errors import translate
@@ -69,7 +69,7 @@ class Work(torch.distributed.Work):
 
     def __init__(
         self,
-        works: Sequence[MpiddpWork],
+        works: Sequence[distributed.Work],
         tensors: Sequence[torch.Tensor],
         loan: Loan,
         timeout_s: float | None = None,
@@ -187,3 +187,24 @@ class Work(torch.distributed.Work):
         else:
             length = len(tensors) // self._lists
             future.set_result([list(tensors[at : at + length]) for at in range(0, len(tensors), length)])
+
+
+@untraced
+class Received(Work):
+    """A message; knows its sender by its rank in the group."""
+
+    def __init__(self, group: distributed.ProcessGroup, works: Sequence[distributed.Work], *others: Any) -> None:
+        super().__init__(works, *others)
+        self._group = group
+        self._sender = -1
+
+    def _finish(self, error: Exception | None) -> None:
+        (message,) = self._works
+        super()._finish(error)
+        if self._error is None:
+            self._sender = self._group.group_rank(message.source_rank())
+
+    def source_rank(self) -> int:
+        return self._sender
+
+    _source_rank = source_rank

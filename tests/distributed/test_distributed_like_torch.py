@@ -363,3 +363,4 @@ def test_options_of_ddp_stand_where_torch_has_them(torch):
         by_position = [name for name, each in found.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
         assert by_position == theirs[: len(by_position)]
         assert set(found) <= set(theirs)
+        assert found == inspect.signature(mpiddp.DistributedDataParallel).parameters, "the same options of both"

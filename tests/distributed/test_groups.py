@@ -13,7 +13,7 @@ from harness.inputs import calls, total
 import mpiddp as dist
 from mpiddp import nn, optim
 from mpiddp.faults import this_job
-from mpiddp.mpi import lazy
+from mpiddp.mpi import cuda_aware, lazy
 from mpiddp.mpi.link import Resource
 from mpiddp.parallel import DiLoCo, GradBucket, Timeline, allreduce_hook
 
@@ -34,6 +34,13 @@ def test_world(world):
     assert dist.is_initialized()
     with pytest.raises(ValueError, match="twice"):
         dist.init_process_group()
+
+
+def test_without_a_gpu_mpi_is_not_asked_about_them(world, monkeypatch):
+    """MPICH 3.4 ends a process that asks."""
+    monkeypatch.setattr(cuda_aware, "_answer", lambda library: pytest.fail("asked"))
+    dist.destroy_process_group()
+    dist.init_process_group()
 
 
 def test_every_subset(world):

@@ -67,8 +67,8 @@ def late(value: torch.Tensor) -> OnDevice:
 
 
 def lent(tensor: torch.Tensor, moved: bool) -> object:
-    loan = arrays.Loan()
-    found = loan.output(tensor, moved=moved)
+    loan = arrays.Loan(moved)
+    found = loan.output(tensor)
     assert loan.device == GPU and not loan._copies
     return found
 

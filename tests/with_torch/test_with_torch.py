@@ -64,6 +64,7 @@ WORLD = {  # what else runs on torch.distributed: the package, and the scripts t
     "lightning": ("world_lightning",),
     "accelerate": ("world_accelerate",),
     "transformers": ("world_transformers",),
+    "deepspeed": ("world_deepspeed",),
 }
 
 
@@ -87,6 +88,13 @@ def test_the_torch_world_has_gloo_s_losses(package: str, tmp_path: Path) -> None
     assert ended["runner"].rc == ended["name"].rc == 0, ended
     assert losses["gloo"] == losses["runner"] == losses["name"], ended
     assert len(losses["gloo"]) > 2 * len(WORLD[package]), ended
+
+
+@pytest.mark.long
+@pytest.mark.skipif(importlib.util.find_spec("mpi4py_fft") is None, reason="mpi4py-fft is not installed")
+def test_mpi4py_fft_in_one_program() -> None:
+    ended = job(SCRIPTS / "beside_mpi4py_fft.py", ranks=2, limit_s=240)
+    assert ended.rc == 0 and ended.stdout.count("right") == 2, ended
 
 
 @pytest.fixture
@@ -132,18 +140,28 @@ def test_without_mpirun_is_a_world_of_one_rank(installed: list[Path]) -> None:
 
 
 GLOO = """
-import sys, torch, torch.distributed as dist
+import contextlib, os, sys, torch, torch.distributed as dist
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    dist.all_reduce(torch.ones(1), group=dist.new_group(backend=sys.argv[1]))
+    backend, *url = sys.argv[1:]
+    claims = {name: int(os.environ[name.upper()]) for name in ("rank", "world_size") if url}
+    dist.init_process_group("gloo", *url, **claims)
+    if url and dist.get_rank() == 0:
+        with contextlib.suppress(dist.DistBackendError):
+            dist.new_group([0], backend=backend, use_local_synchronization=True)
+            raise AssertionError("MPI has not started on rank 1")
+    dist.all_reduce(x := torch.ones(1), group=dist.new_group(backend=backend))
+    assert x == 2
     dist.destroy_process_group()
 """
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("beside", "lines"), [("gloo", 1), ("mpiddp", 0)])
-def test_a_job_on_gloo_alone_says_so_at_its_end(beside: str, lines: int, installed: list[Path]) -> None:
-    ended = job(GLOO, beside, ranks=2, search=installed, limit_s=120)
+@pytest.mark.parametrize(("beside", "lines"), [("gloo", 1), ("mpiddp", 0), ("mpiddp file", 0)])
+def test_a_job_on_gloo_alone_says_so_at_its_end(beside: str, lines: int, installed: list[Path], tmp_path: Path) -> None:
+    """A group of mpiddp's stands beside Gloo's, also where Gloo's ranks have met without MPI."""
+    backend, *file = beside.split()
+    url = [f"file://{tmp_path}/meet"] if file else []
+    ended = job(GLOO, backend, *url, ranks=2, search=installed, limit_s=120)
     assert ended.rc == 0 and ended.stderr.count("ran on Gloo in this job") == lines, ended
 
 

@@ -24,6 +24,7 @@ from mpiddp import device, settings
 from mpiddp.algorithms.handshake import without
 from mpiddp.mpi import cuda_aware, p2p_device
 from mpiddp.mpi.cuda_aware import DevicePointers, Support
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp, mpi_op
 from mpiddp.mpi.requests import Steps
@@ -41,19 +42,26 @@ SHORT_BYTES = 1 << 16
 ANY_SIZE = float("inf")
 
 _BY_MESSAGES = ("all_gather", "all_gather_list", "gather", "scatter", "all_to_all", "all_to_all_single")
-_UNKNOWN = Support(False, "not asked")
+_NO_GPU = Support(False, "no rank had imported CuPy and found a GPU when the default group was made")
+_UNASKED = DevicePointers(_NO_GPU, _NO_GPU)
 
 Plan = list[tuple[float, Callable[..., Steps]]]
 
-addresses = DevicePointers(_UNKNOWN, _UNKNOWN)
+addresses = _UNASKED
 
 
 def learn(link: Link) -> None:
-    """Agree on MPI's support for device pointers; warn where ranks share a GPU; collective."""
+    """Agree on MPI's support for device pointers; warn where ranks share a GPU; collective.
+
+    MPI is asked only if a rank uses a GPU, because some libraries end the process when they are asked.
+    """
     global addresses
-    addresses = cuda_aware.device_pointers(link.now)
-    p2p_device.by_address = addresses.point_to_point.yes
     mine = device.choice.device_uuid() if device.in_use() else None
+    used = link.now.allreduce(mine is not None, MPI.LOR)
+    addresses = cuda_aware.device_pointers(link.now) if used else _UNASKED
+    p2p_device.by_address = addresses.point_to_point.yes
+    if not used:
+        return
     told = zip(link.node.ranks, link.node.now.allgather(mine), strict=True)
     same = [rank for rank, uuid in told if uuid is not None and uuid == mine]
     if len(same) > 1 and link.ranks[link.rank] == same[0]:

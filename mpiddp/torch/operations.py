@@ -1,0 +1,365 @@
+"""torch's communicating calls on a group of mpiddp.
+
+``torch.distributed`` and torch's C++ call these methods, named as torch's functions; each lends its tensors to one
+public function of mpiddp. A call that need not be asynchronous returns None: it is over. `dispatch.entry` brings calls
+in other forms into this one.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mpiddp import distributed
+from mpiddp.mpi import recorder
+from mpiddp.typing import Array
+
+from . import cuda, default
+from .arrays import Loan, as_array
+from .errors import ArgumentError, expect, translated
+from .options import COMBINE, DEFAULTS, UNSET, Tensors, expect_alike, reduction, root_of, seconds, single
+from .symmetric import symmetric_empty
+from .work import Received, Work
+
+_AVG = distributed.ReduceOp.AVG
+
+recorder.add_library(str(Path(torch.__file__).parent))  # the flight recorder shows the program's lines, not torch's
+
+
+class Operations:
+    """torch's communicating calls in a group of mpiddp; a subclass is also one of torch's classes."""
+
+    def __init__(self, group: distributed.ProcessGroup, timeout: timedelta) -> None:
+        self._rank, self._size = group.rank(), group.size()
+        super().__init__(self._rank, self._size)  # type: ignore[call-arg] # of torch's class
+        self.group = group
+        self.timeout = timeout
+        self._timeout_s = seconds(timeout)
+        self._calls = 0
+        self._coalesced: list[Work] | None = None
+
+    # ---- names, and the little that torch asks a backend about
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return "mpiddp"
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return torch.device(device).type == "cpu"
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return memory that the ranks of a node share; all ranks call it alike."""
+        return symmetric_empty(size, dtype, self.group)
+
+    @property
+    def supports_splitting(self) -> bool:
+        """False: torch must not split the group itself, but call ``new_group``."""
+        return False
+
+    @property
+    def supports_coalescing(self) -> bool:
+        """True: messages may be sent between `start_coalescing` and `end_coalescing`."""
+        return True
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.timeout, self._timeout_s = timeout, seconds(timeout)
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._calls = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._calls
+
+    def shutdown(self) -> None:
+        """End the group; all its ranks call it."""
+        if not self.group.link.closed:
+            with translated():
+                default.end(self.group)
+
+    def abort(self) -> None:
+        """Give the group up without the other ranks; nothing is freed before the program ends."""
+
+    # ---- how every call is made
+
+    def _call(
+        self,
+        function: Callable[..., distributed.Work | None],
+        calls: Sequence[tuple[Any, ...]],
+        outputs: Tensors,
+        loan: Loan,
+        opts: Any,
+        lists: int = 1,
+        **named: Any,
+    ) -> Work | None:
+        """Call a function of mpiddp, once or several times; return torch's Work of all, or None where they are over."""
+        if named.get("op") is _AVG:
+            self._sum_integers(calls, named, loan)
+        if loan.device is not None:
+            device, loan.device = loan.device, None
+            with cuda.on_stream(device):
+                return self._call(function, calls, outputs, loan, opts, lists, **named)
+        self._calls += len(calls)
+        try:
+            if self._blocks(opts):
+                for arguments in calls:
+                    function(*arguments, group=self.group, **named)
+                loan.give_back()
+                return None
+            works = [function(*arguments, group=self.group, async_op=True, **named) for arguments in calls]
+        except BaseException as error:
+            loan.fail(error)
+            raise
+        limit_s = seconds((opts or DEFAULTS).timeout) or self._timeout_s
+        return self._submitted(Work(works, outputs, loan, limit_s, lists))  # type: ignore[arg-type]
+
+    def _blocks(self, opts: Any) -> bool:
+        """Return whether a call may be over when it returns: it is not asynchronous, and has no timeout of its own."""
+        return (
+            opts is not None
+            and not opts.asyncOp
+            and self._coalesced is None
+            and self._timeout_s is None
+            and (opts.timeout == UNSET or seconds(opts.timeout) is None)
+        )
+
+    def _sum_integers(self, calls: Sequence[tuple[Any, ...]], named: dict[str, Any], loan: Loan) -> None:
+        """Turn an AVG of integers into a SUM that the loan divides; the first argument is the output."""
+        if calls and calls[0][0].dtype.kind in "iu":
+            named["op"] = distributed.ReduceOp.SUM
+            if named.get("group_dst", self._rank) == self._rank:
+                for arguments in calls:
+                    loan.divide(arguments[0], self._size)
+
+    def _submitted(self, work: Work) -> Work:
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def start_coalescing(self, device: Any = None) -> None:
+        self._coalesced = []
+
+    def end_coalescing(self, device: Any = None) -> Work:
+        """Return one Work for what has been submitted since `start_coalescing`."""
+        collected, self._coalesced = self._coalesced or [], None
+        return Work(collected, [each for work in collected for each in work.result()], Loan())
+
+    _start_coalescing, _end_coalescing = start_coalescing, end_coalescing
+
+    # ---- collectives
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work | None:
+        op, loan = reduction(opts), Loan()
+        if len(tensors) == 1 and op is not _AVG and self._blocks(opts) and (x := loan.memory(tensors[0])) is not None:
+            self._calls += 1
+            try:  # as `_call` does it, in half the time: this is felt at 8 bytes
+                distributed.all_reduce(x, op, self.group)
+            except BaseException as error:
+                loan.fail(error)
+                raise
+            return None
+        expect(len(tensors) > 0, "requires non-empty tensor list")
+        expect_alike(tensors[0], tensors)
+        total, also = tensors[0], tensors if len(tensors) > 1 else ()
+        for each in tensors[1:]:
+            total = COMBINE.get(op.name, torch.add)(total.detach(), each.detach())
+        if not total.is_sparse:
+            return self._call(distributed.all_reduce, [(loan.output(total, also),)], tensors, loan, opts, op=op)
+        with translated(), torch.no_grad():  # a detached one would get indices and values of its own
+            total = _sparse_sum(total, op, self.group)
+            for each in tensors:
+                each.copy_(total)
+        return self._submitted(Work([], tensors, loan))
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work | None:
+        loan, op = Loan(), reduction(opts)
+        expect(len(tensors) > 0, "requires non-empty tensor list")
+        expect(len({each.layout for each in tensors}) == 1, "invalid tensor layout at index: expected one layout")
+        expect(tensors[0].layout is torch.strided, f"unsupported layout {tensors[0].layout}")
+        expect(len({each.dtype for each in tensors}) == 1, "tensors must all have the same type")
+        calls = [(each,) for each in loan.outputs(tensors)]
+        return self._call(distributed.all_reduce, calls, tensors, loan, opts, op=op)
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> Work | None:
+        loan, root = Loan(moved=True), root_of(opts, self._size)
+        expect(0 <= opts.rootTensor < len(tensors), "invalid root tensor")
+        tensor = tensors[opts.rootTensor]
+        others = [each for each in tensors if each is not tensor]
+        expect_alike(tensor, others)
+        x = loan.input(tensor) if root == self._rank and not others else loan.output(tensor, others)
+        return self._call(distributed.broadcast, [(x,)], tensors, loan, opts, group_src=root)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> Work | None:
+        loan, root = Loan(), root_of(opts, self._size)
+        expect(opts.rootTensor == 0, "invalid root tensor")
+        tensor = single(tensors, "tensor list")
+        x = loan.output(tensor) if root == self._rank else loan.input(tensor)
+        return self._call(distributed.reduce, [(x,)], tensors, loan, opts, group_dst=root, op=reduction(opts))
+
+    def barrier(self, opts: Any = None) -> Work | None:
+        return self._call(distributed.barrier, [()], (), Loan(), opts)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        with translated():
+            distributed.monitored_barrier(self.group, getattr(timeout, "timeout", timeout), wait_all_ranks)
+
+    def allgather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None) -> Work | None:
+        """``output_tensors[any][rank * inputs + index]``: all lists receive all inputs of all ranks."""
+        count = len(input_tensors)
+        expect(count > 0, "requires non-empty input tensor list")
+        expect(len(output_tensors) == count, "requires input/output tensor lists to have the same length")
+        expect_alike(input_tensors[0], input_tensors[1:])
+        for mine in output_tensors:
+            expect(len(mine) == self._size * count, "invalid output tensor list: expected one for each rank and input")
+            expect_alike(input_tensors[0], mine)
+        loan, calls = Loan(moved=True), []
+        for index, tensor in enumerate(input_tensors):
+            copies = list(zip(*output_tensors, strict=True))[index::count]
+            calls.append(([loan.output(first, others) for first, *others in copies], loan.input(tensor)))
+        flat = [each for mine in output_tensors for each in mine]
+        return self._call(distributed.all_gather, calls, flat, loan, opts, lists=count)
+
+    def allgather_coalesced(
+        self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None
+    ) -> Work | None:
+        """``output_lists[rank][index]``."""
+        found = len(output_lists)
+        expect(found == self._size, f"output lists should be equal to world size {self._size}, got {found}")
+        for mine in output_lists:
+            expect(len(mine) == len(input_list), f"invalid output size: expected {len(input_list)}, got {len(mine)}")
+            for index, (output, tensor) in enumerate(zip(mine, input_list, strict=True)):
+                expect(output.shape == tensor.shape, f"invalid size of output tensor at index {index}")
+                expect(output.dtype == tensor.dtype, f"invalid tensor type at index {index}")
+        loan, lists = Loan(moved=True), list(zip(*output_lists, strict=True))
+        calls = [
+            ([loan.output(each) for each in mine], loan.input(x)) for mine, x in zip(lists, input_list, strict=True)
+        ]
+        outputs = [each for mine in lists for each in mine]
+        return self._call(distributed.all_gather, calls, outputs, loan, opts)
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work | None:
+        return Operations.all_gather_single_coalesced(self, [output], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work | None:
+        """Make several calls that end as one."""
+        loan = Loan(moved=True)
+        calls = [(loan.output(output), loan.input(x)) for output, x in zip(outputs, inputs, strict=True)]
+        return self._call(distributed.all_gather_single, calls, outputs, loan, opts)
+
+    def gather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any) -> Work | None:
+        loan, root = Loan(moved=True), root_of(opts, self._size)
+        tensor = single(input_tensors, "input tensor list")
+        mine = self._list_of_root(root, output_tensors, "output", tensor)
+        arguments = loan.input(tensor), [loan.output(each) for each in mine] or None
+        return self._call(distributed.gather, [arguments], mine, loan, opts, group_dst=root)
+
+    def scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> Work | None:
+        loan, root = Loan(moved=True), root_of(opts, self._size)
+        tensor = single(output_tensors, "output tensor list")
+        mine = self._list_of_root(root, input_tensors, "input", tensor)
+        arguments = loan.output(tensor), [loan.input(each) for each in mine] or None
+        return self._call(distributed.scatter, [arguments], output_tensors, loan, opts, group_src=root)
+
+    def _list_of_root(self, root: int, lists: Sequence[Tensors], role: str, tensor: torch.Tensor) -> Tensors:
+        """Return the tensors that the root gathers or scatters, one for each rank; elsewhere none."""
+        if root != self._rank:
+            expect(not lists or not lists[0], f"requires empty {role} on non-root")
+            return ()
+        mine, size = single(lists, f"{role} list"), self._size
+        expect(len(mine) == size, f"Incorrect {role} list size {len(mine)}. {role.title()} list size should be {size}")
+        expect_alike(tensor, mine)
+        return mine
+
+    def reduce_scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> Work | None:
+        loan = Loan()
+        inputs = [loan.input(each) for each in single(input_tensors, "input list")]
+        x = loan.output(single(output_tensors, "output tensor list"))
+        return self._call(distributed.reduce_scatter, [(x, inputs)], output_tensors, loan, opts, op=reduction(opts))
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work | None:
+        return Operations.reduce_scatter_single_coalesced(self, [output], [input], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work | None:
+        """Make several calls that end as one."""
+        loan = Loan()
+        calls = [(loan.output(output), loan.input(x)) for output, x in zip(outputs, inputs, strict=True)]
+        return self._call(distributed.reduce_scatter_single, calls, outputs, loan, opts, op=reduction(opts))
+
+    def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> Work | None:
+        loan = Loan(moved=True)
+        arguments = [loan.output(each) for each in output_tensors], [loan.input(each) for each in input_tensors]
+        return self._call(distributed.all_to_all, [arguments], output_tensors, loan, opts)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        opts: Any = None,
+    ) -> Work | None:
+        loan = Loan(moved=True)
+        outputs = self._parts(loan.output(output), output, output_split_sizes)
+        inputs = self._parts(loan.input(input), input, input_split_sizes)
+        return self._call(distributed.all_to_all, [(outputs, inputs)], (output,), loan, opts)
+
+    def _parts(self, flat: Array, tensor: torch.Tensor, splits: Sequence[int] | None) -> list[Array]:
+        """Cut an array into the parts of the ranks: so many rows of the tensor each."""
+        rows, size = tensor.shape[0] if tensor.ndim else 1, self._size
+        if not splits:
+            if rows % size:
+                raise ArgumentError(f"Tensor's dim 0 ({rows}) does not divide equally across group size {size}")
+            splits = [rows // size] * size
+        if sum(splits) != rows or len(splits) != size:
+            raise ArgumentError(f"Split sizes {list(splits)} doesn't match total dim 0 size {rows} of {size} ranks")
+        length = flat.size // rows if rows else 0
+        ends = itertools.accumulate(splits)
+        return [flat[(end - split) * length : end * length] for end, split in zip(ends, splits, strict=True)]
+
+    # ---- point to point
+
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Work:
+        """``dst`` is a rank of the group."""
+        loan = Loan(moved=True)
+        return self._message(distributed.isend, loan.input(tensors[0]), tensors, loan, tag, group_dst=dst)
+
+    def recv(self, tensors: Tensors, src: int | None, tag: int = 0) -> Work:
+        """``src`` is a rank of the group, or None for any."""
+        loan = Loan(moved=True)
+        return self._message(distributed.irecv, loan.output(tensors[0]), tensors, loan, tag, group_src=src)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
+        return Operations.recv(self, tensors, None, tag)
+
+    def _message(self, function: Any, x: Array, tensors: Tensors, loan: Loan, tag: int, **peer: int | None) -> Work:
+        with translated(), nullcontext() if loan.device is None else cuda.on_stream(loan.device):
+            work = function(x, group=self.group, tag=tag, **peer)
+        made = Work if function is distributed.isend else functools.partial(Received, self.group)
+        return self._submitted(made([work], tensors, loan, self._timeout_s))
+
+    # ---- older names
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+    allreduce_sparse = allreduce
+
+
+def _sparse_sum(tensor: torch.Tensor, op: distributed.ReduceOp, group: distributed.ProcessGroup) -> torch.Tensor:
+    """Return the sum of sparse tensors: every rank gets all indices and values."""
+    if op is not distributed.ReduceOp.SUM:
+        raise ArgumentError(f"unsupported reduction operation: sparse tensors can be reduced by SUM only, got {op}")
+    mine = tensor.detach().coalesce()
+    parts: list[Any] = [None] * group.size()
+    distributed.all_gather_object(parts, (as_array(mine.indices().cpu()), as_array(mine.values().cpu())), group)
+    indices = torch.cat([torch.from_numpy(part) for part, _ in parts], dim=1)
+    values = torch.cat([torch.from_numpy(part) for _, part in parts])
+    total = torch.sparse_coo_tensor(indices, values, tensor.shape, device=tensor.device, check_invariants=False)
+    return total.coalesce()

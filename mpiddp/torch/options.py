@@ -1,0 +1,79 @@
+"""What torch passes with a call: reduction, timeout, root, and tensors that must be alike.
+
+Wrong arguments are named in Gloo's words, which programs may look for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import torch
+from torch.distributed import ReduceOp
+from torch.distributed.constants import default_pg_timeout
+
+from mpiddp import distributed
+
+from .errors import ArgumentError, expect
+
+Tensors = Sequence[torch.Tensor]
+T = TypeVar("T")
+
+COMBINE = {
+    "PRODUCT": torch.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
+"""How a rank reduces several tensors of its own; other reductions add them."""
+_OPS = {
+    int(getattr(ReduceOp.RedOpType, name)): getattr(distributed.ReduceOp, name) for name in ("SUM", "AVG", *COMBINE)
+}
+_SUM = ReduceOp.SUM
+UNSET = timedelta(milliseconds=-1)
+_DEFAULT_S = default_pg_timeout.total_seconds()
+DEFAULTS = SimpleNamespace(asyncOp=True, timeout=UNSET, reduceOp=_SUM)
+"""Options of a call without any."""
+
+
+def reduction(opts: Any) -> distributed.ReduceOp:
+    op = (opts or DEFAULTS).reduceOp
+    if op == _SUM:  # nearly always, and faster than the table
+        return distributed.ReduceOp.SUM
+    return _OPS.get(int(op.op)) or distributed.ReduceOp.PREMUL_SUM(float(op.__getstate__()[1]))
+
+
+def seconds(timeout: timedelta | None) -> float | None:
+    """Return a timeout in seconds; None for torch's default or none at all.
+
+    A call with a timeout goes through mpiddp's queue, and raises. A call without one waits where waiting is shortest,
+    and the job ends when the group's own 30 minutes are over.
+    """
+    if timeout is None or timeout == UNSET:
+        return None
+    found = timeout.total_seconds()
+    return found if 0 < found != _DEFAULT_S else None
+
+
+def root_of(opts: Any, size: int) -> int:
+    root: int = opts.rootRank
+    if not 0 <= root < size:
+        raise ArgumentError(f"invalid root rank: {root} in a group of {size}")
+    return root
+
+
+def expect_alike(model: torch.Tensor, tensors: Tensors) -> None:
+    for each in tensors:
+        for attribute, word in (("layout", "layout"), ("dtype", "type"), ("shape", "size")):
+            expected, found = getattr(model, attribute), getattr(each, attribute)
+            if found != expected:
+                raise ArgumentError(f"invalid tensor {word}: expected {expected}, got {found}")
+
+
+def single(several: Sequence[T], what: str) -> T:
+    expect(len(several) == 1, f"requires a single-element {what}, got {len(several)}")
+    return several[0]
