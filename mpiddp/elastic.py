@@ -111,11 +111,11 @@ def run(
     --------
     >>> elastic.run(step, State, steps=1000, spares=1)  # doctest: +SKIP
     """
-    if groups.default_group().size() != groups.default_group().link.world.size:
+    if groups.default_group().size() != groups.default_group()._link.world.size:
         raise ValueError("elastic.run is for the group of all ranks; call init_process_group without comm")
     if not 0 <= spares < MPI.COMM_WORLD.size:
         raise ValueError(f"spares leave no rank: {spares} of {MPI.COMM_WORLD.size} ranks; start more, or give less")
-    copies = groups.default_group().monitor.survivable
+    copies = groups.default_group()._monitor.survivable
     if spares and not copies:
         raise DistError(f"spares need ranks that live on when one dies: {NEEDED}")
     if every < 1:
@@ -203,7 +203,7 @@ class _Places:
     """
 
     def __init__(self, spares: int) -> None:
-        link = groups.default_group().link
+        link = groups.default_group()._link
         self.timeout_s, self._backend = link.timeout_s, backend_of(link)
         # Ranks of the start: some may have failed since.
         me, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size - spares
@@ -289,7 +289,7 @@ class _Places:
         job = self.job
         if self.slot != 0 or job.failures.happened() or not groups.is_initialized():
             return
-        working = groups.default_group().link.ranks
+        working = groups.default_group()._link.ranks
         for rank in job.world.ranks:
             if rank not in working:
                 job.liveness.send(rank, Tag.RUN_OVER, _pickled(outcome))

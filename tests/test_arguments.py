@@ -106,7 +106,7 @@ def test_wrong_arrays(world, wrong):
 def wrong_calls():
     size, rank = dist.get_world_size(), dist.get_rank()
     x, many = good(), [good() for _ in range(size)]
-    huge = dist.group.WORLD.mailbox.max_tag + 1
+    huge = dist.group.WORLD._mailbox.max_tag + 1
     tags = [
         (call, ValueError, "tag from 0 to")
         for tag in (-1, huge, 2**70, "0", None, 1.0)

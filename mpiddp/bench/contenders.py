@@ -123,7 +123,7 @@ def algorithm_of(b: Buffers) -> str:
     """Return the algorithm by which mpiddp makes the call."""
     if b.operation not in plan.ONE_NODE:
         return "native"
-    link = dist.groups.default_group().link
+    link = dist.groups.default_group()._link
     name = plan.algorithm_of(b.operation, link, b.total_bytes)
     if name == "native" and b.operation in REDUCING:
         module = fallback.choose(b.operation, link, b.dtype, reduce_op(b.op), b.total_bytes)

@@ -65,7 +65,7 @@ def candidates(operation: str, link: Link) -> list[str]:
 
 
 def _tune(here: Bench, operation: str, arguments: argparse.Namespace) -> tuple[str, float]:
-    link = dist.groups.default_group().link
+    link = dist.groups.default_group()._link
     names = candidates(operation, link)
     kind = np.dtype(np.float32)
     shared = symmetric(max(arguments.sizes) + here.size * kind.itemsize)

@@ -91,7 +91,7 @@ def shared_on_node(load: Callable[[], Sequence[Array]], group: GroupLike = None)
     found = member(group, "shared_on_node")
     if found is None:
         return ()
-    link = found.link
+    link = found._link
     first = link.node.rank == 0
     arrays, fault = _attempt(lambda: _loaded(load)) if first else ([], None)
     # The timeout makes ranks that wait for a download poll, instead of keeping a core busy inside of MPI.
@@ -149,8 +149,8 @@ def _exchange(group: ProcessGroup, said: Any) -> list[Any]:
         if isinstance(each, Exception):
             error = said if rank == group.rank() else each
             if rank:
-                world = group.link.world
-                error.add_note(f"on rank {group.ranks[rank]}, host {world.hosts[group.link.ranks[rank]]}")
+                world = group._link.world
+                error.add_note(f"on rank {group.ranks[rank]}, host {world.hosts[group._link.ranks[rank]]}")
             raise error
     return told
 
@@ -165,7 +165,7 @@ def _agreed(group: ProcessGroup, told: Sequence[list[_Outline] | None]) -> list[
             raise MismatchError(
                 f"nodes have loaded different data, {' and '.join(sides)}; give every node the same files"
             )
-    nodes = group.link.nodes
+    nodes = group._link.nodes
     return loaded[nodes.index(nodes[group.rank()])]
 
 

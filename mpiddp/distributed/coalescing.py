@@ -64,8 +64,8 @@ def _dispatch(
 ) -> Work | None:
     """Dispatch an operation whose ``outputs`` are alike on all ranks."""
     layout = ",".join(f"{dtype_layout(x.dtype) or x.dtype.char}{x.size}" for x in outputs) if len(outputs) > 1 else ""
-    call = make_call(group.link, name, inputs, outputs, op=op, count=sum(x.size for x in outputs), layout=layout)
-    return dispatch(group, planning.plain(group.link, algorithm, call), args, outputs, async_op)
+    call = make_call(group._link, name, inputs, outputs, op=op, count=sum(x.size for x in outputs), layout=layout)
+    return dispatch(group, planning.plain(group._link, algorithm, call), args, outputs, async_op)
 
 
 def _future(work: Work | None) -> Future | None:
@@ -104,8 +104,9 @@ def all_gather_coalesced(
 ) -> Future | None:
     """Copy the arrays in every rank's list to all ranks.
 
-    ``output_tensor_lists[r]`` gets the arrays in rank r's ``input_tensor_list``, and has their shapes and dtypes. With
-    ``async_op`` it returns a `Future` of all outputs. `mpiddp.distributed` describes ``group`` and the errors.
+    Element r of ``output_tensor_lists`` gets the arrays in rank r's ``input_tensor_list``, and has their shapes and
+    dtypes. With ``async_op`` it returns a `Future` of all outputs. `mpiddp.distributed` describes ``group`` and the
+    errors.
 
     Examples
     --------

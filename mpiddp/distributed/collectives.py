@@ -48,7 +48,7 @@ def barrier(
     group = member(group, "barrier")
     if group is None:
         return None
-    plan = group.plans.get(_BARRIER) or group.plans.remember(_BARRIER, planning.barrier(group.link))
+    plan = group._plans.get(_BARRIER) or group._plans.remember(_BARRIER, planning.barrier(group._link))
     return dispatch(group, plan, (None,), (), async_op, seconds(timeout))
 
 
@@ -83,9 +83,9 @@ def broadcast(
     if group is None:
         return None
     root = root_rank(group, src, group_src)
-    x = as_array(tensor, "broadcast", writable=group.link.rank != root)
+    x = as_array(tensor, "broadcast", writable=group._link.rank != root)
     key = ("broadcast", algorithm, root, x.dtype, x.shape, type(x))
-    plan = group.plans.get(key) or group.plans.remember(key, planning.make(group.link, *key[:2], x, x, root=root))
+    plan = group._plans.get(key) or group._plans.remember(key, planning.make(group._link, *key[:2], x, x, root=root))
     return dispatch(group, plan, (x, root), (x,), async_op)
 
 
@@ -123,7 +123,7 @@ def all_reduce(
         return None
     x = as_array(tensor, "all_reduce")
     key = ("all_reduce", algorithm, op, x.dtype, x.shape, type(x))
-    plan = group.plans.get(key) or group.plans.remember(key, planning.make(group.link, *key[:2], x, x, op))
+    plan = group._plans.get(key) or group._plans.remember(key, planning.make(group._link, *key[:2], x, x, op))
     return dispatch(group, plan, (x, op), (x,), async_op)
 
 
@@ -131,8 +131,8 @@ def all_reduce_bucket(x: Array, op: ReduceOp, group: ProcessGroup, index: int) -
     """Begin the all-reduce of DDP's bucket number ``index``; errors and logs name the bucket."""
     member(group, "all_reduce")
     key = ("all_reduce", None, op, x.dtype, x.shape, type(x), index)
-    plan = group.plans.get(key) or group.plans.remember(
-        key, planning.make(group.link, *key[:2], x, x, op, bucket=index)
+    plan = group._plans.get(key) or group._plans.remember(
+        key, planning.make(group._link, *key[:2], x, x, op, bucket=index)
     )
     work = dispatch(group, plan, (x, op), (x,), async_op=True)
     assert work is not None
@@ -171,9 +171,9 @@ def reduce(
     if group is None:
         return None
     root = root_rank(group, dst, group_dst)
-    x = as_array(tensor, "reduce", writable=group.link.rank == root)
+    x = as_array(tensor, "reduce", writable=group._link.rank == root)
     key = ("reduce", algorithm, op, root, x.dtype, x.shape, type(x))
-    plan = group.plans.get(key) or group.plans.remember(key, planning.make(group.link, *key[:2], x, x, op, root))
+    plan = group._plans.get(key) or group._plans.remember(key, planning.make(group._link, *key[:2], x, x, op, root))
     return dispatch(group, plan, (x, root, op), (x,), async_op)
 
 
@@ -220,10 +220,10 @@ def all_gather_single(
     x = as_array(input_tensor, _GATHER, writable=False, name="input_tensor")
     output = as_array(output_tensor, _GATHER, name="output_tensor")
     key = ("all_gather_single", algorithm, x.dtype, x.shape, output.dtype, output.shape, type(x), type(output))
-    plan = group.plans.get(key)
+    plan = group._plans.get(key)
     if plan is None:
-        _expect_blocks(output, x, group.link.size, _GATHER, "output_tensor", "input_tensor")
-        plan = group.plans.remember(key, planning.make(group.link, *key[:2], output, x, places=(0, 1)))
+        _expect_blocks(output, x, group._link.size, _GATHER, "output_tensor", "input_tensor")
+        plan = group._plans.remember(key, planning.make(group._link, *key[:2], output, x, places=(0, 1)))
     return dispatch(group, plan, (output, x), (output,), async_op)
 
 
@@ -263,10 +263,10 @@ def reduce_scatter_single(
     result = as_array(output, _SCATTER, name="output")
     x = as_array(input, _SCATTER, writable=False, name="input")
     key = ("reduce_scatter_single", algorithm, op, x.dtype, x.shape, result.dtype, result.shape, type(x), type(result))
-    plan = group.plans.get(key)
+    plan = group._plans.get(key)
     if plan is None:
-        _expect_blocks(x, result, group.link.size, _SCATTER, "input", "output")
-        plan = group.plans.remember(key, planning.make(group.link, *key[:2], result, x, op, places=(0, 1)))
+        _expect_blocks(x, result, group._link.size, _SCATTER, "input", "output")
+        plan = group._plans.remember(key, planning.make(group._link, *key[:2], result, x, op, places=(0, 1)))
     return dispatch(group, plan, (result, x, op), (result,), async_op)
 
 
@@ -304,15 +304,15 @@ def reduce_scatter(
     if group is None:
         return None
     result = as_array(output, "reduce_scatter", name="output")
-    inputs = as_arrays(input_list, "reduce_scatter", group.link.size, writable=False, name="input_list")
+    inputs = as_arrays(input_list, "reduce_scatter", group._link.size, writable=False, name="input_list")
     for index, given in enumerate(inputs):
         expect_like(given, result.shape, result.dtype, "reduce_scatter", f"input_list[{index}]")
     joined = np.concatenate([given.reshape(-1) for given in inputs])
     key = ("reduce_scatter", algorithm, op, joined.dtype, joined.shape, result.shape, type(joined), type(result))
-    plan = group.plans.get(key)
+    plan = group._plans.get(key)
     if plan is None:
-        made = planning.make(group.link, *key[:2], result, joined, op, places=(0, 1), count=result.size)
-        plan = group.plans.remember(key, made)
+        made = planning.make(group._link, *key[:2], result, joined, op, places=(0, 1), count=result.size)
+        plan = group._plans.remember(key, made)
     return dispatch(group, plan, (result, joined, op), (result,), async_op)
 
 
@@ -331,7 +331,7 @@ def _move(
     """Dispatch an operation that moves data without reducing it."""
     if len(outputs) > 1:
         expect_apart(outputs, name)
-    plan = planning.moving(group.link, name, outputs, inputs, count=count, root=root, layout=layout)
+    plan = planning.moving(group._link, name, outputs, inputs, count=count, root=root, layout=layout)
     return dispatch(group, plan, args, outputs, async_op)
 
 
@@ -360,7 +360,7 @@ def all_gather(
     if group is None:
         return None
     x = as_array(tensor, "all_gather", writable=False)
-    outputs = as_arrays(tensor_list, "all_gather", group.link.size)
+    outputs = as_arrays(tensor_list, "all_gather", group._link.size)
     _expect_list_like(outputs, x, group, "all_gather", "tensor_list")
     sizes = [output.size for output in outputs]
     layout = "" if min(sizes) == max(sizes) else repr(sizes)
@@ -369,7 +369,7 @@ def all_gather(
 
 def _expect_list_like(arrays: Sequence[Array], x: Array, group: ProcessGroup, operation: str, name: str) -> None:
     for index, each in enumerate(arrays):
-        shape = x.shape if index == group.link.rank else None
+        shape = x.shape if index == group._link.rank else None
         expect_like(each, shape, x.dtype, operation, f"{name}[{index}]")
 
 
@@ -407,7 +407,7 @@ def gather(
     root = root_rank(group, dst, group_dst, default=0)
     x = as_array(tensor, "gather", writable=False)
     expect_on_root(gather_list, group, root, "gather_list", "destination")
-    outputs = as_arrays(gather_list, "gather", group.link.size, name="gather_list") if gather_list else None
+    outputs = as_arrays(gather_list, "gather", group._link.size, name="gather_list") if gather_list else None
     _expect_list_like(outputs or (), x, group, "gather", "gather_list")
     return _move("gather", group, async_op, outputs or (), (x,), (outputs, x, root), root=root)
 
@@ -448,7 +448,7 @@ def scatter(
     expect_on_root(scatter_list, group, root, "scatter_list", "source")
     inputs = None
     if scatter_list:
-        inputs = as_arrays(scatter_list, "scatter", group.link.size, writable=False, name="scatter_list")
+        inputs = as_arrays(scatter_list, "scatter", group._link.size, writable=False, name="scatter_list")
     _expect_list_like(inputs or (), x, group, "scatter", "scatter_list")
     return _move("scatter", group, async_op, (x,), inputs or (), (x, inputs, root), root=root)
 
@@ -480,12 +480,12 @@ def all_to_all(
     group = member(group, "all_to_all")
     if group is None:
         return None
-    outputs = as_arrays(output_tensor_list, "all_to_all", group.link.size, name="output_tensor_list")
-    inputs = as_arrays(input_tensor_list, "all_to_all", group.link.size, writable=False, name="input_tensor_list")
+    outputs = as_arrays(output_tensor_list, "all_to_all", group._link.size, name="output_tensor_list")
+    inputs = as_arrays(input_tensor_list, "all_to_all", group._link.size, writable=False, name="input_tensor_list")
     for arrays, name in ((outputs, "output_tensor_list"), (inputs, "input_tensor_list")):
         for index, x in enumerate(arrays):
             expect_like(x, None, outputs[0].dtype, "all_to_all", f"{name}[{index}]")
-    mine = group.link.rank
+    mine = group._link.rank
     expect_like(outputs[mine], inputs[mine].shape, inputs[mine].dtype, "all_to_all", f"output_tensor_list[{mine}]")
     return _move("all_to_all", group, async_op, outputs, inputs, (outputs, inputs))
 
@@ -519,7 +519,7 @@ def all_to_all_single(
     group = member(group, "all_to_all_single")
     if group is None:
         return None
-    size, mine = group.link.size, group.link.rank
+    size, mine = group._link.size, group._link.rank
     result = as_array(output, "all_to_all_single", name="output")
     x = as_array(input, "all_to_all_single", writable=False, name="input")
     expect_like(result, None, x.dtype, "all_to_all_single", "output")

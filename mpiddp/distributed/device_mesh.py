@@ -120,7 +120,7 @@ class DeviceMesh:
         if parts == [list(range(parent.size()))]:
             return parent
         described = "_".join(names[axis] for axis in axes) if names else f"dim_{name}"
-        return split(parent, parts, "init_device_mesh", None, f"mesh_{described}", backend_of(parent.link))
+        return split(parent, parts, "init_device_mesh", None, f"mesh_{described}", backend_of(parent._link))
 
     def _part(self, layout: Layout, names: Names, groups: list[ProcessGroup]) -> DeviceMesh:
         """Return the slice that this rank is in; on a rank outside of the root mesh, the first slice."""

@@ -29,7 +29,7 @@ def begin(group: ProcessGroup, call: Call) -> tuple[Operation, bool]:
 
     A call of some ranks, such as a message, is numbered apart and not published.
     """
-    link = group.link
+    link = group._link
     if call.record is None:
         link.message_count = number = link.message_count + 1
     else:
@@ -37,7 +37,7 @@ def begin(group: ProcessGroup, call: Call) -> tuple[Operation, bool]:
     operation = recorder.begin(call, number)
     if debug.on:
         debug.log(operation)
-    return operation, call.record is None or group.monitor.publish(number, call.record)
+    return operation, call.record is None or group._monitor.publish(number, call.record)
 
 
 class calling:  # noqa: N801 - a statement's context
@@ -46,7 +46,7 @@ class calling:  # noqa: N801 - a statement's context
     __slots__ = ("_confirmed", "_monitor", "_operation", "_outer", "_thread")
 
     def __init__(self, group: ProcessGroup, call: Call) -> None:
-        self._monitor = group.monitor
+        self._monitor = group._monitor
         self._operation, self._confirmed = begin(group, call)
 
     def __enter__(self) -> Operation:
@@ -78,7 +78,7 @@ def dispatch(
     timeout_s: float | None = None,
 ) -> Work | None:
     """Run the plan's steps at once if nothing is pending, else by the queue."""
-    link = group.link
+    link = group._link
     if link.busy or requests.only_thread:
         expect_own_thread(link.busy, group)
     if async_op or requests.pending or timeout_s is not None or debug.on:
@@ -98,8 +98,8 @@ def expect_own_thread(busy: bool, group: ProcessGroup) -> None:
     """Raise `DistError` if another thread is in a collective of the group, or MPI takes no second thread."""
     if busy:
         raise DistError(
-            f"{group.link} is used by two threads at once, whose calls have no order that all ranks share; make a group"
-            " for each thread with new_group"
+            f"{group._link} is used by two threads at once, whose calls have no order that all ranks share; make a"
+            " group for each thread with new_group"
         )
     if requests.only_thread and requests.only_thread != get_ident():
         raise DistError(
@@ -110,8 +110,8 @@ def expect_own_thread(busy: bool, group: ProcessGroup) -> None:
 
 def perform(group: ProcessGroup, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array] = ()) -> Any:
     """Return the value of the steps; block in MPI where nothing is pending."""
-    link = group.link
-    if requests.pending or group.monitor.survivable or debug.on:
+    link = group._link
+    if requests.pending or group._monitor.survivable or debug.on:
         work = submit(group, plan, args, outputs, True, None)
         assert work is not None
         work.wait()
@@ -137,7 +137,7 @@ def submit(
     timeout_s: float | None,
 ) -> Work | None:
     """Queue a call; without ``async_op`` wait for it."""
-    link = group.link
+    link = group._link
     with requests.lock:
         operation, confirmed = begin(group, debug.self_comparing(plan.call) if debug.detail else plan.call)
         check = None
@@ -146,7 +146,7 @@ def submit(
         else:
             steps = plan.steps(link, plan.call, *args)
         if not confirmed:
-            steps = group.monitor.verifying(operation.number, steps)
+            steps = group._monitor.verifying(operation.number, steps)
         work = link.queue.submit(steps, operation, outputs)
     if check is not None:
         work._run_check(check)
@@ -165,12 +165,12 @@ def root_rank(group: ProcessGroup, global_rank: int | None, group_rank: int | No
     if group_rank is not None:
         if global_rank is not None:
             raise ValueError("Can't specify both group_rank and global_rank")
-        return group.checked(group_rank)
+        return group._checked(group_rank)
     if global_rank is None:
         if default is None:
             raise ValueError("Must specify global_rank or group_rank")
         global_rank = default
-    return group.group_rank(global_rank)
+    return group._group_rank(global_rank)
 
 
 def expect_on_root(given: Sequence[Any] | None, group: ProcessGroup, root: int, name: str, role: str) -> None:

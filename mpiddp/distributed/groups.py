@@ -45,48 +45,50 @@ class ProcessGroup:
         ranks: tuple[int, ...],
         comm: MPI.Intracomm,
     ) -> None:
-        self.link = link
-        self.monitor = monitor
-        self.plans = link.resource(Plans)
-        self.mailbox = link.resource(Mailbox)
+        self._link = link
+        self._monitor = monitor
+        self._plans = link.resource(Plans)
+        self._mailbox = link.resource(Mailbox)
         self.group_name = name
         self.group_desc = description
         self.ranks = ranks
         self.comm = comm
-        self.monitored_barriers = 0
-        self.monitored_reports: dict[int, int] = {}
+        self._monitored_barriers = 0
+        self._monitored_reports: dict[int, int] = {}
         self._group_rank_of = dict(zip(ranks, link.world.ranks, strict=False))
 
     def rank(self) -> int:
         """Return this process's rank in the group."""
-        return self.link.rank
+        return self._link.rank
 
     def size(self) -> int:
         """Return the number of ranks."""
-        return self.link.size
+        return self._link.size
 
-    def group_rank(self, global_rank: int) -> int:
+    def _group_rank(self, global_rank: int) -> int:
         """Return the group rank of a global rank; ValueError if it is not a member."""
         try:
             return self._group_rank_of[global_rank if type(global_rank) is int else as_rank(global_rank)]
         except (KeyError, TypeError):
             raise ValueError(
-                f"Global rank {global_rank!r} is not part of {self.link}; `src` and `dst` are global ranks, `group_src`"
-                " and `group_dst` are ranks of the group"
+                f"Global rank {global_rank!r} is not part of {self._link}; `src` and `dst` are global ranks,"
+                " `group_src` and `group_dst` are ranks of the group"
             ) from None
 
-    def checked(self, group_rank: int) -> int:
+    def _checked(self, group_rank: int) -> int:
         """Return ``group_rank``; ValueError if it is not an integer from 0 to size - 1."""
         try:
             rank = as_rank(group_rank)
         except TypeError:
             rank = -1
-        if not 0 <= rank < self.link.size:
-            raise ValueError(f"Group rank {group_rank!r} is not part of {self.link}, which has {self.link.size} ranks")
+        if not 0 <= rank < self._link.size:
+            raise ValueError(
+                f"Group rank {group_rank!r} is not part of {self._link}, which has {self._link.size} ranks"
+            )
         return rank
 
     def __repr__(self) -> str:
-        return f"<ProcessGroup {self.group_name}: {self.link}>"
+        return f"<ProcessGroup {self.group_name}: {self._link}>"
 
 
 def as_rank(value: object) -> int:
@@ -132,7 +134,7 @@ def next_name() -> str:
 def register(made: ProcessGroup, *, default: bool = False) -> ProcessGroup:
     global _default, _made
     _groups[made] = None
-    recorder.register(made.group_name, made.group_desc, made.link)
+    recorder.register(made.group_name, made.group_desc, made._link)
     _made += 1
     if default:
         _default = made
@@ -153,17 +155,17 @@ def is_initialized() -> bool:
 
 def expect_idle() -> None:
     for each in _groups:
-        each.link.expect_idle()
+        each._link.expect_idle()
 
 
 def discard(given: ProcessGroup | None = None) -> None:
     """End a group without the other ranks, when they cannot free it too. The default group, or None, ends all."""
     if given is not None and given is not _default:
         del _groups[given]
-        given.link.discard()
+        given._link.discard()
         return
     for each in _groups:
-        each.link.discard()
+        each._link.discard()
     disown(NOT_INITIALIZED)
 
 
@@ -171,7 +173,7 @@ def disown(reason: str) -> None:
     """Forget all groups. Later calls raise ``reason``, because this process must not touch MPI."""
     global _default, _made, _missing
     for each in _groups:
-        each.link.closed = True
+        each._link.closed = True
     _default, _made, _missing = None, 0, reason
     _groups.clear()
 
@@ -183,7 +185,7 @@ def member(given: GroupLike, operation: str) -> ProcessGroup | None:
             raise ValueError(_missing)
         return _default
     if isinstance(given, ProcessGroup):
-        if given.link.closed:
+        if given._link.closed:
             gone = "the process group has been destroyed; make a new one with new_group"
             raise ValueError(f"{operation}: {gone if _missing is NOT_INITIALIZED else _missing}")
         return given
@@ -210,7 +212,7 @@ def get_rank(group: GroupLike = None) -> int:
     True
     """
     group = resolve(group)
-    return -1 if group is None else group.link.rank
+    return -1 if group is None else group._link.rank
 
 
 def get_world_size(group: GroupLike = None) -> int:
@@ -222,7 +224,7 @@ def get_world_size(group: GroupLike = None) -> int:
     2
     """
     group = resolve(group)
-    return -1 if group is None else group.link.size
+    return -1 if group is None else group._link.size
 
 
 def known(given: GroupLike) -> ProcessGroup:
@@ -241,7 +243,7 @@ def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
     >>> dist.get_group_rank(dist.new_group([1, 0], sort_ranks=False), 1)
     0
     """
-    return known(group).group_rank(global_rank)
+    return known(group)._group_rank(global_rank)
 
 
 def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
@@ -253,7 +255,7 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
     1
     """
     group = known(group)
-    return group.ranks[group.checked(group_rank)]
+    return group.ranks[group._checked(group_rank)]
 
 
 def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
@@ -284,13 +286,13 @@ def doomed(given: GroupLike = None) -> list[ProcessGroup]:
         raise AssertionError("Process group cannot be None")
     ending = list(reversed(_groups)) if given is None or given is _default else [given]
     for each in ending:
-        each.link.expect_idle()
+        each._link.expect_idle()
     return ending
 
 
 def destroy(ending: Sequence[ProcessGroup]) -> None:
     for each in ending:
-        each.link.close()
+        each._link.close()
         del _groups[each]
     if not _groups:
         disown(NOT_INITIALIZED)

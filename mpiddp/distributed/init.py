@@ -220,7 +220,7 @@ def get_backend(group: GroupLike = None) -> str:
     >>> dist.get_backend()
     'mpi'
     """
-    return backends.backend_of(groups.known(group).link)
+    return backends.backend_of(groups.known(group)._link)
 
 
 def get_backend_config(group: GroupLike = None) -> str:

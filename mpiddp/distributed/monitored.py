@@ -50,9 +50,9 @@ def monitored_barrier(
     if group is None:
         return
     given_s = seconds(timeout)
-    timeout_s = group.link.timeout_s if given_s is None else given_s
-    group.monitored_barriers += 1
-    with calling(group, _call(group, group.link.others)):
+    timeout_s = group._link.timeout_s if given_s is None else given_s
+    group._monitored_barriers += 1
+    with calling(group, _call(group, group._link.others)):
         if group.rank() == 0:
             _gather(group, timeout_s, wait_all_ranks)
         else:
@@ -60,12 +60,12 @@ def monitored_barrier(
 
 
 def _send(group: ProcessGroup, to: int, *numbers: int) -> Work:
-    mailbox, message = group.mailbox, np.array(numbers)
+    mailbox, message = group._mailbox, np.array(numbers)
     return mailbox.isend(message, to, mailbox.private_tag, _operation(group, ()))
 
 
 def _call(group: ProcessGroup, peers: tuple[int, ...]) -> Call:
-    return Call(group.link.members, "monitored_barrier", peers=peers)
+    return Call(group._link.members, "monitored_barrier", peers=peers)
 
 
 def _operation(group: ProcessGroup, peers: tuple[int, ...]) -> Operation:
@@ -73,8 +73,8 @@ def _operation(group: ProcessGroup, peers: tuple[int, ...]) -> Operation:
 
 
 def _receive(group: ProcessGroup, source: int, message: Array) -> Receive:
-    mailbox = group.mailbox
-    peers = group.link.others if source == ANY_SOURCE else (group.link.ranks[source],)
+    mailbox = group._mailbox
+    peers = group._link.others if source == ANY_SOURCE else (group._link.ranks[source],)
     return mailbox.irecv(message, source, mailbox.private_tag, _operation(group, peers))
 
 
@@ -84,7 +84,7 @@ def _arrived(posted: Work) -> bool:
 
 
 def _report(group: ProcessGroup, timeout_s: float) -> None:
-    number, answer = group.monitored_barriers, np.zeros(2, np.int64)
+    number, answer = group._monitored_barriers, np.zeros(2, np.int64)
     sent = _send(group, 0, number)
     receive = _receive(group, 0, answer)
 
@@ -99,7 +99,7 @@ def _report(group: ProcessGroup, timeout_s: float) -> None:
     # Rank 0's limit counts: it may begin to wait later.
     in_time = poll_until(answered, _operation(group, ()), timeout_s)
     if not in_time:
-        group.mailbox.withdraw(receive)
+        group._mailbox.withdraw(receive)
     if not in_time or answer[1] == _FAILED:
         raise DistTimeoutError(
             f"Rank {group.ranks[group.rank()]} successfully reached monitoredBarrier, but received errors while waiting"
@@ -109,7 +109,7 @@ def _report(group: ProcessGroup, timeout_s: float) -> None:
 
 
 def _gather(group: ProcessGroup, timeout_s: float, wait_all_ranks: bool) -> None:
-    number, reports, message = group.monitored_barriers, group.monitored_reports, np.zeros(1, np.int64)
+    number, reports, message = group._monitored_barriers, group._monitored_reports, np.zeros(1, np.int64)
     others = range(1, group.size())
     # A rank with a shorter timeout may be ahead.
     awaited = {rank for rank in others if reports.get(rank, 0) < number}
@@ -129,7 +129,7 @@ def _gather(group: ProcessGroup, timeout_s: float, wait_all_ranks: bool) -> None
         poll_until(all_have_come, _operation(group, ()), timeout_s)
     missing = sorted(awaited)
     if receive is not None:
-        group.mailbox.withdraw(receive)
+        group._mailbox.withdraw(receive)
     answers = [_send(group, rank, number, _FAILED if missing else _PASSED) for rank in others]
     for each in answers:
         each.wait()

@@ -70,10 +70,10 @@ def among(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
 def _make(comm: MPI.Intracomm, timeout_s: float | None, description: str | None, backend: str) -> ProcessGroup:
     parent, job = default_group(), this_job.current()
     assert job is not None, "there is a default group"
-    link, group_monitor = monitor.connect(job, comm, parent.link.timeout_s if timeout_s is None else timeout_s)
+    link, group_monitor = monitor.connect(job, comm, parent._link.timeout_s if timeout_s is None else timeout_s)
     connect(link, backend)
     # The default group may lack ranks of the world.
-    global_rank_of = dict(zip(parent.link.ranks, parent.ranks, strict=True))
+    global_rank_of = dict(zip(parent._link.ranks, parent.ranks, strict=True))
     ranks = tuple(global_rank_of[rank] for rank in link.ranks)
     return register(ProcessGroup(link, group_monitor, next_name(), description or "undefined", ranks, comm))
 
@@ -92,14 +92,14 @@ def _without_waiting(make: Callable[[], T], what: Operation) -> T:
 
 def _together(parent: ProcessGroup, make: Callable[[], T], what: str) -> T:
     """Call ``make``, which blocks in MPI, as a call of the group that ranks compare and reports name."""
-    expect_own_thread(parent.link.busy, parent)
-    with calling(parent, Call(parent.link.members, what, record=_NEW_GROUP)) as operation:
+    expect_own_thread(parent._link.busy, parent)
+    with calling(parent, Call(parent._link.members, what, record=_NEW_GROUP)) as operation:
         return _without_waiting(make, operation)
 
 
 def agree(parent: ProcessGroup, what: str, value: object) -> None:
     """Raise `MismatchError` on every rank of ``parent`` if ``value`` has another repr on one of them."""
-    _together(parent, lambda: _agree(parent.link, what, value), what)
+    _together(parent, lambda: _agree(parent._link, what, value), what)
 
 
 def split(
@@ -116,9 +116,9 @@ def split(
     mine = next((index for index, part in enumerate(parts) if me in part), None)
 
     def make() -> ProcessGroup | None:
-        _agree(parent.link, what, parts)
+        _agree(parent._link, what, parts)
         color, key = (MPI.UNDEFINED, 0) if mine is None else (mine, parts[mine].index(me))
-        comm = parent.link.now.Split(color, key)
+        comm = parent._link.now.Split(color, key)
         return None if comm == MPI.COMM_NULL else _make(MPI.Intracomm(comm), timeout_s, description, backend)
 
     return _together(parent, make, what)
@@ -163,7 +163,7 @@ def new_group(
     True
     """
     parent = default_group()
-    kind = check_backend(backend, backend_of(parent.link))
+    kind = check_backend(backend, backend_of(parent._link))
     chosen = list(range(parent.size())) if ranks is None else checked_ranks(ranks, parent.size())
     if sort_ranks:
         chosen.sort()
@@ -175,10 +175,10 @@ def new_group(
         return None
 
     def make() -> ProcessGroup:
-        return _make(among(parent.link.now, chosen), timeout_s, group_desc, kind)
+        return _make(among(parent._link.now, chosen), timeout_s, group_desc, kind)
 
-    others = tuple(parent.link.ranks[rank] for rank in chosen if rank != parent.rank())
-    with calling(parent, Call(parent.link.members, "new_group", peers=others)) as operation:
+    others = tuple(parent._link.ranks[rank] for rank in chosen if rank != parent.rank())
+    with calling(parent, Call(parent._link.members, "new_group", peers=others)) as operation:
         return _without_waiting(make, operation)
 
 
@@ -213,9 +213,9 @@ def new_subgroups(
     whole = member(group, "new_subgroups")
     if whole is None:
         return None, []
-    kind = check_backend(backend, backend_of(whole.link))
+    kind = check_backend(backend, backend_of(whole._link))
     if group_size is None:
-        counts = set(Counter(whole.link.nodes).values())
+        counts = set(Counter(whole._link.nodes).values())
         if len(counts) > 1:
             raise ValueError(f"nodes hold different numbers of ranks ({sorted(counts)}): give group_size")
         group_size = counts.pop()
@@ -265,7 +265,7 @@ def new_subgroups_by_enumeration(
     True
     """
     parent = default_group()
-    kind = check_backend(backend, backend_of(parent.link))
+    kind = check_backend(backend, backend_of(parent._link))
     if not ranks_per_subgroup_list:
         raise ValueError("The arg 'ranks_per_subgroup_list' cannot be empty")
     parts = [sorted(checked_ranks(given, parent.size())) for given in ranks_per_subgroup_list]
@@ -308,7 +308,7 @@ def split_group(
         return None
     if not split_ranks:
         raise ValueError("split_ranks cannot be empty: give the ranks of each part")
-    kind = check_backend(backend, backend_of(parent.link))
+    kind = check_backend(backend, backend_of(parent._link))
     parts = [sorted(checked_ranks(part, parent.size())) for part in split_ranks]
     flat = [rank for part in parts for rank in part]
     if len(set(flat)) != len(flat):

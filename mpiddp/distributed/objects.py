@@ -62,8 +62,8 @@ def _scatter(link: Link, parts: Sequence[Array] | None, root: int) -> Steps:
 def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None) -> None:
     """Put the objects of all ranks into the lists of all ranks.
 
-    ``object_list[r]`` becomes rank r's ``obj``. IndexError if the list is shorter than the group. `mpiddp.distributed`
-    describes ``group`` and the other errors.
+    ``object_list`` is a list in which element r becomes rank r's ``obj``. IndexError if it is shorter than the group.
+    `mpiddp.distributed` describes ``group`` and the other errors.
 
     Examples
     --------
@@ -77,7 +77,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None)
         return
     _expect_room(object_list, group, "all_gather_object", "object_list")
     object_list[: group.size()] = perform(
-        group, plain(group.link, _all_gather, make_call(group.link, "all_gather_object")), (_pickled(obj),)
+        group, plain(group._link, _all_gather, make_call(group._link, "all_gather_object")), (_pickled(obj),)
     )
 
 
@@ -97,9 +97,9 @@ def gather_object(
 ) -> None:
     """Put the objects of all ranks into the list of one rank.
 
-    ``object_gather_list[r]`` becomes rank r's ``obj``. Rank ``dst`` gives the list, and no other rank: else ValueError.
-    IndexError if it is shorter than the group. ``dst`` is a global rank, ``group_dst`` a rank of the group; 0 by
-    default. `mpiddp.distributed` describes ``group`` and the other errors.
+    Rank ``dst`` gives ``object_gather_list``, in which element r becomes rank r's ``obj``. The other ranks give none,
+    else ValueError. IndexError if the list is shorter than the group. ``dst`` is a global rank, ``group_dst`` a rank of
+    the group; 0 by default. `mpiddp.distributed` describes ``group`` and the other errors.
 
     Examples
     --------
@@ -116,7 +116,7 @@ def gather_object(
     if object_gather_list:
         _expect_room(object_gather_list, group, "gather_object", "object_gather_list")
     gathered = perform(
-        group, plain(group.link, _gather, make_call(group.link, "gather_object", root=root)), (_pickled(obj), root)
+        group, plain(group._link, _gather, make_call(group._link, "gather_object", root=root)), (_pickled(obj), root)
     )
     if object_gather_list:
         object_gather_list[: group.size()] = gathered
@@ -149,7 +149,7 @@ def broadcast_object_list(
         raise ValueError("object_list must be a list of at least one object")
     data = _pickled(object_list) if group.rank() == root else None
     received = perform(
-        group, plain(group.link, _broadcast, make_call(group.link, "broadcast_object_list", root=root)), (data, root)
+        group, plain(group._link, _broadcast, make_call(group._link, "broadcast_object_list", root=root)), (data, root)
     )
     if len(received) != len(object_list):
         raise ValueError(
@@ -192,7 +192,7 @@ def scatter_object_list(
             raise ValueError(f"scatter_object_list needs {group.size()} objects on the source rank, got {len(inputs)}")
         parts = [_pickled(obj) for obj in inputs]
     scatter_object_output_list[0] = perform(
-        group, plain(group.link, _scatter, make_call(group.link, "scatter_object_list", root=root)), (parts, root)
+        group, plain(group._link, _scatter, make_call(group._link, "scatter_object_list", root=root)), (parts, root)
     )
 
 

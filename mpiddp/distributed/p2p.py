@@ -24,7 +24,7 @@ _MAX_CALLS = 256
 
 
 def _checked_tag(group: ProcessGroup, tag: int, name: str) -> int:
-    largest = group.mailbox.max_tag
+    largest = group._mailbox.max_tag
     if type(tag) is int and 0 <= tag <= largest:
         return tag
     try:
@@ -38,12 +38,12 @@ def _checked_tag(group: ProcessGroup, tag: int, name: str) -> int:
 
 def _message(name: str, group: ProcessGroup, x: Array, peers: tuple[int, ...], tag: int) -> Call:
     key = name, peers, _checked_tag(group, tag, name), x.dtype, x.shape
-    calls = group.mailbox.calls
+    calls = group._mailbox.calls
     call = calls.get(key)
     if call is None:
         if len(calls) >= _MAX_CALLS:
             calls.clear()
-        calls[key] = call = Call(group.link.members, name, x.dtype, x.shape, x.shape, peers, key[2])
+        calls[key] = call = Call(group._link.members, name, x.dtype, x.shape, x.shape, peers, key[2])
     return call
 
 
@@ -81,14 +81,14 @@ def send(
     if group is None:
         return
     to = root_rank(group, dst, group_dst)
-    if to == group.link.rank:
+    if to == group._link.rank:
         raise ValueError("Invalid destination rank: destination rank should not be the same as the current rank.")
     x = as_array(tensor, "send", writable=False)
-    with calling(group, _message("send", group, x, (group.link.ranks[to],), tag)) as operation:
-        if requests.pending or group.monitor.survivable:
-            group.mailbox.isend(x, to, tag, operation).wait()
+    with calling(group, _message("send", group, x, (group._link.ranks[to],), tag)) as operation:
+        if requests.pending or group._monitor.survivable:
+            group._mailbox.isend(x, to, tag, operation).wait()
         else:
-            group.mailbox.send(x, to, tag)
+            group._mailbox.send(x, to, tag)
 
 
 def isend(
@@ -100,7 +100,7 @@ def isend(
 ) -> Work | None:
     """Begin to send an array, also to this rank. Leave ``tensor`` unchanged until the `Work` has ended.
 
-    The arguments are those of `send`.
+    ``dst``, ``group``, ``tag`` and ``group_dst`` are as in `send`.
 
     Examples
     --------
@@ -116,8 +116,8 @@ def isend(
         return None
     to = root_rank(group, dst, group_dst)
     x = as_array(tensor, "isend", writable=False)
-    operation, _ = begin(group, _message("isend", group, x, (group.link.ranks[to],), tag))
-    submitted = group.mailbox.isend(x, to, tag, operation)
+    operation, _ = begin(group, _message("isend", group, x, (group._link.ranks[to],), tag))
+    submitted = group._mailbox.isend(x, to, tag, operation)
     if debug.detail:
         submitted._run_check(debug.Watched(operation, (x,)).check)
     return submitted
@@ -126,9 +126,9 @@ def isend(
 def _sources(group: ProcessGroup, src: int | None, group_src: int | None) -> tuple[int, tuple[int, ...]]:
     """Return the source's group rank, or ANY_SOURCE, and its possible world ranks."""
     if src is None and group_src is None:
-        return ANY_SOURCE, group.link.others
+        return ANY_SOURCE, group._link.others
     source = root_rank(group, src, group_src)
-    return source, (group.link.ranks[source],)
+    return source, (group._link.ranks[source],)
 
 
 def recv(
@@ -165,11 +165,11 @@ def recv(
     source, peers = _sources(group, src, group_src)
     x = as_array(tensor, "recv")
     with calling(group, _message("recv", group, x, peers, tag)) as operation:
-        if requests.pending or group.monitor.survivable:
-            receive = group.mailbox.irecv(x, source, tag, operation)
+        if requests.pending or group._monitor.survivable:
+            receive = group._mailbox.irecv(x, source, tag, operation)
             receive.wait()
             return group.ranks[receive.sender]
-        return group.ranks[group.mailbox.recv(x, source, tag, operation)]
+        return group.ranks[group._mailbox.recv(x, source, tag, operation)]
 
 
 def irecv(
@@ -181,8 +181,9 @@ def irecv(
 ) -> Work | None:
     """Begin to receive an array. Messages go to receives in the order of these calls.
 
-    The arguments are those of `recv`. ``wait()`` of the `Work` raises `ArrayError` if the message does not fit; its
-    ``source_rank()`` tells who has sent it, ``count()`` how many elements have come.
+    ``tensor``, ``src``, ``group``, ``tag`` and ``group_src`` are as in `recv`. ``wait()`` of the `Work` raises
+    `ArrayError` if the message does not fit; its ``source_rank()`` tells who has sent it, ``count()`` how many elements
+    have come.
 
     Examples
     --------
@@ -198,7 +199,7 @@ def irecv(
     source, peers = _sources(group, src, group_src)
     x = as_array(tensor, "irecv")
     operation, _ = begin(group, _message("irecv", group, x, peers, tag))
-    return group.mailbox.irecv(x, source, tag, operation, group.ranks)
+    return group._mailbox.irecv(x, source, tag, operation, group.ranks)
 
 
 class P2POp:

@@ -23,8 +23,8 @@ def part(ending: Sequence[ProcessGroup]) -> MismatchError | None:
     errors: list[MismatchError] = []
     works = []
     for group in ending:  # all before any wait: ranks may have made the groups in different orders
-        link = group.link
-        if link.size > 1 and link.comms and not group.monitor.survivable:
+        link = group._link
+        if link.size > 1 and link.comms and not group._monitor.survivable:
             try:
                 works.append((group, submit(group, planning.barrier(link, _NAME), (None,), (), True, None)))
             except MismatchError as error:
@@ -35,12 +35,12 @@ def part(ending: Sequence[ProcessGroup]) -> MismatchError | None:
         try:
             if requests.poll_until(work.is_completed, work._operation, max(deadline - time.monotonic(), 0.0)):
                 work.wait()
-                group.monitor.check()
-                group.link.may_hold_messages = group.monitor.differed
+                group._monitor.check()
+                group._link.may_hold_messages = group._monitor.differed
                 continue
         except MismatchError as error:
             errors.append(error)
         except (DistError, MPI.Exception):
             pass  # a failed rank, say, whose absence is no news at the end
-        group.link.discard()
+        group._link.discard()
     return errors[0] if errors else None

@@ -59,7 +59,7 @@ def shrink_group(
     excluded = set(checked_ranks(ranks_to_exclude, old.size())) if len(ranks_to_exclude) else set()
     if old.rank() in excluded:
         raise ValueError(f"rank {old.rank()} is to be excluded, and those that are do not call shrink_group")
-    link, backend = old.link, backend_of(old.link)
+    link, backend = old._link, backend_of(old._link)
     job = this_job.current()
     assert job is not None, "there is a default group"
     failed = job.failures.happened()
@@ -80,12 +80,12 @@ def shrink_group(
 
 
 def survivable() -> bool:
-    return default_group().monitor.survivable
+    return default_group()._monitor.survivable
 
 
 def _without(old: ProcessGroup, excluded: set[int]) -> MPI.Intracomm:
     """Make a communicator of the remaining ranks, which call this together."""
     left = [rank for rank in range(old.size()) if rank not in excluded]
-    others = tuple(old.link.ranks[rank] for rank in left if rank != old.rank())
-    with calling(old, Call(old.link.members, "shrink_group", peers=others)) as operation:
-        return run_in_thread(lambda: among(old.link.later, left), operation)
+    others = tuple(old._link.ranks[rank] for rank in left if rank != old.rank())
+    with calling(old, Call(old._link.members, "shrink_group", peers=others)) as operation:
+        return run_in_thread(lambda: among(old._link.later, left), operation)

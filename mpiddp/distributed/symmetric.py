@@ -75,12 +75,12 @@ def symmetric_empty(
     nbytes = math.prod(extents) * kind.itemsize
     if nbytes > sys.maxsize // group.size() - segment.ALIGNMENT_BYTES:
         raise ValueError(f"symmetric_empty({extents}, {kind}) wants {nbytes:,} bytes a rank, more than there can be")
-    call = make_call(group.link, "symmetric_empty", dtype=np.dtype(np.uint8), count=nbytes, self_comparing=True)
+    call = make_call(group._link, "symmetric_empty", dtype=np.dtype(np.uint8), count=nbytes, self_comparing=True)
     memory, fault = perform(group, Plan(call, _allocate), (nbytes,))
     if memory is not None:
         shared: Array = memory.view(kind).reshape(extents)
         return shared
-    if fault and group.link.rank == 0:
+    if fault and group._link.rank == 0:
         warn(
             f"no shared memory for symmetric_empty({extents}, {kind}) ({fault}): it returns ordinary arrays, and"
             " collectives copy; free memory, or raise the limits of /dev/shm and of the job"

@@ -103,10 +103,10 @@ def tree_all_reduce(tree: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = N
     for indices in alike.values():
         flat = packed([arrays[index] for index in indices])
         key = ("tree_all_reduce", layout, op, flat.dtype, flat.shape, type(flat))
-        plan = group.plans.get(key)
+        plan = group._plans.get(key)
         if plan is None:
-            made = planning.make(group.link, "tree_all_reduce", None, flat, flat, op, layout=layout)
-            plan = group.plans.remember(key, made)
+            made = planning.make(group._link, "tree_all_reduce", None, flat, flat, op, layout=layout)
+            plan = group._plans.remember(key, made)
         dispatch(group, plan, (flat, op), (flat,))
         start = 0
         for index in indices:

@@ -173,7 +173,7 @@ def _submit(
     square: Array | None = None,
 ) -> Future:
     group = state.process_group
-    rounds = plan.plain(group.link, _rounds, make_call(group.link, "powerSGD"))
+    rounds = plan.plain(group._link, _rounds, make_call(group._link, "powerSGD"))
     work = dispatch(group, rounds, (state, bucket, matrices, others, square), (bucket.buffer(),), async_op=True)
     assert work is not None, "it is asynchronous"
     return work.get_future()

@@ -134,7 +134,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Collect the state of all ranks on the global rank ``to``, before its `state_dict`. Collective."""
         shard = self.shard()
-        receives = self.process_group.group_rank(to) == self.process_group.rank()
+        receives = self.process_group._group_rank(to) == self.process_group.rank()
         shards: list[Any] | None = [None] * self.process_group.size() if receives else None
         gather_object(shard, shards, dst=to, group=self.process_group)
         self._consolidated = None if shards is None else {k: v for each in shards for k, v in each.items()}

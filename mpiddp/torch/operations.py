@@ -78,7 +78,7 @@ class Operations:
 
     def shutdown(self) -> None:
         """End the group; all its ranks call it."""
-        if not self.group.link.closed:
+        if not self.group._link.closed:
             with translated():
                 default.end(self.group)
 

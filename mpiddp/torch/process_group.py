@@ -57,7 +57,7 @@ class ProcessGroup(Operations, torch.distributed.ProcessGroup):
                 "Split ranks cannot be empty. Please provide a non-empty list of ranks to split the group."
             )
         with translated():
-            chosen = [self.group.ranks[self.group.checked(rank)] for rank in ranks]
+            chosen = [self.group.ranks[self.group._checked(rank)] for rank in ranks]
             part = distributed.new_group(
                 chosen, timeout or self.timeout, use_local_synchronization=True, sort_ranks=False
             )

@@ -202,7 +202,7 @@ class Received(Work):
         (message,) = self._works
         super()._finish(error)
         if self._error is None:
-            self._sender = self._group.group_rank(message.source_rank())
+            self._sender = self._group._group_rank(message.source_rank())
 
     def source_rank(self) -> int:
         return self._sender

@@ -205,7 +205,7 @@ def _shared_memory() -> str:
 
 
 def _algorithms() -> dict[str, str]:
-    link = default_group().link
+    link = default_group()._link
     return {name: ", ".join(_up_to(*row) for row in plan.rows(name, link)) for name in plan.ONE_NODE}
 
 

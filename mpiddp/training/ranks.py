@@ -38,7 +38,7 @@ def raise_on_all_ranks(action: Callable[[], _T], error_class: type[UsageError] =
     except (OSError, ValueError, ImportError, UsageError) as error:
         fault = str(error)
     # With a timeout ranks poll; without, waits for a download would keep cores busy inside MPI.
-    dist.barrier(timeout=default_group().link.timeout_s)
+    dist.barrier(timeout=default_group()._link.timeout_s)
     for rank, text in enumerate(gathered(fault)):
         if text is not None:
             raise error_class(f"{text} (on rank {rank})" if rank else text)

@@ -45,7 +45,7 @@ def run(config: Config, version: str) -> int:
     tune_allocator()
     no_gpu = gpu_fault(config.device)
     dist.init_process_group("nccl" if no_gpu is None else None)
-    world = default_group().link.world
+    world = default_group()._link.world
     # The signals are taken until the end: one that is late on one rank would end the saving.
     with warnings_of(world.rank, world.size), StopRequest() as stop:
         job = Job(config, stop)
@@ -94,7 +94,7 @@ def _prepare(job: Job, version: str, began_s: float, no_gpu: str | None, ranks: 
     on_gpu = agree_on_device(config.device, no_gpu)
     job.config = dataclasses.replace(config, device="cuda" if on_gpu else "cpu")
     if first:
-        say(configuration_lines(job.config, ranks, len(set(default_group().link.world.nodes))))
+        say(configuration_lines(job.config, ranks, len(set(default_group()._link.world.nodes))))
     raise_on_all_ranks(lambda: check_request(config, ranks))
     job.data = load_data(config)
     if config.output is not None:

@@ -139,7 +139,7 @@ def test_file_that_cannot_be_written_is_an_error_on_all_ranks(here, capsys):
 
 @pytest.mark.parametrize("name", ["ring", "exchange", "tree"])
 def test_algorithm_is_the_one_that_was_asked_for(here, name):
-    link = dist.group.WORLD.link
+    link = dist.group.WORLD._link
     before = plan.algorithm_of("all_reduce", link, 8), os.environ.get("MPIDDP_ALGORITHM")
     buffers = Buffers("all_reduce", here.rank, here.size, 1000, np.dtype("float32"))
     with choosing("all_reduce", name):
@@ -239,7 +239,7 @@ def test_tune_prints_a_line_that_can_be_set(here, lines, monkeypatch):
     monkeypatch.setenv("MPIDDP_ALGORITHM", line)
     plan.forget()
     try:
-        assert plan.algorithm_of("all_reduce", dist.group.WORLD.link, 8) == "ring"
+        assert plan.algorithm_of("all_reduce", dist.group.WORLD._link, 8) == "ring"
         with pytest.raises(UsageError, match="unset it"):
             lines()
     finally:
@@ -249,7 +249,7 @@ def test_tune_prints_a_line_that_can_be_set(here, lines, monkeypatch):
 
 @pytest.mark.mpi(min_size=2)
 def test_tune_measures_every_candidate_and_marks_the_tables(here, lines):
-    link = dist.group.WORLD.link
+    link = dist.group.WORLD._link
     printed = lines()
     for operation in plan.ONE_NODE:
         start = next(index for index, line in enumerate(printed) if line.startswith(f"# {operation}: "))

@@ -40,7 +40,7 @@ def group(cupy: Any) -> Iterator[dist.ProcessGroup]:
         warnings.simplefilter("error")
         made = dist.new_group(backend="nccl")
     yield made
-    if not made.link.closed:
+    if not made._link.closed:
         dist.destroy_process_group(made)
 
 
@@ -187,7 +187,7 @@ def test_it_ends_with_the_default_group(world: Any, cupy: Any) -> None:
 
 def test_a_group_that_is_given_up_aborts_its_communicator(world: Any, cupy: Any, group: Any) -> None:
     destroyed = list(cupy.cuda.nccl.DESTROYED)
-    group.link.discard()
+    group._link.discard()
     dist.destroy_process_group(group)
     assert [world.size] == cupy.cuda.nccl.ABORTED
     assert destroyed == cupy.cuda.nccl.DESTROYED, "the other ranks may be gone"

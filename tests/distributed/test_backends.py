@@ -35,7 +35,7 @@ def test_backend_reads_names_as_torch_does(world):
 def test_backend_makes_groups(world, backend):
     made = dist.new_group(backend=backend, timeout=dist.default_pg_timeout)
     assert dist.get_backend(made) == dist.get_backend()
-    assert made.link.timeout_s == dist.default_pg_timeout.total_seconds()
+    assert made._link.timeout_s == dist.default_pg_timeout.total_seconds()
     dist.destroy_process_group(made)
     with pytest.raises(ValueError, match="carrier-pigeon"):
         dist.new_group(backend=dist.Backend("Carrier-Pigeon"))

@@ -26,7 +26,7 @@ def test_every_way_numbers_records_publishes_and_ends_a_call(world, name):
     call, argument = OPERATIONS[name]
     x = np.ones(3)
     call(x, group=group)
-    (plan,) = group.plans._plans.values()
+    (plan,) = group._plans._plans.values()
     if plan.run is None:
         pytest.skip("no short calls here")
     left = set()
@@ -34,7 +34,7 @@ def test_every_way_numbers_records_publishes_and_ends_a_call(world, name):
         dist.barrier(group)
         if way == "waiting" and world.rank == 0:
             time.sleep(0.05)
-        before = group.link.sequence
+        before = group._link.sequence
         if way == "blocking":
             dispatch.perform(group, plan, (x, argument), (x,))
         elif way == "queued":
@@ -42,9 +42,9 @@ def test_every_way_numbers_records_publishes_and_ends_a_call(world, name):
         else:
             call(x, group=group)
         entry = recorder.entries()[-1]
-        assert entry.call is plan.call and entry.number == group.link.sequence == before + 1, way
+        assert entry.call is plan.call and entry.number == group._link.sequence == before + 1, way
         assert entry.code.co_filename == __file__ and 0 < entry.start <= entry.end, way
-        assert not group.link.busy and not dispatch.requests.waiting, way
-        left.add(last_call(group.link, group.link.ranks[world.rank]).replace(f" #{entry.number}", ""))
+        assert not group._link.busy and not dispatch.requests.waiting, way
+        left.add(last_call(group._link, group._link.ranks[world.rank]).replace(f" #{entry.number}", ""))
     assert left == {plan.call.record.text()}
     dist.destroy_process_group(group)

@@ -177,7 +177,7 @@ def test_a_group_with_pending_operations_is_not_destroyed(world):
             ended.append(self._link)
 
     group = dist.new_group()
-    group.link.resource(Kept)
+    group._link.resource(Kept)
     x = np.zeros(1)
     receive = dist.irecv(x, world.rank, group=group)
     with pytest.raises(dist.DistError, match="not finished"):
@@ -186,7 +186,7 @@ def test_a_group_with_pending_operations_is_not_destroyed(world):
     dist.isend(np.ones(1), world.rank, group=group).wait()
     receive.wait()
     dist.destroy_process_group(group)
-    assert ended == [group.link]
+    assert ended == [group._link]
 
 
 @pytest.mark.ranks(2)

@@ -19,7 +19,7 @@ def test_destroy_everything_and_begin_again(world):
     dist.destroy_process_group()
     assert not dist.is_initialized()
     assert dist.group.WORLD is None
-    assert groups[0].link.closed
+    assert groups[0]._link.closed
     with pytest.raises(AssertionError, match="cannot be None"):
         dist.destroy_process_group()
     for call in (dist.get_rank, dist.barrier, lambda: dist.all_reduce(np.ones(1)), dist.new_group):

@@ -23,7 +23,7 @@ def finish_barrier(world, group):
         dist.barrier(group)
     else:
         deadline = time.monotonic() + 10
-        while len(group.link.queue) and time.monotonic() < deadline:
+        while len(group._link.queue) and time.monotonic() < deadline:
             requests.poll()
     dist.barrier()
     dist.destroy_process_group(group)
@@ -69,7 +69,7 @@ def test_timeout_of_a_group(world):
 def test_timeout_of_a_short_blocking_call_ends_the_group(world):
     """Some ranks have made the call and some have not, so no later one would meet its like."""
     group = dist.new_group(timeout=0.3)
-    if group.link.find(EagerBuffers) is None:
+    if group._link.find(EagerBuffers) is None:
         dist.destroy_process_group(group)
         pytest.skip("a call that waits inside of MPI ends the job")
     missing = world.size - 1
@@ -105,7 +105,7 @@ def test_monitored_barrier_names_the_missing_ranks(world, wait_all_ranks, group)
     late = list(range(2, world.size)) if world.size > 2 else [1]
     if world.rank == 0:
         for rank in set(range(1, world.size)) - set(late):
-            while not group.link.messages.Iprobe(rank):  # it may come later than rank 0 gives up
+            while not group._link.messages.Iprobe(rank):  # it may come later than rank 0 gives up
                 time.sleep(0.001)
         names = f"Ranks {', '.join(map(str, late))}" if wait_all_ranks and len(late) > 1 else f"Rank {late[0]}"
         with pytest.raises(RuntimeError, match=rf"\[Rank 0\]: {names} failed to pass monitoredBarrier in 150 ms"):

@@ -327,8 +327,8 @@ def test_ordinary_arrays_where_the_scratch_cannot_be_made(
         submitted = [dist.all_reduce(x, group=group, async_op=True) for _ in range(2)]
         finish(submitted)
         assert (x == world.size**2).all()
-        call = make_call(group.link, "broadcast", (x,), count=x.size, root=0)
-        requests.drive(two_shot.broadcast(group.link, call, x, 0))
+        call = make_call(group._link, "broadcast", (x,), count=x.size, root=0)
+        requests.drive(two_shot.broadcast(group._link, call, x, 0))
     output = np.empty((world.size, 100_000), np.float32)
     dist.all_gather_single(output, np.full(100_000, world.rank, np.float32), group=group)
     assert (output == np.arange(world.size)[:, None]).all()

@@ -212,7 +212,7 @@ def test_dtypes_without_a_code_are_told_apart(world, name, count, kinds):
 
 def end(group):
     """Destroy a group, unless it has ended with an error."""
-    if not group.link.closed:
+    if not group._link.closed:
         dist.destroy_process_group(group)
 
 
@@ -266,7 +266,7 @@ def test_every_rank_hears_of_it_at_the_end_where_not_all_wait(world, name):
 def test_every_rank_hears_of_other_roots_when_the_group_ends(world):
     """Each is its own root, and waits for nobody."""
     group = dist.new_group()
-    if group.link.find(EagerBuffers) is None:
+    if group._link.find(EagerBuffers) is None:
         dist.destroy_process_group(group)
         pytest.skip("a call that waits inside of MPI ends the job: see the tests that start jobs")
     with pytest.raises(dist.MismatchError, match=r"calls broadcast #1 .*rank . as root.*calls broadcast #1 .*as root"):
@@ -340,7 +340,7 @@ def test_many_in_flight_in_several_groups(world):
 def test_agreement_of_the_algorithm_leaves_the_group_usable(world, group):
     with pytest.raises(dist.MismatchError, match=r"rank 0 calls .*1048576 .*calls .*1048577 "):
         dist.all_reduce(ones(LARGE + (world.rank == world.size - 1)), group=group)
-    if group.link.one_node:
+    if group._link.one_node:
         x = ones()
         dist.all_reduce(x, group=group)
         assert (x == world.size).all()
@@ -354,7 +354,7 @@ def test_without_shared_memory_a_node_does_not_compare(world, monkeypatch):
     monkeypatch.setattr(segment, "_populate", _refuse)
     group = dist.new_group()
     monkeypatch.undo()
-    assert group.link.find(EagerBuffers) is None
+    assert group._link.find(EagerBuffers) is None
     x = ones()
     dist.all_reduce(x, group=group)
     dist.all_reduce(x, group=group, async_op=True).wait()
@@ -387,7 +387,7 @@ def test_an_operation_that_finds_it_out_at_its_end_ends_once(world, monkeypatch,
         with contextlib.suppress(dist.MismatchError):
             each.wait()
     assert requests.pending == before - 3
-    assert not len(group.link.queue)
+    assert not len(group._link.queue)
     monkeypatch.undo()
     dist.barrier()
 

@@ -28,7 +28,7 @@ def pretended_nodes(nodes: Sequence[int]) -> Iterator[None]:
     """Let the default group's rank r be on node ``nodes[r]``; collective."""
     group = default_group()
     link, watch = connect(nodes)
-    pretended = {"link": link, "monitor": watch, "plans": link.resource(Plans), "mailbox": link.resource(Mailbox)}
+    pretended = {"_link": link, "_monitor": watch, "_plans": link.resource(Plans), "_mailbox": link.resource(Mailbox)}
     real = {name: getattr(group, name) for name in pretended}
     vars(group).update(pretended)
     try:

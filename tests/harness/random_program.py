@@ -153,5 +153,5 @@ class RandomProgram:
 def _drawn_algorithm(operation: str, group: Any, number: int) -> str | None:
     """Return an algorithm that can do an operation in a group, or None: the one that the library chooses."""
     in_memory = ("one_shot", "two_shot")
-    names = [name for name in plan.offering(operation) if group.link.one_node or name not in in_memory]
+    names = [name for name in plan.offering(operation) if group._link.one_node or name not in in_memory]
     return [None, *names][number % (len(names) + 1)]

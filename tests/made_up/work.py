@@ -100,10 +100,10 @@ def gathering(size: int, ahead: int = 0) -> tuple[Comm, Callable[[], bool]]:
 
 def monitored_barrier(group: Any) -> None:
     """Run a monitored barrier on rank 0, whose peers have all come."""
-    comm, tag = group.link.messages, group.mailbox.private_tag
-    number, code = np.array([group.monitored_barriers + 1]), dtype_code(np.dtype(np.int64))
+    comm, tag = group._link.messages, group._mailbox.private_tag
+    number, code = np.array([group._monitored_barriers + 1]), dtype_code(np.dtype(np.int64))
     comm.arriving = [(rank, tag * CODES + code, number) for rank in range(1, group.size())]
-    with mock.patch.object(group.link, "rank", 0):
+    with mock.patch.object(group._link, "rank", 0):
         monitored.monitored_barrier()
 
 

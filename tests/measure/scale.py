@@ -77,7 +77,7 @@ def made_up_rows() -> Iterator[Row]:
         times = []
         for size in SIZES:
             with made_up.default_group(size, 8) as group:
-                group.link.now.part = part  # type: ignore[attr-defined]
+                group._link.now.part = part  # type: ignore[attr-defined]
                 times.append(as_text(cpu(make or (lambda group=group: work.monitored_barrier(group)))))  # type: ignore[misc]
         yield (name, *times)
     yield each_size("questions to all ranks, before a timeout's text", work.asking)

@@ -36,8 +36,8 @@ def group(world):
 def entries(group):
     job = this_job.current()
     head, *found = Dumps(job.liveness, job.world).lines("a test")
-    name = f"{group.group_name}.{group.link.id & 0xFFFFFFFF}"
-    assert head["groups"][name]["ranks"] == list(group.link.ranks)
+    name = f"{group.group_name}.{group._link.id & 0xFFFFFFFF}"
+    assert head["groups"][name]["ranks"] == list(group._link.ranks)
     own = [each for each in json.loads(json.dumps(found)) if each["group"] == name]
     return [each for each in own if each["compared"] is not None], [each for each in own if each["compared"] is None]
 
@@ -193,7 +193,7 @@ def test_a_call_that_never_ended_stays_started(world):
         dist.barrier(group)
     else:
         deadline = time.monotonic() + 10
-        while len(group.link.queue) and time.monotonic() < deadline:
+        while len(group._link.queue) and time.monotonic() < deadline:
             requests.poll()
         assert [state(each) for each in entries(group)[0]] == ["ended"]
     dist.barrier()

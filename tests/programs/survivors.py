@@ -236,7 +236,7 @@ def revoke(count, later):
     try:
         if me == 0:
             time.sleep(0.2)
-            for comm in group.link.comms:
+            for comm in group._link.comms:
                 comm.Revoke()
             dist.barrier()
         else:

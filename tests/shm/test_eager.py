@@ -30,11 +30,11 @@ FULL = eager.BUFFER_BYTES // 8
 @pytest.fixture
 def group(world):
     made = dist.new_group()
-    if made.link.find(EagerBuffers) is None:
+    if made._link.find(EagerBuffers) is None:
         dist.destroy_process_group(made)
         pytest.skip("one rank has none, and neither have ranks of several nodes and processors that reorder stores")
     yield made
-    if not made.link.closed:
+    if not made._link.closed:
         dist.destroy_process_group(made)
 
 
@@ -112,7 +112,7 @@ def test_a_wait_for_each_piece_is_one_wait(world, group):
         if world.rank == 0:
             time.sleep(1e-3)
         dist.all_reduce(np.ones(3 * FULL), group=group, algorithm="one_shot")
-        assert not operation.waiting and not group.link.busy
+        assert not operation.waiting and not group._link.busy
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -214,10 +214,10 @@ def test_a_call_after_an_interrupted_one_is_not_taken_for_its_rest(world, group,
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(group.link.find(EagerBuffers), "spin", interrupt)
+            patched.setattr(group._link.find(EagerBuffers), "spin", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 dist.all_reduce(x, group=group, algorithm="one_shot")
-        assert not operation.waiting and not group.link.busy
+        assert not operation.waiting and not group._link.busy
         dist.barrier()
     else:
         dist.barrier()
@@ -327,7 +327,7 @@ def test_calls_like_an_earlier_one_are_checked_like_it(world, group):
             assert (output == world.size * (1.0 + world.rank)).all()
         dist.all_reduce(y := x.copy(), group=group)
         assert (y == total).all()
-    before = group.link.sequence
+    before = group._link.sequence
     read_only = x.copy()
     read_only.flags.writeable = False
     with pytest.raises(dist.ArrayError, match="writable"):
@@ -340,7 +340,7 @@ def test_calls_like_an_earlier_one_are_checked_like_it(world, group):
         dist.broadcast(x, world.size, group)
     with pytest.raises(TypeError, match="op must be"):
         dist.all_reduce(x, 0, group)
-    assert group.link.sequence == before
+    assert group._link.sequence == before
 
 
 def test_what_is_asked_for_later_holds_for_calls_like_an_earlier_one(group, begun, monkeypatch):
@@ -385,7 +385,7 @@ def test_without_eager_buffers(world, begun, monkeypatch, reason):
     else:
         monkeypatch.setattr(eager, "ORDERED", False)
     made = dist.new_group()
-    assert made.link.find(EagerBuffers) is None
+    assert made._link.find(EagerBuffers) is None
     x = np.ones(3)
     dist.all_reduce(x, group=made)
     dist.barrier(made)

@@ -25,7 +25,7 @@ class _Broadcast(Function):
     def backward(self, grad: Array) -> tuple[Array | None, ...]:
         y = copied(grad, "reduce")
         collectives.reduce(y, self.src, ReduceOp.SUM, self.group)
-        if self.group.rank() != self.group.group_rank(self.src):
+        if self.group.rank() != self.group._group_rank(self.src):
             y[...] = 0
         return None, y
 
@@ -35,7 +35,7 @@ class _Reduce(Function):
         self.dst, self.op, self.group = dst, op, group
         y = copied(x, "reduce")
         collectives.reduce(y, dst, op, group)
-        if group.rank() != group.group_rank(dst):
+        if group.rank() != group._group_rank(dst):
             y[...] = 0
         return y
 
@@ -51,14 +51,14 @@ class _Gather(Several):
     def run(self, outputs: list[Array], x: Any, dst: int, group: ProcessGroup) -> None:
         self.dst, self.group = dst, group
         x = contiguous(x, "gather")
-        root = group.rank() == group.group_rank(dst)
+        root = group.rank() == group._group_rank(dst)
         stacked = empty_like(x, group.size()) if root else array_namespace(x).zeros((group.size(), *x.shape), x.dtype)
         outputs += rows(stacked)
         collectives.gather(x, outputs if root else None, dst, group)
 
     def adjoint(self, grads: list[Array]) -> tuple[Array | None, ...]:
         y = empty_like(grads[0])
-        root = self.group.rank() == self.group.group_rank(self.dst)
+        root = self.group.rank() == self.group._group_rank(self.dst)
         given = [contiguous(grad, "scatter") for grad in grads] if root else None
         collectives.scatter(y, given, self.dst, self.group)
         return (y,)
@@ -70,12 +70,12 @@ class _Scatter(Function):
         given = [contiguous(x, "scatter", f"tensors[{place}]") for place, x in enumerate(inputs)]
         self.shapes = [x.shape for x in given]
         y = empty_like(given[group.rank()])
-        collectives.scatter(y, given if group.rank() == group.group_rank(src) else None, src, group)
+        collectives.scatter(y, given if group.rank() == group._group_rank(src) else None, src, group)
         return y
 
     def backward(self, grad: Array) -> tuple[Array | None, ...]:
         ys = [array_namespace(grad).zeros(shape, grad.dtype) for shape in self.shapes]
-        root = self.group.rank() == self.group.group_rank(self.src)
+        root = self.group.rank() == self.group._group_rank(self.src)
         collectives.gather(contiguous(grad, "gather"), ys if root else None, self.src, self.group)
         return (None, None, None, *ys)
 
