@@ -46,7 +46,7 @@ class Shot(NamedTuple):
 
 
 class OneShot:
-    """A collective on arrays like ``output`` and ``x``, arguments number ``places``."""
+    """A collective on arrays like ``output`` and ``x``, whose positions among the arguments are ``places``."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class OneShot:
 
     def steps(self, link: Link, call: Call, *args: Any) -> Steps:
         eager = self._eager
-        # in a later step this rank may have begun others
+        # in a later step the number may be that of another operation
         record = self._call.record.pack(0 if link.now is link.later else link.sequence)
         output, x = args[self._output], args[self._input]
         if len(link.queue):

@@ -106,7 +106,7 @@ class Pipeline:
 class _Access(NamedTuple):
     peers: Views | None
     pipeline: Pipeline | None
-    """Of ordinary arrays."""
+    """The way of ordinary arrays."""
     begun: bool
     """All first chunks are in the scratch."""
     factors: list[float] | None

@@ -121,7 +121,7 @@ class Tensor(Reductions, Conversions):
         return self.data.tolist()
 
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
-        """Return the array itself on the host, a copy from a GPU; ``force`` if it requires a gradient."""
+        """Return a host array itself, a GPU's as a copy; a tensor that requires a gradient needs ``force``."""
         if self.requires_grad and not force:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
         return download(self.data)

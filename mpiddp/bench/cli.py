@@ -59,7 +59,7 @@ def seconds(text: str) -> float:
 
 _METAVARS: dict[Any, str] = {size: "SIZE", positive: "N", natural: "N", seconds: "SECONDS", Path: "FILE"}
 
-# Of each option: its flags, its type (choices, a flag's value, or a function), its default, and its help.
+# Each option's flags, type (choices, a flag's value, or a function), default, and help.
 _OPTIONS: dict[str, tuple[str, Any, Any, str]] = {
     "begin": ("-b --begin", size, "8", "smallest size"),
     "end": ("-e --end", size, "64M", "largest size"),

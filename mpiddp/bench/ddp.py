@@ -60,7 +60,7 @@ class Ours:
         self._optimizer.step()
 
     def alone(self) -> None:
-        """Leave the gradients this rank's."""
+        """Make a step whose gradients stay this rank's."""
         with self.model.no_sync():
             self.step()
 

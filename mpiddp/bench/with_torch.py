@@ -1,6 +1,6 @@
 """torch's collectives and DDP, on Gloo and on mpiddp, in the same processes on the same arrays.
 
-The one module here that imports torch.
+No other module here imports torch.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Mark:
 
 
 def current(x: Array) -> Any:
-    """Use it only while the device of ``x`` is current: default streams of all devices have one address."""
+    """Return the current stream, for use while the device of ``x`` is current: all default streams have one address."""
     return cupy().cuda.get_current_stream(x.device.id)  # type: ignore[attr-defined]
 
 

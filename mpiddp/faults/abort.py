@@ -35,7 +35,7 @@ _POLL_S = 0.01
 _ABORT_S = 5.0
 _PMI_S, _PMI_BYTES = 1.0, 256
 ANSWER_S = 1.5
-"""For the others to tell what they do, before this rank ends the job."""
+"""Time for the others to tell what they do, before this rank ends the job."""
 
 _rank, _size = 0, 1
 _ending = threading.Lock()

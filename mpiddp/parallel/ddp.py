@@ -38,9 +38,9 @@ class DistributedDataParallel(Wrapper, Module):
     bucket_cap_mb : float, optional
         MiB at which a bucket is closed: 25, and 1 for the last bucket, which no computation hides (torch: the first).
     bucket_cap_mb_list : sequence of float, optional
-        Of the first, second, ... bucket.
+        The same of the first, second, ... bucket.
     find_unused_parameters : bool
-        Allow them: ``grad`` stays None if unused on all ranks, else absent ones are zeros.
+        Allow parameters without a gradient. ``grad`` stays None if no rank has one; else missing ones are zeros.
     static_graph : bool
         The unused parameters are those of the first iteration.
     mixed_precision
@@ -103,7 +103,7 @@ def _wrapped_anew(
 
 
 class _OutputHook(Function):
-    """The identity on an output; its backward, the first of all, calls `Reducer.begin`."""
+    """The identity on an output; its backward, which runs first, calls `Reducer.begin`."""
 
     def forward(self, x: Array, reducer: Reducer) -> Array:
         self.reducer = reducer

@@ -49,7 +49,7 @@ class PowerSGDState:
     orthogonalization_epsilon : float
         0: QR; else Gram-Schmidt with this added to the norms, as in torch.
     random_seed : int
-        Of the first Q, equal on all ranks.
+        Seed of the first Q, equal on all ranks.
     compression_stats_logging_frequency, batch_tensors_with_same_shape
         For compatibility; see `compression_stats`.
 
@@ -127,7 +127,7 @@ class PowerSGDState:
 
 
 def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: N802 - torch's name
-    """Average a bucket with matrices approximated by low rank, vectors uncompressed.
+    """Average a bucket: its matrices are approximated by low rank, its vectors sent as they are.
 
     A gradient of more than two axes is a matrix of ``shape[0]`` rows.
 

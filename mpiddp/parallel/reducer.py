@@ -34,10 +34,10 @@ _UNUSED = (
 
 
 class Reducer:
-    """Averages gradients over a group; options as of `DistributedDataParallel`.
+    """Averages gradients over a group, with the options of `DistributedDataParallel`.
 
-    ``named_parameters`` are in the order of registration, the same on all ranks; ``skip_unused`` needs ``find_unused``;
-    ``queue_callback(f)`` calls ``f`` at the end of the running backward.
+    ``named_parameters`` come in the order of registration, which is the same on all ranks. ``skip_unused`` counts only
+    with ``find_unused``. ``queue_callback(f)`` makes autograd call ``f`` at the end of the running backward.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Reducer:
         self.weight: float | None = None
         """This rank's share of the samples; None stands for 1 / ranks."""
         self.divisor: int | None = None
-        """The number of ranks to divide by; None stands for all."""
+        """What the sum is divided by: the number of ranks with inputs, or None for that of all ranks."""
         self.timer = StepTimer()
         self.backwards = 0
         """How many backward passes have reduced gradients."""

@@ -94,7 +94,7 @@ class Checkpointer:
         self.save(trainer, score=trainer.history[-1].accuracy if tested else None)
 
     def _reclaim(self) -> None:
-        if dist.get_rank() == 0:  # another one may have been before
+        if dist.get_rank() == 0:  # another process may have been rank 0 before
             self._store = self._store or CheckpointStore(self._folder, self._config.keep)
             self._lock = self._lock or RunLock(self._output)
             self._store.tidy()
@@ -108,7 +108,7 @@ class Checkpointer:
     def _write_shards(self, trainer: Trainer) -> dict[str, Any]:
         """Return the manifest entries of all ranks' shards."""
         own = trainer.own_arrays()
-        # Rank 0 has finished the previous checkpoint: no shard meets its folder.
+        # Rank 0 has finished the previous checkpoint, so no shard gets into its folder.
         writers = gathered((bool(own), WRITER))
         self._shard_fault = None
         if not any(has_shard for has_shard, _ in writers):

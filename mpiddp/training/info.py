@@ -117,7 +117,7 @@ def run(version: str, as_json: bool, probe_gpu: bool = False) -> int:
 
 
 def _probe() -> None:
-    """In a job of its own: MPI does not run here yet."""
+    """Run the probe, in a job of its own, before MPI runs here."""
     announced = launchers.launch()
     if announced is not None and announced.size > 1:
         raise UsageError("--probe-gpu starts a job of its own: run it alone, without a launcher")

@@ -76,7 +76,7 @@ class MetricSum:
         return float(self.sums[self._places[name]])
 
     def mean(self, name: str) -> float:
-        """NaN without samples."""
+        """Return the mean over samples; NaN without any."""
         return self[name] / self["samples"] if self["samples"] else float("nan")
 
 
@@ -101,7 +101,7 @@ class EpochMetrics:
     test_s: float
     """The pass over the test data."""
     lr: float
-    """Of the epoch's last step."""
+    """The rate in the epoch's last step."""
 
     def as_json(self) -> str:
         """Return one line of JSON, without line feed; values that are not finite are null."""

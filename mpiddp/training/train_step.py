@@ -63,7 +63,7 @@ def new_sums(*others: str) -> MetricSum:
 
 @dataclasses.dataclass
 class TrainStep:
-    """One step: forward, backward, average, clip, update; attributes as of `Trainer`.
+    """One step: forward, backward, average, clip, update; its attributes are those of `Trainer`.
 
     The gradient is that of the mean loss over all samples of all ranks: of ``n`` samples in a batch, ``n0`` in the
     window's first and ``T`` in all, a batch's loss is multiplied by ``n / n0``, and the sum of the gradients by ``n0 /
@@ -103,7 +103,7 @@ class TrainStep:
         tally.add(stop=stop())
         with self.model.weighted(reference if samples else 0, total):
             loss = self._forward(batch, tally)
-            # Sent before backward, to arrive during it; with a GPU, which would be waited for, after.
+            # Metrics are sent before backward, to arrive during it; with a GPU, which they wait for, after it.
             early = None if self._on_device or not self.averages else self._summing(tally)
             if loss is not None:
                 self._backward(loss, batch.samples / reference)

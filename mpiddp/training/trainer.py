@@ -76,7 +76,7 @@ class Trainer:
     epoch, step, skipped : int
         Completed; steps include skipped ones.
     running : MetricSum
-        Over the samples of all ranks in the current epoch.
+        Sums over the samples of all ranks in the current epoch.
     history : list of EpochMetrics
     stopped : bool
         True, on all ranks, if one was told to stop.
@@ -134,7 +134,7 @@ class Trainer:
         self._skipped_in_a_row = 0
         self._waited_s = 0.0
         self._last_lr = float(optimizer.param_groups[0]["lr"])
-        # Of the current epoch, over all runs that have trained in it.
+        # Seconds of the current epoch, of all runs that have trained in it.
         self._epoch_s = self._epoch_exposed_s = 0.0
 
     def fit(self, epochs: int) -> list[EpochMetrics]:
