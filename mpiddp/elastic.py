@@ -3,10 +3,6 @@
 Open MPI's ``mpirun --with-ft ulfm`` lets ranks live on when one is killed. `run` repeats the step that the failure cut,
 from a copy of the state before it. The last ``spares`` ranks sleep until a place becomes free: the world keeps its
 size, and with it batches, sums and bits. Without a spare the survivors go on with fewer ranks.
-
-References
-----------
-W. Bland et al., "Post-failure recovery of MPI communication capability", Int. J. HPC Applications 27 (3), 2013.
 """
 
 from __future__ import annotations

@@ -170,7 +170,6 @@ class Slots(Resource):
 
 
 def pack(link: Link, call: Call, place: Location = NOWHERE, factor: float = 1.0) -> bytes:
-    """Return this rank's entry."""
     if link.now is link.later:  # in a later step the number may be that of another operation
         return _ENTRY.pack(0, *call.record, *place, factor, 0)
     return _ENTRY.pack(link.sequence, *call.record, *place, factor, _history(link))
@@ -208,7 +207,6 @@ def _history(link: Link) -> int:
 
 
 def _find_difference(link: Link) -> Steps:
-    """Raise the first difference, on all ranks."""
     calls = link.find(Calls)
     assert calls is not None, "histories are its"
     calls.history = 0

@@ -77,7 +77,6 @@ def _common_scale(factors: Sequence[float] | None) -> float | None:
 def _combine_converted(
     op: ReduceOp, parts: Sequence[Array], accumulator: Array, spare: Array, factors: Sequence[float] | None
 ) -> None:
-    """Combine parts widened to float32, or multiplied by factors."""
     for index, part in enumerate(parts):
         target = spare if index else accumulator
         if factors is None:

@@ -1,7 +1,6 @@
 """One shot: every rank writes its short array to eager buffers, and reduces all ranks' by itself.
 
-Longer arrays go in pieces, a shot each. `run` makes a call at once, `steps` at the head of the queue. Reference:
-PyTorch's symmetric memory and NVIDIA's TensorRT-LLM.
+Longer arrays go in pieces, a shot each. `run` makes a call at once, `steps` at the head of the queue.
 """
 
 from __future__ import annotations

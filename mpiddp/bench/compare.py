@@ -1,4 +1,4 @@
-r"""``bench compare``: mpiddp beside plain mpi4py, one copy of the bytes, and torch on Gloo and on mpiddp, in one run.
+"""``bench compare``: mpiddp beside plain mpi4py, one copy of the bytes, and torch on Gloo and on mpiddp, in one run.
 
 All take turns in the same processes, on arrays written anew before each call. A ratio is the median of the rounds'
 ratios.

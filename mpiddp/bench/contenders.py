@@ -120,7 +120,6 @@ def memcpy(b: Buffers, comm: MPI.Intracomm) -> Call | None:
 
 
 def algorithm_of(b: Buffers) -> str:
-    """Return the algorithm by which mpiddp makes the call."""
     if b.operation not in plan.ONE_NODE:
         return "native"
     link = dist.groups.default_group()._link

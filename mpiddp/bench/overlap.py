@@ -94,7 +94,6 @@ def _no_bucket(_: int) -> None:
 
 
 def _measure(here: Bench, computation: Computation, gradients: Array, count: int, rounds: int) -> dict[str, Any]:
-    """Return medians in seconds, and the number of wrong elements."""
     layers, average = computation.layers, dist.ReduceOp.AVG
     buckets = np.array_split(gradients, count)
     # Layer l completes the buckets that end with it.

@@ -89,7 +89,6 @@ def _team(here: Bench, size: int) -> Team:
 def _measure(
     here: Bench, network: str, teams: list[Team], batches: list[int], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Return a row for each team, on rank 0."""
     turns: list[list[Measured]] = [[] for _ in teams]
     contenders = [
         _contender(here, network, team, batch) if team.clock is not None else None
@@ -114,7 +113,6 @@ def _measure(
 
 
 def _contender(here: Bench, network: str, team: Team, batch: int) -> Ours:
-    """Return a warmed-up model of a team."""
     rng = np.random.default_rng(here.rank)
     images = rng.standard_normal((batch, 1, 28, 28)).astype(np.float32)
     ours = Ours(network, Batch(images, rng.integers(0, 10, batch)), team.group)

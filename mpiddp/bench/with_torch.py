@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as td
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 (its customary name)
+from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 
 from mpiddp import torch as guest

@@ -181,7 +181,6 @@ def _allocate(link: Link, nbytes: int) -> Steps:
 
 
 def _placed(outlines: Sequence[_Outline], memory: Array) -> list[Array]:
-    """Return the arrays of the outlines; those in memory are consecutive."""
     arrays, start = [], 0
     for each in outlines:
         arrays.append(each.place(memory, start))

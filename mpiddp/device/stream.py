@@ -21,7 +21,7 @@ class Mark:
     def __init__(self, event: Any) -> None:
         self.event = event
 
-    def Test(self) -> bool:  # noqa: N802 - MPI's name
+    def Test(self) -> bool:  # noqa: N802
         """CUDARuntimeError if the device has failed."""
         runtime = cupy().cuda.runtime
         # Event.done does not tell a failed device from a busy one.

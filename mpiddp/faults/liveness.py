@@ -234,7 +234,6 @@ def group_of(operation: Operation | None) -> int:
 
 
 def _in_program(stacks: bool) -> State:
-    """Return where the program is."""
     at, operation, waited_s = activity.current()
     state = State(at=at[:_TEXT_CHARACTERS], stacks=activity.stacks()[-_STACKS_CHARACTERS:] if stacks else "")
     if operation is None:

@@ -44,11 +44,7 @@ def _in_single(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class NLLLossFunction(Function):
-    """Minus the log-probabilities x (N, C, ...) of the classes ``target`` (N, ...), reduced.
-
-    A class that is not there raises IndexError on the host. On a device, where a check would have to wait, it gives
-    NaN.
-    """
+    """Minus the log-probabilities x (N, C, ...) of the classes ``target`` (N, ...), reduced."""
 
     def forward(self, x: Array, target: Array, ignore_index: int, reduction: str) -> Any:
         xp = array_namespace(x)

@@ -44,7 +44,6 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
 
 
 def _clip_on_device(gradients: Sequence[Array], max_norm: float, norm_type: float) -> Array:
-    """Clip without waiting for the device."""
     xp = array_namespace(gradients[0])
     norms = xp.stack([_norm(grad, norm_type) for grad in gradients])
     total: Array = _norm(norms, norm_type)

@@ -116,7 +116,6 @@ class ContiguousRun:
                 yield tuple(array[start : start + BLOCK] for array in arrays)
 
     def _share_step(self, step: Array) -> None:
-        """Give all records one counter."""
         for record in self._records:
             record["step"] = step
 

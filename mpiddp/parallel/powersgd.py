@@ -126,7 +126,7 @@ class PowerSGDState:
         return compress
 
 
-def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: N802 - torch's name
+def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: N802
     """Average a bucket: its matrices are approximated by low rank, its vectors sent as they are.
 
     A gradient of more than two axes is a matrix of ``shape[0]`` rows.
@@ -148,7 +148,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: 
     return _submit(state, bucket, matrices, others)
 
 
-def batched_powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: N802 - torch's name
+def batched_powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: N802
     """Average a bucket as one square matrix of low rank: cheaper than `powerSGD_hook`, and less exact."""
     if not state.begin(bucket):
         return allreduce_hook(state.process_group, bucket)

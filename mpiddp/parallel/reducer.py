@@ -220,7 +220,6 @@ class Reducer:
             raise RuntimeError(_UNUSED.format(rank=self._group.rank(), names=names))
 
     def _count_backward(self, order: list[int]) -> None:
-        """Count a reduced backward; after the first, settle the buckets' order."""
         self.backwards += 1
         if not self.buckets.settled:
             self.buckets.settle(None if self._find_unused else order)

@@ -23,7 +23,6 @@ _MAKING = "DistributedDataParallel(...)"
 
 
 def _of_all(operation: str, value: Any, group: ProcessGroup) -> list[Any]:
-    """Gather the ranks' values; MismatchError where a rank gathers something else."""
     everybody: list[Any] = [None] * group.size()
     all_gather_object(everybody, (operation, value), group)
     for rank, found in enumerate(everybody):

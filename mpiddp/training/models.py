@@ -7,7 +7,7 @@ from typing import Any
 from mpiddp import nn
 from mpiddp.autograd import Tensor
 from mpiddp.device import array_namespace
-from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
+from mpiddp.nn import functional as F  # noqa: N812
 
 
 class Net(nn.Module):

@@ -209,7 +209,6 @@ def _open_files(job: Job, trainer: Trainer) -> None:
 
 
 def _stop(job: Job, trainer: Trainer) -> int:
-    """Save a checkpoint, and return the exit code for a restart."""
     requests = enumerate(gathered((job.stop.reason, job.stop.number)))
     rank, reason, number = next((rank, *request) for rank, request in requests if request[0])
     checkpointer = job.checkpointer
@@ -225,7 +224,6 @@ def _stop(job: Job, trainer: Trainer) -> int:
 
 
 def _finish(job: Job, trainer: Trainer) -> int:
-    """Save the model, and return the exit code."""
     first, output, checkpointer = dist.get_rank() == 0, job.config.output, job.checkpointer
     if output is not None:
         path = output / "model.safetensors"

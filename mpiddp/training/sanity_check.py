@@ -45,6 +45,5 @@ def _first_loss(step: TrainStep, inputs: Any, targets: Any) -> None:
 
 
 def _shape(x: Any) -> str:
-    """Return dtype and shape, without the samples."""
     shape = getattr(x, "shape", None)
     return f"{x.dtype} {tuple(shape[1:])}" if shape else f"of type {type(x).__name__}"

@@ -113,7 +113,6 @@ class _End:
 
     @property
     def well(self) -> bool:
-        """True if all ranks' programs have ended well."""
         return self.marked == marker.ENDED and self.code == 0
 
 

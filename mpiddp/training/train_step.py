@@ -53,7 +53,7 @@ class Outcome:
     """This rank's losses are finite."""
     last: Batch
     waited_s: float
-    """Seconds of waiting for the sums."""
+    """Seconds in which the step waited for the ranks' sums."""
 
 
 def new_sums(*others: str) -> MetricSum:
@@ -207,7 +207,6 @@ class TrainStep:
         return sound
 
     def _own_gradient_is_finite(self, batch: Batch) -> bool:
-        """Compute this rank's gradient of a batch once more, locally."""
         with self.model.no_sync(), self._sharing(max(1, batch.samples), batch.total):
             loss = self._forward(batch, new_sums())
             if loss is not None:

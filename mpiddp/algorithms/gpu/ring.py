@@ -76,7 +76,7 @@ class AnyOf:
     def __init__(self, awaited: Sequence[Awaited]) -> None:
         self._awaited = awaited
 
-    def Test(self) -> bool:  # noqa: N802 - MPI's name
+    def Test(self) -> bool:  # noqa: N802
         return bool(sum([each.Test() for each in self._awaited]))
 
     def Wait(self) -> None:  # noqa: N802
