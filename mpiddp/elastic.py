@@ -76,7 +76,7 @@ def run(
     """Make steps on all ranks but the spares; a failed rank costs the step that it cuts.
 
     All ranks call it after `init_process_group`, with nothing pending. It is for ranks ended by a signal, on nodes that
-    live on; see `shrink_group`. A copy of the state takes the memory and the time of one ``state_dict``.
+    live on; see `shrink_group`.
 
     Parameters
     ----------

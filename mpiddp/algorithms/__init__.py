@@ -7,8 +7,8 @@ They take validated, contiguous arrays. In all modules, with p ranks:
 - reduce_scatter cuts ``x`` into p equal blocks and reduces block r into rank r's ``output``;
 - all_gather concatenates all ``x`` in ``output``; all_gather_list has an output for each rank;
 - gather copies all ``x`` to root's ``outputs``; scatter copies array r of root's ``inputs`` to rank r's ``x``;
-- all_to_all copies input s of rank r to output r of rank s; all_to_all_single does so with blocks of given bytes.
+- all_to_all copies input s of rank r to output r of rank s; all_to_all_single copies blocks of given bytes.
 
-Algorithms that add by themselves do so in a fixed order, in float32 for half types, and round once. So every rank and
-every run gets the same bits.
+Algorithms that add by themselves do so in a fixed order, in float32 for half types, and round once: every rank and run
+gets the same bits.
 """

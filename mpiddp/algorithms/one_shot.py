@@ -132,7 +132,7 @@ class OneShot:
 
     def _check(self) -> None:
         self._monitor.check()
-        if requests.pending:  # another thread's, for which the other ranks may wait
+        if requests.pending:  # other ranks may wait for operations of another thread
             requests.poll()
 
     def steps(self, link: Link, call: Call, *args: Any) -> Steps:

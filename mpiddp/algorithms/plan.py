@@ -129,7 +129,9 @@ _ROWS_OF = {
 }
 for _name in (*ONE_NODE, *_ROWS_OF):
     for _algorithm in (*MODULES, "one_shot", *device_table.ALGORITHMS):
-        register_name(label(_name, _algorithm))  # ranks can name what others asked for
+        register_name(
+            label(_name, _algorithm)
+        )  # errors can then name an algorithm that only another rank has asked for
 
 
 def make(
@@ -261,7 +263,7 @@ def moving(
     on_device = next((x for x in arrays if type(x) is not np.ndarray), None)
     if on_device is not None:
         return Plan(call, _moving_on_device(operation, link, on_device, plain(link, algorithm, replace(call)).steps))
-    if name != "all_gather":  # by messages, whose sizes are known before they are received
+    if name != "all_gather":  # it goes by messages, whose sizes are known before they are received
         return Plan(call, handshake.without(algorithm))
     if short.fits(link, max(x.nbytes for x in arrays)):
         return _comparing(call, short.all_gather_list)

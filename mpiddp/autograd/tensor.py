@@ -51,8 +51,8 @@ class Tensor(Reductions, Conversions):
 
     An array given as ``data`` is kept, not copied; Python floats become float32. ``backward`` adds to ``grad``, an
     array; ``grad = None`` starts anew. If the tensor has a ``grad_slot``, the first gradient is written there, over an
-    older one that somebody may still hold. In-place operations are not recorded. They are for tensors without a
-    gradient, and for :class:`no_grad`, in which ``+=`` works in place, too.
+    older one that somebody may still hold. In-place operations are not recorded: they are for
+    tensors without a gradient, and for :class:`no_grad`, in which ``+=`` works in place, too.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The options of ``python -m mpiddp bench`` and ``plot``; the standard library only, until a command runs.
+"""The options of ``python -m mpiddp bench`` and ``plot``. Imports the standard library only, until a command runs.
 
 A benchmark is a row of `COMMANDS` and a module of its name, whose ``run(arguments)`` returns the exit code.
 """
@@ -91,9 +91,9 @@ _SWEEP = "begin end factor iterations warmup dtype op"
 class Command(NamedTuple):
     summary: str
     options: str
-    """Names of `_OPTIONS`."""
+    """Its options, by their names in `_OPTIONS`."""
     defaults: dict[str, Any]
-    """Where they are not those of `_OPTIONS`."""
+    """The defaults that differ from those in `_OPTIONS`."""
 
 
 COMMANDS = {

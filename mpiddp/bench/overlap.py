@@ -1,8 +1,7 @@
 """``bench overlap``: the share of communication that hides behind computation, for one bucket to many.
 
 The computation is a series of matrix products, like a backward pass. A bucket's all-reduce starts when its layers are
-done; pending operations are polled after each layer, as in DistributedDataParallel's gradient hooks. The layers do not
-write the buckets: parts of them stay in the caches.
+done; pending operations are polled after each layer, as in DistributedDataParallel's gradient hooks.
 
 compute      the layers alone
 comm         the buckets alone, one after the other

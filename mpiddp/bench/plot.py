@@ -29,7 +29,7 @@ class Panel(NamedTuple):
     x_label: str
     y_label: str
     lines: dict[str, dict[Any, float]]
-    """Points by name."""
+    """The points of each line, by its name."""
 
 
 _STEPS = ("alone", "ddp", "exposed", "torch", "torch-alone", "on-mpiddp", "in-ours")

@@ -1,6 +1,6 @@
 """Results of benchmarks: sizes, series of points, and the JSON files of both.
 
-The standard library and `UsageError` only: the command line and `plot` read it anywhere.
+Imports the standard library and `UsageError` only, so that the command line and `plot` can use it anywhere.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from .timing import Clock
 
 _WARMUP = 3
 _NAP_S = 0.001
-"""Between two tests of an idle rank; waiting inside of MPI would occupy a core."""
+"""Time between two tests of an idle rank; waiting inside of MPI would occupy a core."""
 
 
 class Team(NamedTuple):
@@ -36,9 +36,9 @@ class Team(NamedTuple):
 
     size: int
     group: Any
-    """`GroupMember.NON_GROUP_MEMBER` on other ranks."""
+    """`GroupMember.NON_GROUP_MEMBER` on ranks that are not in the team."""
     clock: Clock | None
-    """None on other ranks."""
+    """None on ranks that are not in the team."""
 
 
 class Measured(NamedTuple):

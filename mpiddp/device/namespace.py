@@ -20,6 +20,7 @@ def cupy() -> Any:
 
 
 def is_device_array(x: object) -> bool:
+    """Return True for a CuPy array."""
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(x, cupy.ndarray)
 
@@ -50,6 +51,7 @@ def expect_known(dtype: DTypeLike) -> None:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Make an uninitialised array on the current device."""
     expect_known(dtype)
     made: Array = cupy().empty(shape, dtype)
     return made

@@ -112,7 +112,7 @@ def ends() -> bool:
 
 def abort(text: str | Callable[[], str], code: int) -> NoReturn:
     """Print ``text`` at this rank's turn, and end the job."""
-    _ending.acquire()  # for good: the first reason counts
+    _ending.acquire()  # never released, because the first reason counts
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if _reports is not None and running():

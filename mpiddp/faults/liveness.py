@@ -71,14 +71,14 @@ class Liveness:
         self._watched = world.thread_multiple
         self._lock = threading.RLock()  # a handler may send
         self._answers: dict[tuple[int, int], State] = {}
-        """By rank and group."""
+        """Answers by rank and group."""
         self._sent: list[tuple[MPI.Request, bytes]] = []
         self._links: weakref.WeakValueDictionary[int, Link] = weakref.WeakValueDictionary()
         self._retired: deque[tuple[int, int]] = deque(maxlen=_MAX_RETIRED)
         self._progress: dict[int, tuple[int, float]] = {}
-        """By group: operations begun, and since when."""
+        """For each group: operations begun, and since when."""
         self.handlers: dict[int, Callable[[int, bytearray], None]] = {}
-        """By tag; called with source and message."""
+        """By tag: functions that are called with source and message."""
         self.exited = False
         self.interrupted = False
         self.ending = False

@@ -36,7 +36,7 @@ def end_after_this_process(hosts: Sequence[str]) -> None:
     if launch is None or not launch.launcher.waits_for_lost_hosts or len(set(hosts)) < 2:
         return
     if processes.name(pid) in ("", *_DAEMONS):
-        return  # on another host, or not to be seen
+        return  # mpirun is on another host, or cannot be seen
     looks = f"n={2 * _END_S}; while [ $n -gt 0 ]; do kill -0 $0 || exit; n=$((n - 1)); sleep 0.5; done"
     command = ["/bin/sh", "-c", f"{looks}; kill -TERM $0; sleep 2; kill -KILL $0", str(pid)]
     with contextlib.suppress(OSError):

@@ -72,7 +72,7 @@ class NLLLossFunction(Function):
         with np.errstate(divide="ignore", invalid="ignore"):  # the mean of no sample is NaN, as torch's
             self.factors = self.factors / count
             if some_ignored:
-                self.factors = xp.where(ignored, x.dtype.type(0), self.factors)  # which is 0 / 0 of no sample
+                self.factors = xp.where(ignored, x.dtype.type(0), self.factors)  # 0 / 0 without samples
             return losses.sum() / count
 
     def backward(self, grad: Array) -> Array:

@@ -222,7 +222,7 @@ class Module:
     def train(self, mode: bool = True) -> Self:
         """Set this module and all below it to training, or to evaluation."""
         self.training = mode
-        for module in self.children():  # by its own method, which may be overridden
+        for module in self.children():  # call its own method, which may be overridden
             module.train(mode)
         return self
 

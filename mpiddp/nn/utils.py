@@ -37,7 +37,7 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
         return _clip_on_device(gradients, max_norm, norm_type)
     total = float(_norm(np.array([_norm(grad, norm_type) for grad in gradients]), norm_type))
     factor = max_norm / (total + 1e-6)
-    if not factor >= 1:  # also of a NaN, as in torch
+    if not factor >= 1:  # also true of a NaN, as in torch
         for grad in gradients:
             grad *= grad.dtype.type(factor)
     return total

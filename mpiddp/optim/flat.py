@@ -123,7 +123,6 @@ class ContiguousRun:
         return flat_view(pieces) if self._flat else pieces[0]
 
     def _pieces(self, whole: Array) -> list[Array]:
-        """Return one view per parameter, of its shape."""
         if not self._flat:
             return [whole]
         ends = accumulate(int(np.prod(shape, dtype=np.int64)) for shape in self._shapes)

@@ -44,7 +44,7 @@ class DistributedDataParallel(Wrapper, Module):
     static_graph : bool
         The unused parameters are those of the first iteration.
     mixed_precision
-        Not offered; `fp16_compress_hook` and `bf16_compress_hook` send gradients in half precision.
+        Not offered; see `fp16_compress_hook` and `bf16_compress_hook`.
     forward_sync_buffers : bool, optional
         Copy the first rank's buffers before every forward that follows a reduced backward; default True.
     skip_all_reduce_unused_params : bool

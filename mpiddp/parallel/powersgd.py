@@ -51,7 +51,7 @@ class PowerSGDState:
     random_seed : int
         Seed of the first Q, equal on all ranks.
     compression_stats_logging_frequency, batch_tensors_with_same_shape
-        For compatibility; see `compression_stats`.
+        For compatibility.
 
     References
     ----------
@@ -89,9 +89,9 @@ class PowerSGDState:
         self.rng = np.random.default_rng(random_seed)
         self.iter = 0
         self.error_dict: dict[int, Array] = {}
-        """By bucket: the error of its last approximation."""
+        """For each bucket the error of its last approximation."""
         self.q_memory_dict: dict[int, list[Array]] = {}
-        """By bucket: the last Q of its matrices."""
+        """For each bucket the last Q of its matrices."""
         self.total_numel_before_compression = 0
         self.total_numel_after_compression = 0
 

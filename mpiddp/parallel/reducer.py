@@ -205,7 +205,7 @@ class Reducer:
             if parameter.grad is None:
                 slot[...] = 0
             else:
-                self._move_to_slot(index, parameter, slot)  # from an earlier backward under no_sync
+                self._move_to_slot(index, parameter, slot)  # it comes from an earlier backward under no_sync
             bucket.pending -= 1
         unused = [index for index in not_ready if self._parameters[index].grad is None]
         self._send_complete(unused if self._skip_unused else ())

@@ -29,7 +29,7 @@ _kept: list[Store] = []
 
 
 class Store(torch.distributed.Store):
-    """A store that all ranks share, once they have called `announce` together; ``timeout`` limits a wait for a key."""
+    """A store that all ranks share, once they have called `announce` together."""
 
     def __init__(self, timeout: timedelta) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """``Config``: the configuration of a training run, made into a command line and the keys of a TOML file.
 
-The standard library only: it is read before NumPy may be imported.
+Imports the standard library only, because it is read before NumPy may be imported.
 """
 # ruff: noqa: RUF009 (option makes a field)
 

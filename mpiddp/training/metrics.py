@@ -85,7 +85,7 @@ class EpochMetrics:
     """Metrics of an epoch, the same on every rank except for times."""
 
     epoch: int
-    """From 1."""
+    """Its number, from 1."""
     loss: float
     """Mean over all training samples, each at its step."""
     accuracy: float | None

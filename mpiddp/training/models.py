@@ -174,7 +174,7 @@ class TransformerBlock(nn.Module):
 
 
 MODELS: dict[str, type[nn.Module]] = {"net": Net, "mlp": MLP, "resnet": ResNet, "transformer": Transformer}
-"""By their name in ``--model``."""
+"""The models, by their names in ``--model``."""
 TAKES = {
     "net": "images (1, 28, 28)",
     "mlp": "images (1, 28, 28), or other samples of 784 numbers",

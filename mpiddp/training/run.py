@@ -78,10 +78,10 @@ class Job:
     surroundings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The contents of ``run.json``."""
     data: tuple[Dataset, Dataset] = dataclasses.field(init=False)
-    """For training and for the test."""
+    """Training data and test data."""
     checkpointer: Checkpointer | None = None
     files: MetricsFiles | None = None
-    """On rank 0."""
+    """Written on rank 0; None elsewhere."""
 
     def survivable(self) -> bool:
         """Return False if some state is on single ranks only, or on GPUs, with which no death has been tried."""

@@ -45,7 +45,7 @@ class Outcome:
     """
 
     tally: MetricSum
-    """Over the samples of all ranks."""
+    """Sums over the samples of all ranks."""
     updated: bool
     broken: list[str]
     """Parameters whose gradient is not finite."""

@@ -60,8 +60,8 @@ class Trainer:
         What to do in a step whose loss or gradients are not finite. At most `MAX_SKIPPED` steps in a row are skipped,
         and fewer than an epoch has.
     callbacks : mapping of str to sequence of callable, optional
-        By event: ``epoch_begin``, ``step_end``, ``epoch_end``, and ``step_skip`` before the ``step_end`` of a skipped
-        step. They may communicate if all ranks do.
+        By the `EVENTS`; ``step_skip`` comes before the ``step_end`` of a skipped step. They may communicate if all
+        ranks do.
     stateful : mapping of str to Stateful, optional
         Each rank's further state for checkpoints.
     accumulate : int

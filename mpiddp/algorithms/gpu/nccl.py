@@ -24,8 +24,8 @@ from mpiddp.typing import Array
 class Connection(Resource):
     """A communicator and its own stream.
 
-    On a common stream, ranks that call two groups in different orders would deadlock. NCCL promises no more of two
-    streams than that their kernels may run at the same time: ranks should call all groups in one order.
+    On a common stream, ranks that call two groups in different orders would deadlock. NCCL promises little more of two
+    streams: ranks should call all groups in one order.
     """
 
     def __init__(self, link: Link, number: Any) -> None:
