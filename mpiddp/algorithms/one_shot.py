@@ -38,7 +38,7 @@ class Shot(NamedTuple):
     result: Cut
     """Piece of the output for the result."""
     change: Callable[[Array], None] | None
-    """Applied to the written piece."""
+    """A function that is applied to the written piece."""
     awaited: Callable[[], bool] | None
     """True once the awaited ranks have arrived."""
     end: Callable[[Round, Array], None] | None

@@ -129,9 +129,7 @@ _ROWS_OF = {
 }
 for _name in (*ONE_NODE, *_ROWS_OF):
     for _algorithm in (*MODULES, "one_shot", *device_table.ALGORITHMS):
-        register_name(
-            label(_name, _algorithm)
-        )  # errors can then name an algorithm that only another rank has asked for
+        register_name(label(_name, _algorithm))  # errors name what only other ranks have asked for
 
 
 def make(

@@ -121,7 +121,7 @@ def _map_array(path: Path, file: IO[bytes], label: str) -> Array:
 
 
 TEST_SHARE = 0.1
-"""Share of the samples, if the files have no test data."""
+"""The share of the samples that becomes the test, if the files have none."""
 
 NAMES = (
     ("x_train", "y_train", "x_test", "y_test"),

@@ -105,7 +105,10 @@ def text(found: dict[str, Any]) -> str:
 
 
 def run(version: str, as_json: bool, probe_gpu: bool = False) -> int:
-    """Start MPI, print the description, and return the exit code. UsageError if ``probe_gpu`` cannot have a job of its own."""
+    """Start MPI, print the description, and return the exit code.
+
+    UsageError if ``probe_gpu`` cannot have a job of its own.
+    """
     if probe_gpu:
         _probe()
     dist.init_process_group()
