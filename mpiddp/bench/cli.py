@@ -91,7 +91,7 @@ _SWEEP = "begin end factor iterations warmup dtype op"
 class Command(NamedTuple):
     summary: str
     options: str
-    """Its options, by their names in `_OPTIONS`."""
+    """Names of its options in `_OPTIONS`."""
     defaults: dict[str, Any]
     """The defaults that differ from those in `_OPTIONS`."""
 

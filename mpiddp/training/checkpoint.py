@@ -36,7 +36,7 @@ from mpiddp.typing import Array
 
 ARRAYS, STATE, MANIFEST = "arrays.safetensors", "state.json", "manifest.json"
 FORMAT = 2
-"""It grows when an older mpiddp could not read a newer one's checkpoints; format 1 had no shards."""
+"""It grows when an older mpiddp could not read a newer one's checkpoints."""
 
 _STEP = re.compile(r"step-(\d+)")
 _SHARD = re.compile(r"rank-(\d+)\.safetensors")

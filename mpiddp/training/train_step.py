@@ -103,7 +103,7 @@ class TrainStep:
         tally.add(stop=stop())
         with self.model.weighted(reference if samples else 0, total):
             loss = self._forward(batch, tally)
-            # Metrics are sent before backward, to arrive during it; with a GPU, which they wait for, after it.
+            # Metrics are sent before backward, to arrive during it; with a GPU after it, because reading them waits.
             early = None if self._on_device or not self.averages else self._summing(tally)
             if loss is not None:
                 self._backward(loss, batch.samples / reference)
