@@ -217,7 +217,6 @@ class _Places:
         return self.job.world.size < MPI.COMM_WORLD.size
 
     def regroup(self) -> None:
-        """Make the job anew of the survivors, who all call it."""
         groups.discard()
         with time_limit(self.timeout_s, "recovery from a death"):
             this_job.regroup()

@@ -31,7 +31,7 @@ def set_limit(limit_s: float) -> None:
 
 
 class Leaving:
-    """The end of a program, at exit or in MPI.Finalize; ``stop`` follows the end of all."""
+    """The end of this program; ``stop`` follows the end of all."""
 
     def __init__(self) -> None:
         self.job: Job

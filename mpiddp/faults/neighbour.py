@@ -19,7 +19,7 @@ _NO_GROUP = 0
 
 
 class Neighbour:
-    """The next rank, which each waiting rank asks: the rank before one that is gone misses it, once it waits."""
+    """The rank before one that is gone misses it, once it waits."""
 
     def __init__(self, job: Job, limit_s: float) -> None:
         self._liveness, self._world, self._limit_s = job.liveness, job.world, limit_s
