@@ -310,6 +310,23 @@ def test_long():
         assert program.members() == []
 
 
+def test_program_leaves_no_process():
+    code = """
+import subprocess, time
+subprocess.Popen(["sleep", "60"], start_new_session=True)
+print("up", flush=True)
+time.sleep(60)
+"""
+    with launcher.start(code, ranks=2) as program:
+        program.wait_for("up\nup")
+        end = time.monotonic() + 10
+        # A process has no environment for a moment after its start.
+        while len(program.members()) < 5 and time.monotonic() < end:
+            time.sleep(0.05)
+        assert len(program.members()) >= 5, "the launcher, two ranks, two sleepers"
+    assert program.members() == []
+
+
 SEMAPHORE = """
 import multiprocessing, time
 lock = multiprocessing.get_context("spawn").Lock()
