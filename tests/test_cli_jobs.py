@@ -292,16 +292,6 @@ def test_a_configuration_file_trains_a_transformer_on_text_with_everything_on(tm
     assert resolved["compress"] == "fp16" and resolved["momentum"] == 0.9
 
 
-@pytest.mark.once
-def test_timeline_is_written_with_a_summary(tmp_path):
-    path = tmp_path / "new" / "trace.json"
-    done = run(2, "train", "--epochs", "1", "--model", "mlp", MPIDDP_TIMELINE=str(path))
-    assert done.rc == 0, done
-    assert done.stderr.count(f"timeline written to {path}") == 1 and "exposed ms" in done.stderr, done
-    names = {(event["pid"], event["name"]) for event in json.loads(path.read_text())["traceEvents"]}
-    assert {(rank, name) for rank in range(2) for name in ("forward", "backward", "wait", "step")} <= names
-
-
 def contents(folder: Path) -> dict[Path, bytes]:
     """Return all files but the lock, which names its last owner."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}

@@ -23,8 +23,6 @@ if is_rank:
     from mpi4py import MPI
     world = MPI.COMM_WORLD
 """
-# For the suites that hang on purpose; a busy machine may take seconds.
-SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(60)\n"
 FAST = {"MPIDDP_TEST_LIMIT": "5", "MPIDDP_TEST_GRACE": "1"}
 
 
@@ -197,43 +195,12 @@ def test_ranks_that_collect_differently_do_not_run(suite):
 
 
 @pytest.mark.once
-def test_file_that_cannot_be_imported_is_an_error(suite):
-    done = suite("import no_such_module\n", "--ranks", "2")
-    assert done.rc != 0, done
-    assert "No module named 'no_such_module'" in done.stdout
-
-
-@pytest.mark.once
 @pytest.mark.parametrize("ranks", thinned([None, 2], None))
 def test_skipping_everything_is_a_failure(suite, ranks):
     tests = "@pytest.mark.mpi(min_size=5)\ndef test_big(): pass\n"
     done = suite(tests, *([] if ranks else ["--ranks", "2"]), ranks=ranks)
     assert done.rc not in (0, launcher.TIMED_OUT), done
     assert "MPI tests were skipped" in done.stdout
-
-
-@pytest.mark.once
-def test_selection(suite):
-    tests = """
-@pytest.mark.mpi
-def test_marked(): pass
-
-@pytest.mark.parametrize("n", [1, 2])
-def test_other(n): pass
-
-class TestClass:
-    def test_method(self): pass
-"""
-    file = "tests/test_sample.py"
-    for arguments, expected in [
-        (["-m", "mpi", "-k", "3 and marked"], ["test_marked[np=3]"]),
-        (
-            [f"{file}::TestClass", f"{file}::test_other[2][np=3]"],
-            ["TestClass::test_method[np=2]", "TestClass::test_method[np=3]", "test_other[2][np=3]"],
-        ),
-    ]:
-        done = suite(tests, "--ranks", "2,3", "--collect-only", "-q", "-o", "addopts=", *arguments)
-        assert re.findall(rf"^{file}::(.*)$", done.stdout, re.M) == expected, done
 
 
 LAUNCH_FILE = """
@@ -375,27 +342,3 @@ def test_killed_program_leaves_no_semaphore():
         left = launcher.SHARED / f"sem.{program.output[0].strip().removeprefix('/')}"
         assert left.exists()
     assert not left.exists()
-
-
-@pytest.mark.once
-def test_waiting_has_a_time_limit():
-    with launcher.start(SLEEP, ranks=2) as program:
-        program.wait_for("up\nup\n")
-        done = program.wait(0.5)
-    assert done.rc == launcher.TIMED_OUT
-    assert done.stdout.startswith("up\nup\n"), done
-    assert done.seconds < 10
-
-
-def test_mpirun_tells_size_and_exit_code():
-    code = "import sys\nfrom mpi4py import MPI\nprint(MPI.COMM_WORLD.size, sys.argv[1])\nsys.exit(5)\n"
-    done = launcher.job(code, "argument", ranks=3)
-    assert done.rc == 5, done
-    assert done.stdout.split("\n") == ["3 argument"] * 3 + [""]
-
-
-def test_signal_reaches_the_launcher():
-    with launcher.start(SLEEP, ranks=2) as program:
-        program.wait_for("up")
-        program.signal(signal.SIGTERM)
-        assert program.wait(10).rc not in (0, launcher.TIMED_OUT)

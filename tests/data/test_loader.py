@@ -70,16 +70,6 @@ def test_batches_in_order(n: int, size: int, drop_last: bool, workers: int) -> N
     assert loader.current is None
 
 
-def test_agrees_with_torch() -> None:
-    torch = pytest.importorskip("torch")
-    for size, drop_last in [(4, False), (4, True), (5, False)]:
-        mine = DataLoader(Slow(10), size, drop_last=drop_last)
-        theirs = torch.utils.data.DataLoader(Slow(10), size, drop_last=drop_last)
-        assert len(mine) == len(theirs)
-        for (x, y), (tx, ty) in zip(mine, theirs, strict=True):
-            assert np.array_equal(x, tx.numpy()) and np.array_equal(y, ty.numpy()) and y.dtype == np.int64
-
-
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_workers_exception_comes_at_its_place_with_its_traceback(workers: int) -> None:
     got = []

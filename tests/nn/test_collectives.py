@@ -318,30 +318,3 @@ def test_inputs_and_other_ranks_stay_as_they_are(world):
     output = np.empty(2, np.float32)
     y = F.reduce_scatter(output, [x] * world.size)
     assert np.shares_memory(y.data, output) and output.tolist() == [world.size, 2 * world.size]
-
-
-def test_a_layer_in_data_parallel_training(world):
-    """DistributedDataParallel averages what all_reduce has summed: the gradient of the mean loss of all ranks."""
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(3, 2, dtype=np.float64)
-
-        def forward(self, x):
-            y = self.linear(x)
-            return y * F.all_reduce(y.mean(0), dist.ReduceOp.AVG)
-
-    nn.manual_seed(0)
-    model = Model()
-    rng = np.random.default_rng(0)
-    batches = rng.standard_normal((world.size, 4, 3))
-    y = [model.linear(Tensor(batch)) for batch in batches]
-    mean = sum(each.mean(0) for each in y) * (1 / world.size)
-    (sum(((each * mean) ** 2).mean() for each in y) * (1 / world.size)).backward()
-    expected = [p.grad.copy() for p in model.parameters()]
-    model.zero_grad()
-    ddp = dist.DistributedDataParallel(model)
-    (ddp(Tensor(batches[world.rank])) ** 2).mean().backward()
-    for p, grad in zip(model.parameters(), expected, strict=True):
-        np.testing.assert_allclose(p.grad, grad, rtol=1e-12, atol=1e-14)
