@@ -345,7 +345,6 @@ def all_gather(
         return None
     x = as_array(tensor, "all_gather", writable=False)
     outputs = as_arrays(tensor_list, "all_gather", group._link.size)
-    expect_apart(outputs, "all_gather")
     key = ("all_gather", _like(x), *map(_like, outputs))
     plan = group._plans.get(key)
     if plan is None:
@@ -354,6 +353,7 @@ def all_gather(
         layout = "" if min(sizes) == max(sizes) else repr(sizes)
         made = planning.moving(group._link, "all_gather", outputs, (x,), count=sum(sizes), layout=layout)
         plan = group._plans.remember(key, made)
+    expect_apart(outputs, "all_gather")
     return dispatch(group, plan, (outputs, x), outputs, async_op)
 
 
@@ -398,12 +398,12 @@ def gather(
     x = as_array(tensor, "gather", writable=False)
     expect_on_root(gather_list, group, root, "gather_list", "destination")
     outputs = as_arrays(gather_list, "gather", group._link.size, name="gather_list") if gather_list else []
-    expect_apart(outputs, "gather")
     key = ("gather", root, _like(x), *map(_like, outputs))
     plan = group._plans.get(key)
     if plan is None:
         _expect_list_like(outputs, x, group, "gather", "gather_list")
         plan = group._plans.remember(key, planning.moving(group._link, "gather", outputs, (x,), root=root))
+    expect_apart(outputs, "gather")
     return dispatch(group, plan, (outputs, x, root), outputs, async_op)
 
 
@@ -481,7 +481,6 @@ def all_to_all(
         return None
     outputs = as_arrays(output_tensor_list, "all_to_all", group._link.size, name="output_tensor_list")
     inputs = as_arrays(input_tensor_list, "all_to_all", group._link.size, writable=False, name="input_tensor_list")
-    expect_apart(outputs, "all_to_all")
     key = ("all_to_all", *map(_like, outputs), *map(_like, inputs))
     plan = group._plans.get(key)
     if plan is None:
@@ -491,6 +490,7 @@ def all_to_all(
         mine = group._link.rank
         expect_like(outputs[mine], inputs[mine].shape, inputs[mine].dtype, "all_to_all", f"output_tensor_list[{mine}]")
         plan = group._plans.remember(key, planning.moving(group._link, "all_to_all", outputs, inputs))
+    expect_apart(outputs, "all_to_all")
     return dispatch(group, plan, (outputs, inputs), outputs, async_op)
 
 
