@@ -11,7 +11,6 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 
 
 def cores(pid: int = 0) -> set[int]:
-    """Return the cores of a process's affinity mask."""
     return os.sched_getaffinity(pid) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 

@@ -3,10 +3,6 @@
 Open MPI's ``mpirun --with-ft ulfm`` lets ranks live on when one is killed. `run` repeats the step that the failure cut,
 from a copy of the state before it. The last ``spares`` ranks sleep until a place becomes free: the world keeps its
 size, and with it batches, sums and bits. Without a spare the survivors go on with fewer ranks.
-
-References
-----------
-W. Bland et al., "Post-failure recovery of MPI communication capability", Int. J. HPC Applications 27 (3), 2013.
 """
 
 from __future__ import annotations
@@ -80,7 +76,7 @@ def run(
     """Make steps on all ranks but the spares; a failed rank costs the step that it cuts.
 
     All ranks call it after `init_process_group`, with nothing pending. It is for ranks ended by a signal, on nodes that
-    live on; see `shrink_group`. A copy of the state takes the memory and the time of one ``state_dict``.
+    live on; see `shrink_group`.
 
     Parameters
     ----------
@@ -221,7 +217,6 @@ class _Places:
         return self.job.world.size < MPI.COMM_WORLD.size
 
     def regroup(self) -> None:
-        """Make the job anew of the survivors, who all call it."""
         groups.discard()
         with time_limit(self.timeout_s, "recovery from a death"):
             this_job.regroup()

@@ -26,7 +26,7 @@ class Launcher(NamedTuple):
     waits_for_lost_hosts: bool = False
     """It waits for ever for its daemon on a host that is out of reach, even when a rank has aborted the job."""
     cure: str = "start with the mpirun that belongs to this library"
-    """For a library that does not understand it."""
+    """What to do about a library that does not understand it."""
 
     def starts(self, library: str) -> bool:
         return not self.libraries or library.upper().startswith(tuple(name.upper() for name in self.libraries))
@@ -89,7 +89,7 @@ def integer(name: str) -> int | None:
 
 
 def launch() -> Launch | None:
-    """Return None for a process without a launcher."""
+    """Return what the launcher announces; None without a launcher."""
     for launcher in _LAUNCHERS:
         rank, size, local_rank = integer(launcher.rank), integer(launcher.size), integer(launcher.local_rank)
         if rank is None or size is None:
@@ -129,7 +129,7 @@ def announce_ranks() -> None:
 
 
 def rank_variables() -> dict[str, int]:
-    """Return those that are integers."""
+    """Return RANK, WORLD_SIZE and LOCAL_RANK, as far as they are integers."""
     found = {name: integer(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     return {name: value for name, value in found.items() if value is not None}
 

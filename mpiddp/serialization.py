@@ -1,6 +1,6 @@
 """``save`` and ``load``: nested state in one file, arrays as safetensors and the rest as JSON.
 
-Never a pickle: a file from elsewhere is read without running code. Checkpoints use the same functions.
+There is no pickle, so a file from elsewhere is read without running code. Checkpoints use the same functions.
 """
 
 from __future__ import annotations

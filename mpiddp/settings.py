@@ -83,7 +83,7 @@ def warn_after_s() -> float:
 
 
 def flight_recorder() -> str | None:
-    """Return the beginning of the names of dumps; "0": none; or None."""
+    """Return the beginning of the dumps' names, "0" for no dumps, or None for the default."""
     return os.environ.get("MPIDDP_FLIGHT_RECORDER") or None
 
 
@@ -96,7 +96,7 @@ def debug_level() -> str:
 
 
 def timeline() -> str | None:
-    """Return the file of a trace of all ranks, or None."""
+    """Return the file for a trace of all ranks, or None."""
     return os.environ.get("MPIDDP_TIMELINE") or None
 
 
@@ -125,7 +125,7 @@ def algorithms() -> dict[str, str]:
 
 
 def takes_device_pointers() -> bool | None:
-    """Return the user's word on the MPI library, or None."""
+    """Return what the user says of the MPI library, or None."""
     return _switch("MPIDDP_CUDA_AWARE")
 
 

@@ -2,12 +2,13 @@
 
 They take validated, contiguous arrays. In all modules, with p ranks:
 
-- broadcast copies root's ``x``;
-- all_reduce reduces ``x`` in place; reduce into root's ``x``, leaving the others';
-- reduce_scatter reduces block r of ``x``, of p equal ones, into rank r's ``output``;
-- all_gather concatenates all ``x`` in ``output``, all_gather_list takes an output for each;
-- gather copies all ``x`` to root's ``outputs``; scatter array r of root's ``inputs`` to rank r's ``x``;
-- all_to_all copies input s of rank r to output r of rank s; all_to_all_single blocks of given bytes.
+- broadcast copies root's ``x`` to all ranks;
+- all_reduce reduces ``x`` in place; reduce changes root's ``x`` only;
+- reduce_scatter cuts ``x`` into p equal blocks and reduces block r into rank r's ``output``;
+- all_gather concatenates all ``x`` in ``output``; all_gather_list has an output for each rank;
+- gather copies all ``x`` to root's ``outputs``; scatter copies array r of root's ``inputs`` to rank r's ``x``;
+- all_to_all copies input s of rank r to output r of rank s; all_to_all_single copies blocks of given bytes.
 
-Rows are combined in a fixed order, half types in float32, rounded once: every rank and run gets the same bits.
+Algorithms that add by themselves do so in a fixed order, in float32 for half types, and round once: every rank and run
+gets the same bits.
 """

@@ -1,7 +1,7 @@
 """Reduction by exchange: each rank gathers one slice from all, reduces it, and distributes it.
 
-Two rounds and as few bytes as `ring`'s: for reductions that MPI does not define, and for all under
-``MPIDDP_DETERMINISTIC=1``.
+It takes two rounds and sends as few bytes as `ring`. It serves reductions that MPI does not define, and all reductions
+under ``MPIDDP_DETERMINISTIC=1``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ def slice_sizes(x: Array, parts: int) -> list[int]:
 
 
 def reduce_slices(link: Channel, x: Array, op: ReduceOp, sizes: Sequence[int], divisor: int) -> Steps:
-    """Reduce slice r of ``x``, of ``sizes[r]`` bytes, on rank r; return this rank's in the accumulation dtype.
+    """Reduce slice r of ``x``, of ``sizes[r]`` bytes, on rank r.
 
-    ``divisor`` is that of ``AVG``; 1 as a part of a larger reduction.
+    Return this rank's slice in the accumulation
+    dtype. ``AVG`` divides by ``divisor``.
     """
     sent = x if op.factor is None else widened(op, x)
     sent_sizes = [size // x.itemsize * sent.itemsize for size in sizes]

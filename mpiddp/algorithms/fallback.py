@@ -16,7 +16,7 @@ from . import exchange, native, tree
 
 SHORT_BYTES = 1 << 14
 TREE_RANKS = 9
-"""From so many on the tree sends fewer messages."""
+"""From this many ranks on the tree sends fewer messages."""
 
 
 @functools.lru_cache(1024)

@@ -2,9 +2,9 @@
 
 All ranks then go on alike, or raise the same error. Before ranks access each other's memory, it is the barrier needed
 anyway. Between nodes it is the first step of every call that gives an array to an MPI collective, and has one size
-whatever the call. For MPI does not stand collectives that differ: Open MPI's non-blocking ones go on after a truncation
-and write over freed memory, and MPICH fails an assertion. A short array travels with the handshake (see `short`), which
-also compares hashes of the calls that had none.
+whatever the call, because MPI fails when collectives differ: Open MPI's non-blocking ones go on after a truncation and
+write over freed memory, and MPICH fails an assertion. A short array travels with the handshake (see `short`). The
+handshake also compares hashes of the calls that had none.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ from mpiddp.mpi.requests import Steps
 from mpiddp.shm.segment import NOWHERE, Location, Segment
 from mpiddp.typing import Array
 
-# Call; segment and offset; factor; history.
+# The call's number and record; segment and offset of the array; factor; history.
 _ENTRY = struct.Struct("<qQqqqqdq")
 SLOT_BYTES = 1 << 10
-"""For a short array, in every handshake between nodes."""
+"""Room for a short array, in every handshake between nodes."""
 SLOT_START = _ENTRY.size
 _MAX_VIEWS = 256
 ROW_BYTES = SLOT_START + SLOT_BYTES
 MAX_ROWS = 16
-"""In groups of more ranks on several nodes the first step reduces a hash: each would receive too many rows."""
+"""In larger groups on several nodes the first step reduces a hash, because a rank would receive too many rows."""
 _PLACE_AND_FACTOR = slice(32, 56)
 
 
 class Entries(NamedTuple):
     segments: Array
-    """0 for an ordinary array."""
+    """Each array's segment; 0 for an ordinary array."""
     offsets: Array
     """Bytes in the segment's region, or an ordinary array's address."""
     factors: Array
-    """Of PREMUL_SUM; else 1."""
+    """The ranks' factors of PREMUL_SUM; else 1."""
     segment: int | None
-    """Of all arrays, or None."""
+    """The segment, if all arrays have the same; else None."""
 
     def of(self, ranks: Array) -> Entries:
         return _entries(self.segments[ranks], self.offsets[ranks], self.factors[ranks])
 
     def common_segment(self) -> int:
-        """Return 0 for arrays elsewhere."""
+        """Return the number of the segment in which all arrays lie, or 0."""
         return max(self.segment or 0, 0)
 
     def views(self, found: Segment, ranks: tuple[int, ...], count: int, dtype: np.dtype[Any]) -> list[Array]:
-        """Return the arrays in their common segment, of world ranks."""
+        """Return the arrays of world ranks in their common segment ``found``."""
         return [
             found.view(rank, offset, count, dtype) for rank, offset in zip(ranks, self.offsets.tolist(), strict=True)
         ]
 
     def factors_of(self, op: ReduceOp) -> list[float] | None:
-        """Return None but for PREMUL_SUM."""
+        """Return the factors of PREMUL_SUM; None for other reductions."""
         return None if op.factor is None else self.factors.tolist()
 
 
@@ -72,13 +72,16 @@ def _entries(segments: Array, offsets: Array, factors: Array) -> Entries:
 
 @functools.lru_cache(maxsize=256)
 def _equal_entries(size: int, entry: bytes) -> Entries:
-    """Return read-only entries, the same for each step of a training; bytes tell a factor of 0.0 from -0.0."""
+    """Return the entries of ranks that agree, cached for the next step of a training.
+
+    ``entry`` is bytes because these tell a factor of 0.0 from -0.0.
+    """
     segments, offsets, factors = np.frombuffer(entry * size, np.int64).reshape(size, -1).T
     return _entries(segments, offsets, factors.view(np.float64))
 
 
 def exchange(link: Link, call: Call, place: Location, op: ReduceOp | None) -> Steps:
-    """Wait for every rank; one yield, on ``now``, in small groups; MismatchError on all, if calls differ."""
+    """Wait for every rank; return their `Entries`. MismatchError on all ranks if calls differ."""
     factor = 1.0 if op is None or op.factor is None else op.factor
     if link.one_node or link.size <= MAX_ROWS:
         return (yield from _meet(link, link.now, call, place, factor))
@@ -167,14 +170,12 @@ class Slots(Resource):
 
 
 def pack(link: Link, call: Call, place: Location = NOWHERE, factor: float = 1.0) -> bytes:
-    """Return this rank's entry."""
-    if link.now is link.later:  # this rank may have begun other operations
+    if link.now is link.later:  # in a later step the number may be that of another operation
         return _ENTRY.pack(0, *call.record, *place, factor, 0)
     return _ENTRY.pack(link.sequence, *call.record, *place, factor, _history(link))
 
 
 def _meet(link: Link, comm: MPI.Intracomm, call: Call, place: Location = NOWHERE, factor: float = 1.0) -> Steps:
-    """Return the entries."""
     mine = pack(link, call, place, factor)
     if link.one_node or link.size > MAX_ROWS:
         told = bytearray(len(mine) * link.size)
@@ -200,13 +201,12 @@ def differing(link: Link, told: bytearray) -> Steps:
 
 
 def _history(link: Link) -> int:
-    """Return 0 where ranks see each other's calls."""
+    """Return a hash of this rank's calls; 0 where ranks see each other's calls."""
     calls = None if link.one_node else link.find(Calls)
     return 0 if calls is None else calls.history
 
 
 def _find_difference(link: Link) -> Steps:
-    """Raise the first difference, on all ranks."""
     calls = link.find(Calls)
     assert calls is not None, "histories are its"
     calls.history = 0

@@ -1,8 +1,8 @@
 """All-reduce over several nodes: reduce in the node, across nodes slice by slice, gather in the node.
 
-Each of n nodes sends 2 (n - 1) / n of the array's bytes; a ring over all ranks up to p times as much. Slices, as many
-as the smallest node has ranks, cross in parallel, in pieces: one is sent while the one before it returns. As in
-Horovod, NCCL and Open MPI's coll/han.
+Each of n nodes sends 2 (n - 1) / n of the array's bytes; a ring over all ranks sends up to p times as much. There are
+as many slices as the smallest node has ranks. They cross in parallel and in pieces: one piece is sent while the one
+before it returns. Horovod, NCCL and Open MPI's coll/han do the same.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .peer_access import PeerAccess, Views, copied, in_place, place_of
 from .tags import Tag
 
 PIECE_BYTES = 1 << 20
-"""Of a slice, at once; more for many nodes, each of which gets a part."""
+"""What a slice sends at once. With many nodes it is more, because each gets a part."""
 _PART_BYTES = 1 << 14
-"""Shorter messages cost their latency."""
+"""The shortest part: the latency of a shorter message dominates."""
 
 
 def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
@@ -53,7 +53,7 @@ def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
 
 
 def in_place_everywhere(link: Link, segments: Array) -> bool:
-    """Return True if each node's arrays lie in one segment, or it has one rank."""
+    """Return True if on every node all arrays lie in one segment, or there is one rank."""
     by_node = segments[link.by_node]
     lowest = np.minimum.reduceat(by_node, link.node_starts)
     highest = np.maximum.reduceat(by_node, link.node_starts)
@@ -62,7 +62,7 @@ def in_place_everywhere(link: Link, segments: Array) -> bool:
 
 
 def _across(link: Link) -> Channel | None:
-    """Return this rank alone on one node, None without a slice."""
+    """Return the channel to other nodes' ranks with this slice; None if this rank has no slice."""
     if link.one_node:
         return Channel(link.ranks[link.rank : link.rank + 1], 0, link.now, link.later)
     return link.across
@@ -157,7 +157,7 @@ def _cross(
     remaining = ReduceOp.SUM if op.name in ("AVG", "PREMUL_SUM") else op
     step = max(max(PIECE_BYTES, across.size * _PART_BYTES) // out.itemsize, 1)
     on_its_way = on_its_way_back = None
-    # messages match in this order
+    # All nodes work in this order, so their messages match.
     for start in (*range(0, out.size, step), None, None):
         posted = None
         if start is not None:

@@ -13,14 +13,14 @@ from mpiddp.mpi.reduction import ReduceOp, combine, finish, is_half, premultiply
 from mpiddp.typing import Array
 
 CHUNK_BYTES = 1 << 17
-"""Of a row: shorter ones cost more calls (two rows of 16 MiB: 3.2 ms by 64 KiB, 2.2 ms by this)."""
+"""The chunk of a row. Shorter ones cost more calls (two rows of 16 MiB: 3.2 ms by 64 KiB, 2.2 ms by this)."""
 CACHE_BYTES = 1 << 19
-"""Of all rows: half of a core's second-level cache of 1 to 2 MiB."""
+"""The chunks of all rows: half of a core's second-level cache of 1 to 2 MiB."""
 _LINE_BYTES = 64
 
 
 def bounds(count: int, parts: int, itemsize: int) -> list[int]:
-    """Bound slices on cache lines: no two ranks write to one."""
+    """Return the bounds of slices, on cache lines, so that no two ranks write to one line."""
     line = max(_LINE_BYTES // itemsize, 1)
     lines = -(-count // line)
     return [min(lines * part // parts * line, count) for part in range(parts)] + [count]
@@ -32,7 +32,7 @@ def reduce_rows(
     """Combine ``rows``, flat and alike, in order, and write the result to all ``outs``.
 
     An output is one of the rows, or shares no memory with any and may have another dtype, to which results are rounded
-    once. ``size`` divides for ``AVG``, 1 as a part of a larger reduction; ``factors`` are the rows' (``PREMUL_SUM``).
+    once. ``AVG`` divides by ``size``; ``factors`` are the rows' (``PREMUL_SUM``).
     """
     dtype, count = rows[0].dtype, rows[0].size
     common = _common_scale(factors)
@@ -41,7 +41,7 @@ def reduce_rows(
     wide = accumulated_in(dtype)
     step = max(min(CHUNK_BYTES, CACHE_BYTES // len(rows)) // dtype.itemsize, 1)
     changing = wide != dtype or factors is not None
-    # In place saves a pass: the overwritten row has been read.
+    # Working in place saves a pass. The overwritten row has been read by then.
     in_place = wide == dtype and (outs[0] is rows[0] or (not changing and len(rows) > 1 and outs[0] is rows[1]))
     spare = None if in_place and not changing else np.empty((2, min(step, count)), wide)
     for start in range(0, count, step):
@@ -77,7 +77,6 @@ def _common_scale(factors: Sequence[float] | None) -> float | None:
 def _combine_converted(
     op: ReduceOp, parts: Sequence[Array], accumulator: Array, spare: Array, factors: Sequence[float] | None
 ) -> None:
-    """Combine parts widened to float32, or multiplied by factors."""
     for index, part in enumerate(parts):
         target = spare if index else accumulator
         if factors is None:

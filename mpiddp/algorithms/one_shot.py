@@ -1,7 +1,6 @@
 """One shot: every rank writes its short array to eager buffers, and reduces all ranks' by itself.
 
-Longer arrays go in pieces, a shot each. `run` makes a call at once, `steps` at the head of the queue. Reference:
-PyTorch's symmetric memory and NVIDIA's TensorRT-LLM.
+Longer arrays go in pieces, a shot each. `run` makes a call at once, `steps` at the head of the queue.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Shot(NamedTuple):
     result: Cut
     """Piece of the output for the result."""
     change: Callable[[Array], None] | None
-    """Applied to the written piece."""
+    """A function that is applied to the written piece."""
     awaited: Callable[[], bool] | None
     """True once the awaited ranks have arrived."""
     end: Callable[[Round, Any], Awaited | None] | None
@@ -47,7 +46,7 @@ class Shot(NamedTuple):
 
 
 class OneShot:
-    """A collective whose output and input are arguments number ``places``."""
+    """A collective whose output and input have the positions ``places`` among the arguments."""
 
     def __init__(
         self,
@@ -145,12 +144,12 @@ class OneShot:
 
     def _check(self) -> None:
         self._monitor.check()
-        if requests.pending:  # another thread's, for which the other ranks may wait
+        if requests.pending:  # other ranks may wait for operations of another thread
             requests.poll()
 
     def steps(self, link: Link, call: Call, *args: Any) -> Steps:
         eager = self._eager
-        # in a later step this rank may have begun others
+        # in a later step the number may be that of another operation
         record = self._call.record.pack(0 if link.now is link.later else link.sequence)
         output, x = args[self._output], args[self._input]
         if len(link.queue):

@@ -1,7 +1,7 @@
 """Peer access: a rank reads and writes its node's arrays in place, between two synchronisations.
 
-Symmetric arrays are views. Between nodes the kernel copies ordinary ones (see `shm.cma`) through a buffer in the
-cache.
+Of symmetric arrays it has `Views`. Calls between nodes reach ordinary arrays by `Copies`, which the kernel makes (see
+`shm.cma`) through a buffer in the cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .handshake import Entries
 from .local_reduce import reduce_rows
 
 PIECE_BYTES = 1 << 20
-"""Of a copy; longer ones leave the cache."""
+"""The length of a copy; longer ones leave the cache."""
 
 
 class PeerAccess(Protocol):
@@ -93,13 +93,13 @@ class Copies:
 
 
 def in_place(node: Channel, x: Array, entries: Entries) -> Views | None:
-    """Return None unless all are symmetric in one segment."""
+    """Return views of the node's arrays if all lie in one symmetric segment, else None."""
     number = entries.common_segment()
     return Views(entries.views(segment(number), node.ranks, x.size, x.dtype)) if number else None
 
 
 def copied(link: Link, x: Array, entries: Entries) -> Steps:
-    """Return None where the kernel does not copy; collective."""
+    """Return `Copies`, or None where the kernel makes none. Collective."""
     memory = link.resource(CrossMemory)
     if not (yield from memory.prepare()):
         return None
@@ -107,6 +107,6 @@ def copied(link: Link, x: Array, entries: Entries) -> Steps:
 
 
 def place_of(x: Array) -> Location:
-    """Return the place in symmetric memory, or the address."""
+    """Return where ``x`` lies in symmetric memory, or else its address."""
     place = find(x)
     return place if place.segment else Location(0, address_of(x))

@@ -36,7 +36,7 @@ from .gpu import table as device_table
 from .one_shot import OneShot
 
 Rows: TypeAlias = tuple[tuple[float, str], ...]
-"""Each with the largest number of bytes for which it is best."""
+"""Algorithms, each with the largest number of bytes for which it is best."""
 
 MODULES: dict[str, ModuleType] = {
     "native": native,
@@ -46,7 +46,7 @@ MODULES: dict[str, ModuleType] = {
     "ring": ring,
     "tree": tree,
 }
-"""With a function for each operation that they are good for."""
+"""Each has a function for every operation that it is good for."""
 _SELF_COMPARING = (two_shot, hierarchical)
 """Their functions are steps; those of the others are algorithms."""
 
@@ -67,7 +67,7 @@ ONE_NODE: dict[str, Rows] = {
 TWO_RANKS: dict[str, Rows] = {
     "broadcast": ((16 * _KIB, "one_shot"), (512 * _KIB, "native"), (ANY_SIZE, "two_shot")),
 }
-"""Before `ONE_NODE` for two ranks; on four, MPI's own is slower from the start."""
+"""Rows for two ranks, in place of those in `ONE_NODE`."""
 _SHORT = (handshake.SLOT_BYTES, "short")
 SEVERAL_NODES: dict[str, Rows] = {
     "all_reduce": (_SHORT, (64 * _KIB, "native"), (ANY_SIZE, "hierarchical")),
@@ -83,7 +83,7 @@ class Plan(NamedTuple):
     steps: Callable[..., Steps]
     """Takes the link, the call, and the arguments."""
     run: Callable[[Sequence[Any]], None] | None = None
-    """For short arrays; None: drive the steps."""
+    """Makes a call on short arrays at once; None: drive the steps."""
 
 
 class Plans(Resource):
@@ -115,7 +115,7 @@ _all: weakref.WeakSet[Plans] = weakref.WeakSet()
 
 
 def forget() -> None:
-    """Forget all: settings may have changed."""
+    """Forget all plans, because settings may have changed."""
     for plans in tuple(_all):
         plans.forget()
     _overrides.cache_clear()
@@ -130,7 +130,7 @@ _ROWS_OF = {
 }
 for _name in (*ONE_NODE, *_ROWS_OF):
     for _algorithm in (*MODULES, "one_shot", *device_table.ALGORITHMS):
-        register_name(label(_name, _algorithm))  # ranks can name what others asked for
+        register_name(label(_name, _algorithm))  # errors name what only other ranks have asked for
 
 
 def make(
@@ -150,8 +150,8 @@ def make(
 ) -> Plan:
     """Return the plan; ValueError if the requested algorithm does not do it in this group.
 
-    ``places`` are the positions of output and input among the steps' arguments; ``count`` elements, by default those of
-    ``x``, and ``layout`` are to be equal on all ranks; ``bucket`` is the number of one of DDP's; an ``inner`` call is a
+    ``places`` are the positions of output and input among the steps' arguments. All ranks must have the same ``count``
+    (by default the elements of ``x``) and ``layout``. ``bucket`` is the number of a DDP bucket. An ``inner`` call is a
     part of one that the ranks have compared.
     """
     operation = _ROWS_OF.get(name, name)

@@ -1,7 +1,7 @@
 """Ring collectives: each rank sends to the next one only, 2 (p - 1) / p of the array's bytes in all.
 
-No rank and no link carries more than any other [1]_. Slice r is summed from rank r + 1 around to rank r. A `Transport`
-sends the parts and says where sums are formed.
+No rank and no link carries more than any other [1]_. The sum of slice r begins at rank r + 1 and ends at rank r. A
+`Transport` sends the parts and says where sums are formed.
 
 References
 ----------
@@ -34,10 +34,10 @@ class Transport(Protocol):
     size: int
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context of sums: a device's stream."""
+        """Return the context in which sums are formed, such as a device's stream."""
 
     def load(self, x: Array) -> None:
-        """Load ``x``, unchanged until the next `shift`."""
+        """Make ``x``, which must not change until then, what the next `shift` sends."""
 
     def shift(self, target: Array) -> Steps:
         """Send the loaded part to the next rank; receive and load ``target`` from the one before."""
@@ -68,7 +68,7 @@ def exchange(comm: MPI.Intracomm, rank: int, size: int, tag: int, outgoing: obje
 
 
 def reduce_around(transport: Transport, parts: Sequence[Array], op: ReduceOp) -> Steps:
-    """Reduce part r to rank r; return this rank's in the accumulation dtype."""
+    """Reduce all ranks' part r on rank r; return this rank's part in the accumulation dtype."""
     rank, size = transport.rank, transport.size
     with transport.computing():
         carried = widened(op, parts[(rank - 1) % size])
@@ -87,7 +87,7 @@ def reduce_around(transport: Transport, parts: Sequence[Array], op: ReduceOp) ->
 
 
 def _summand(op: ReduceOp, x: Array) -> Array:
-    """Copy only to widen or multiply."""
+    """Return ``x``, or a copy where it has to be widened or multiplied."""
     return x if op.factor is None and accumulated_in(x.dtype) == x.dtype else widened(op, x)
 
 

@@ -1,6 +1,6 @@
 """Short arrays between nodes: they travel with the handshake, and every rank reduces all of them by itself.
 
-So the comparison of calls costs a short call nothing: one exchange, as MPI's own would be.
+So comparing costs a short call nothing: there is one exchange, as in MPI's own algorithm.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def reduce_scatter(link: Link, call: Call, output: Array, x: Array, op: ReduceOp
 
 
 def _tell(link: Link, call: Call, x: Array | None, outputs: list[tuple[int, Array]]) -> Steps:
-    """Copy ranks' arrays to flat outputs of bytes."""
+    """Exchange arrays, and copy those of the listed ranks to flat outputs of bytes."""
     slots = link.resource(Slots)
     slot = slots.take()
     yield slot.begin(link.now, handshake.pack(link, call), x)

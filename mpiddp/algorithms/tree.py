@@ -1,6 +1,6 @@
 """Reduction along a binomial tree, and all-reduce by recursive doubling: about log2 p rounds, for short arrays.
 
-A rank's first message meets another's last: all are sent at the head of the queue.
+One rank's first message may meet another's last. So all are sent on ``later``, at the head of the queue.
 
 References
 ----------

@@ -4,7 +4,7 @@ In the handshake the ranks tell each other where their arrays lie, which decides
 
 - Symmetric arrays, unless they are short, are reduced without a copy, in about the time that one copy would take.
 - Other arrays pass through a scratch in chunks. For two ranks, and for short arrays, this is done in one shot, in which
-  every rank reduces everything. Copies by the kernel, from one process to another, were not faster.
+  every rank reduces everything.
 
 The barriers are MPI's, because a rank that polls a flag in memory would not see that another has failed. The two shots
 are those of PyTorch's symmetric memory and NVIDIA's TensorRT-LLM.
@@ -106,7 +106,7 @@ class Pipeline:
 class _Access(NamedTuple):
     peers: Views | None
     pipeline: Pipeline | None
-    """Of ordinary arrays."""
+    """The way of ordinary arrays."""
     begun: bool
     """All first chunks are in the scratch."""
     factors: list[float] | None
@@ -213,7 +213,6 @@ def _own_slice(link: Link, start: int, stop: int, x: Array) -> tuple[int, int]:
 
 
 def _lies_in_others(part: Array, whole: Array, rank: int) -> bool:
-    """Return True if ``part`` shares memory with others' blocks of ``whole``."""
     return np.may_share_memory(part, whole) and address_of(part) != address_of(whole) + rank * part.nbytes
 
 

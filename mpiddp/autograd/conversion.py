@@ -32,8 +32,8 @@ class Conversions(Shaping):
     def to(self, device: Any = None, dtype: Any = None, non_blocking: bool = False, copy: bool = False) -> Self:
         """Return the values on another device, with another dtype, or both; gradients flow back.
 
-        ``device`` is ``"cpu"``, ``"cuda"``, ``"cuda:N"``, N, a dtype, or an object with both; ``copy`` even if nothing
-        changes. ``non_blocking`` is ignored: only copies to the host wait.
+        ``device`` is ``"cpu"``, ``"cuda"``, ``"cuda:N"``, N, a dtype, or an object with both. ``copy`` copies even
+        if nothing changes. ``non_blocking`` is ignored: only copies to the host wait.
         """
         convert = conversion(values_of(device), dtype)
         if convert.place == "kept" and self.data.dtype == convert.dtype:
@@ -70,7 +70,7 @@ class Conversions(Shaping):
         """Return the values as int64."""
         return self.to(np.int64)
 
-    # Last: their names are types above.
+    # These are last, because their names are types above.
 
     def bool(self) -> Self:
         """Return the values as booleans."""

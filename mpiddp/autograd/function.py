@@ -78,13 +78,13 @@ class _SetGradEnabled:
         return wrapped  # type: ignore[return-value]
 
 
-class no_grad(_SetGradEnabled):  # noqa: N801 (torch's name)
+class no_grad(_SetGradEnabled):  # noqa: N801
     """Record nothing in this block or function, in this thread."""
 
     value = False
 
 
-class enable_grad(_SetGradEnabled):  # noqa: N801 (torch's name)
+class enable_grad(_SetGradEnabled):  # noqa: N801
     """Record again inside of :class:`no_grad`."""
 
     value = True

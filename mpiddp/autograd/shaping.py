@@ -141,7 +141,7 @@ class Shaping(Arithmetic):
         return self.reshape(tuple(shape))
 
     @property
-    def T(self) -> Self:  # noqa: N802 (NumPy's and torch's name)
+    def T(self) -> Self:  # noqa: N802
         """The axes reversed."""
         return Transpose.apply(self, tuple(range(self.data.ndim))[::-1])
 

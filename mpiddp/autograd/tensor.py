@@ -51,8 +51,8 @@ class Tensor(Reductions, Conversions):
 
     An array given as ``data`` is kept, not copied; Python floats become float32. ``backward`` adds to ``grad``, an
     array; ``grad = None`` starts anew. If the tensor has a ``grad_slot``, the first gradient is written there, over an
-    older one that somebody may still hold. In-place operations are not recorded. They are for tensors without a
-    gradient, and for :class:`no_grad`, in which ``+=`` works in place, too.
+    older one that somebody may still hold. In-place operations are not recorded: they are for
+    tensors without a gradient, and for :class:`no_grad`, in which ``+=`` works in place, too.
 
     Examples
     --------
@@ -121,7 +121,7 @@ class Tensor(Reductions, Conversions):
         return self.data.tolist()
 
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
-        """Return the array itself on the host, a copy from a GPU; ``force`` if it requires a gradient."""
+        """Return a host array itself, a GPU's as a copy; a tensor that requires a gradient needs ``force``."""
         if self.requires_grad and not force:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
         return download(self.data)

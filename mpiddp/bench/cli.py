@@ -1,4 +1,4 @@
-"""The options of ``python -m mpiddp bench`` and ``plot``; the standard library only, until a command runs.
+"""The options of ``python -m mpiddp bench`` and ``plot``. Imports the standard library only, until a command runs.
 
 A benchmark is a row of `COMMANDS` and a module of its name, whose ``run(arguments)`` returns the exit code.
 """
@@ -59,7 +59,7 @@ def seconds(text: str) -> float:
 
 _METAVARS: dict[Any, str] = {size: "SIZE", positive: "N", natural: "N", seconds: "SECONDS", Path: "FILE"}
 
-# Of each option: its flags, its type (choices, a flag's value, or a function), its default, and its help.
+# Each option's flags, type (choices, a flag's value, or a function), default, and help.
 _OPTIONS: dict[str, tuple[str, Any, Any, str]] = {
     "begin": ("-b --begin", size, "8", "smallest size"),
     "end": ("-e --end", size, "64M", "largest size"),
@@ -91,9 +91,9 @@ _SWEEP = "begin end factor iterations warmup dtype op"
 class Command(NamedTuple):
     summary: str
     options: str
-    """Names of `_OPTIONS`."""
+    """Names of its options in `_OPTIONS`."""
     defaults: dict[str, Any]
-    """Where they are not those of `_OPTIONS`."""
+    """The defaults that differ from those in `_OPTIONS`."""
 
 
 COMMANDS = {

@@ -1,13 +1,9 @@
-r"""``bench compare``: mpiddp beside plain mpi4py, one copy of the bytes, and torch on Gloo and on mpiddp, in one run.
+"""``bench compare``: mpiddp beside plain mpi4py, one copy of the bytes, and torch on Gloo and on mpiddp, in one run.
 
 All take turns in the same processes, on arrays written anew before each call. A ratio is the median of the rounds'
 ratios.
 
-mpi4py's column is MPI's default algorithm. MPICH refuses its shared-memory all-reduce (release_gather) under
-THREAD_MULTIPLE, which mpi4py and mpiddp ask for; a job without mpiddp's watchdog shows it::
-
-    MPI4PY_RC_THREAD_LEVEL=serialized MPIR_CVAR_ALLREDUCE_POSIX_INTRA_ALGORITHM=release_gather \
-        mpirun -np 2 python -m mpiddp bench compare all_reduce
+mpi4py's column is MPI's default algorithm; for MPICH's release_gather see the README.
 """
 
 from __future__ import annotations
@@ -38,7 +34,7 @@ RATIOS = (
     ("gloo", SYMMETRIC),
     ("gloo", "torch"),
 )
-"""Divided: above 1, the second is faster."""
+"""Pairs of times that are divided: above 1, the second is faster."""
 
 
 class Measured(NamedTuple):

@@ -128,7 +128,6 @@ def memcpy(b: Buffers, comm: MPI.Intracomm) -> Call | None:
 
 
 def algorithm_of(b: Buffers) -> str:
-    """Return the algorithm by which mpiddp makes the call."""
     link = dist.groups.default_group()._link
     if b.operation not in plan.ONE_NODE:
         through_buffers = b.operation not in ("send_recv", "barrier") and link.find(EagerBuffers) is not None

@@ -22,7 +22,7 @@ import numpy as np
 
 from mpiddp import nn, optim
 from mpiddp.distributed import ProcessGroup
-from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
+from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.parallel import DistributedDataParallel
 from mpiddp.training.models import MLP, Net
 
@@ -60,7 +60,7 @@ class Ours:
         self._optimizer.step()
 
     def alone(self) -> None:
-        """Leave the gradients this rank's."""
+        """Make a step whose gradients stay this rank's."""
         with self.model.no_sync():
             self.step()
 
@@ -88,7 +88,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measure(here: Bench, network: str, arguments: argparse.Namespace, theirs: Any) -> dict[str, float]:
-    """Return medians in seconds, and ratios."""
     rng = np.random.default_rng(here.rank)
     images = rng.standard_normal((arguments.batch, 1, 28, 28)).astype(np.float32)
     batch = Batch(images, rng.integers(0, 10, arguments.batch))

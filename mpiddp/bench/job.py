@@ -111,7 +111,6 @@ def header(environment: dict[str, Any]) -> str:
 
 
 def _mpi_build() -> list[str]:
-    """Return lines that tell builds apart."""
     lines = [" ".join(line.split()) for line in MPI.Get_library_version().splitlines()]
     return lines[:1] + [line for line in lines if line.startswith("MPICH Device")]
 

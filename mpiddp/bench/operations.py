@@ -243,7 +243,6 @@ def reduce_op(name: str) -> dist.ReduceOp:
 
 
 def check_reduction(operation: str, op: str, dtype: np.dtype[Any]) -> None:
-    """Raise `UsageError` for an undefined reduction."""
     if operation in REDUCING:
         try:
             check(dtype, reduce_op(op))

@@ -1,8 +1,7 @@
 """``bench overlap``: the share of communication that hides behind computation, for one bucket to many.
 
 The computation is a series of matrix products, like a backward pass. A bucket's all-reduce starts when its layers are
-done; pending operations are polled after each layer, as in DistributedDataParallel's gradient hooks. The layers do not
-write the buckets: parts of them stay in the caches.
+done; pending operations are polled after each layer, as in DistributedDataParallel's gradient hooks.
 
 compute      the layers alone
 comm         the buckets alone, one after the other
@@ -94,7 +93,6 @@ def _no_bucket(_: int) -> None:
 
 
 def _measure(here: Bench, computation: Computation, gradients: Array, count: int, rounds: int) -> dict[str, Any]:
-    """Return medians in seconds, and the number of wrong elements."""
     layers, average = computation.layers, dist.ReduceOp.AVG
     buckets = np.array_split(gradients, count)
     # Layer l completes the buckets that end with it.

@@ -16,12 +16,12 @@ from .results import format_size
 
 class Curve(NamedTuple):
     title: str
-    """Of the panel; curves of one title are drawn together."""
+    """The panel's; curves of one title are drawn together."""
     x_label: str
     y_label: str
     name: str
     points: dict[Any, float]
-    """Values by x: a number, or a name, whose values are bars."""
+    """Values by x. If x is a name, they are bars."""
 
 
 class Panel(NamedTuple):
@@ -29,12 +29,12 @@ class Panel(NamedTuple):
     x_label: str
     y_label: str
     lines: dict[str, dict[Any, float]]
-    """Points by name."""
+    """The points of each line, by its name."""
 
 
 _STEPS = ("alone", "ddp", "exposed", "torch", "torch-alone", "on-mpiddp", "in-ours")
 _WAYS = ("compute", "comm", "blocking", "unpolled", "overlapped", "wait")
-# Of each kind of rows: the title, what x is, what y is and its factor, and the columns.
+# For each kind of rows: the title, what x is, what y is and its factor, and the columns.
 _ROWS: dict[str, list[tuple[str, str, str, float, tuple[str, ...]]]] = {
     "ddp": [("DDP: a training step", "network", "time (ms)", 1e3, _STEPS)],
     "overlap": [

@@ -1,6 +1,6 @@
 """Results of benchmarks: sizes, series of points, and the JSON files of both.
 
-The standard library and `UsageError` only: the command line and `plot` read it anywhere.
+Imports the standard library and `UsageError` only, so that the command line and `plot` can use it anywhere.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Series:
 
 
 def write(path: Path, kind: str, environment: dict[str, Any], series: Sequence[Series], **more: Any) -> None:
-    """Write whole or not at all; ``more``: entries of the command alone."""
+    """Write a file whole or not at all; ``more`` are entries of one command."""
     document = {"format": FORMAT, "kind": kind, "environment": environment, **more}
     document["series"] = [dataclasses.asdict(each) for each in series]
     beside = path.with_name(path.name + ".part")

@@ -28,7 +28,7 @@ from .timing import Clock
 
 _WARMUP = 3
 _NAP_S = 0.001
-"""Between two tests of an idle rank; waiting inside of MPI would occupy a core."""
+"""Time between two tests of an idle rank; waiting inside of MPI would occupy a core."""
 
 
 class Team(NamedTuple):
@@ -36,9 +36,9 @@ class Team(NamedTuple):
 
     size: int
     group: Any
-    """`GroupMember.NON_GROUP_MEMBER` on other ranks."""
+    """`GroupMember.NON_GROUP_MEMBER` on ranks that are not in the team."""
     clock: Clock | None
-    """None on other ranks."""
+    """None on ranks that are not in the team."""
 
 
 class Measured(NamedTuple):
@@ -89,7 +89,6 @@ def _team(here: Bench, size: int) -> Team:
 def _measure(
     here: Bench, network: str, teams: list[Team], batches: list[int], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Return a row for each team, on rank 0."""
     turns: list[list[Measured]] = [[] for _ in teams]
     contenders = [
         _contender(here, network, team, batch) if team.clock is not None else None
@@ -114,7 +113,6 @@ def _measure(
 
 
 def _contender(here: Bench, network: str, team: Team, batch: int) -> Ours:
-    """Return a warmed-up model of a team."""
     rng = np.random.default_rng(here.rank)
     images = rng.standard_normal((batch, 1, 28, 28)).astype(np.float32)
     ours = Ours(network, Batch(images, rng.integers(0, 10, batch)), team.group)

@@ -1,6 +1,6 @@
 """torch's collectives and DDP, on Gloo and on mpiddp, in the same processes on the same arrays.
 
-The one module here that imports torch.
+No other module here imports torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as td
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 (its customary name)
+from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 
 from mpiddp import torch as guest

@@ -121,7 +121,7 @@ def _map_array(path: Path, file: IO[bytes], label: str) -> Array:
 
 
 TEST_SHARE = 0.1
-"""Share of the samples, if the files have no test data."""
+"""The share of the samples that becomes the test, if the files have none."""
 
 NAMES = (
     ("x_train", "y_train", "x_test", "y_test"),
@@ -185,8 +185,7 @@ def as_inputs(samples: Array) -> Array:
 def labelled(arrays: Sequence[Array], seed: int = 0) -> tuple[ArrayDataset | Subset, ArrayDataset | Subset]:
     """Return training and test data of the arrays of `open_labelled`.
 
-    Samples become float32: bytes are scaled to 0..1, images (n, height, width) get an axis for the channel. Without
-    arrays for the test a tenth of the samples, chosen by ``seed``, is the test.
+    Samples go through `as_inputs`. Without arrays for the test a tenth of the samples, chosen by ``seed``, is the test.
     """
     train = ArrayDataset(*arrays[:2], transform=as_inputs)
     if len(arrays) == 4:

@@ -1,8 +1,8 @@
 """``DataLoader``: batches of a data set in a sampler's order, fetched ahead by threads, copied to the GPU ahead.
 
-The workers are threads, not processes: NumPy and file reads release the GIL, and a process that is forked after
-``MPI_Init`` is not safe. For a GPU they only write to pinned memory. All work of the GPU is queued by the consumer's
-thread, whose device and stream are the right ones.
+The workers are threads: NumPy and file reads release the GIL, and a process that is forked after ``MPI_Init`` is not
+safe. For a GPU they only write to pinned memory. The consumer's thread, whose device and stream are the right ones,
+queues all work of the GPU.
 """
 
 from __future__ import annotations

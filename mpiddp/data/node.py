@@ -66,8 +66,8 @@ class _Outline:
 def shared_on_node(load: Callable[[], Sequence[Array]], group: GroupLike = None) -> tuple[Array, ...]:
     """Load arrays on one rank of each node, and give all ranks there the same memory to read.
 
-    All ranks of the group call this; the others of a node wait while its first one calls ``load``, which copies its
-    arrays once: until it drops its own, they exist twice.
+    All ranks of the group call this. On each node the first one calls ``load``, and the others wait. Its arrays are
+    copied, so they exist twice until ``load``'s are dropped.
 
     Parameters
     ----------
@@ -181,7 +181,6 @@ def _allocate(link: Link, nbytes: int) -> Steps:
 
 
 def _placed(outlines: Sequence[_Outline], memory: Array) -> list[Array]:
-    """Return the arrays of the outlines; those in memory are consecutive."""
     arrays, start = [], 0
     for each in outlines:
         arrays.append(each.place(memory, start))

@@ -14,8 +14,7 @@ def tune_allocator() -> bool:
     """Keep the memory of freed arrays in the process; call it before large arrays are made.
 
     glibc unmaps arrays of more than 128 KiB to 32 MiB, so that every training step faults in and zeroes the same pages
-    again, half of its time on images of a few MB. Returns False elsewhere. See mallopt(3), M_MMAP_THRESHOLD and
-    M_TRIM_THRESHOLD.
+    again, half of its time on images of a few MB. Returns False elsewhere. See mallopt(3).
     """
     if not sys.platform.startswith("linux"):
         return False

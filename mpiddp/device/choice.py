@@ -74,7 +74,7 @@ def in_use() -> bool:
 def device_uuid() -> bytes:
     """Return a name of the current device, unique over nodes and containers.
 
-    A bus id names no part of a device; but CuPy cuts a UUID at its first zero byte.
+    It has both: a bus id does not tell parts of a device apart, and CuPy cuts a UUID at its first zero byte.
     """
     runtime = cupy().cuda.runtime
     device = runtime.getDevice()

@@ -19,7 +19,7 @@ _lent: deque[tuple[Mark, Array]] = deque()
 
 
 def take(nbytes: int) -> Array:
-    """Return at least ``nbytes``; `give` it back after use."""
+    """Return at least ``nbytes`` of pinned memory; hand it to `give` after use."""
     size = max(_SMALLEST_BYTES, 1 << (nbytes - 1).bit_length())
     with contextlib.suppress(IndexError):  # other threads take memory too
         return _free[size].pop()
@@ -28,7 +28,7 @@ def take(nbytes: int) -> Array:
 
 
 def give(memory: Array) -> None:
-    """Take back memory without pending copies."""
+    """Take back memory that no pending copy uses."""
     _free[memory.size].append(memory)
 
 

@@ -30,8 +30,8 @@ def place_of(x: Array) -> Place:
 def moved(x: Array, place: Place) -> Array:
     """Return a copy at another place, in C order; ``x`` itself if it lies there.
 
-    The host waits only for a copy to itself. Between devices, streams wait: the copy for ``x``, and reuse of its memory
-    for the copy.
+    The host waits only for a copy to itself. Between devices only streams wait: the copy waits for ``x``, and whoever
+    uses the memory of ``x`` again waits for the copy.
     """
     if place_of(x) == place:
         return x
@@ -42,7 +42,7 @@ def moved(x: Array, place: Place) -> Array:
         with xp.cuda.Device(place):
             return xp.asarray(x)  # type: ignore[no-any-return]
     with xp.cuda.Device(x.device.id):  # type: ignore[attr-defined]
-        source = xp.ascontiguousarray(x).reshape(x.shape)  # which would give a scalar an axis
+        source = xp.ascontiguousarray(x).reshape(x.shape)  # ascontiguousarray gives a scalar an axis
     finished = ready(source)
     with xp.cuda.Device(place):
         follow(current_stream(place), finished)

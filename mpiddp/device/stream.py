@@ -21,7 +21,7 @@ class Mark:
     def __init__(self, event: Any) -> None:
         self.event = event
 
-    def Test(self) -> bool:  # noqa: N802 - MPI's name
+    def Test(self) -> bool:  # noqa: N802
         """CUDARuntimeError if the device has failed."""
         runtime = cupy().cuda.runtime
         # Event.done does not tell a failed device from a busy one.
@@ -42,7 +42,7 @@ class Mark:
 
 
 def current(x: Array) -> Any:
-    """Use it only while the device of ``x`` is current: default streams of all devices have one address."""
+    """Return the current stream, for use while the device of ``x`` is current: all default streams have one address."""
     return cupy().cuda.get_current_stream(x.device.id)  # type: ignore[attr-defined]
 
 

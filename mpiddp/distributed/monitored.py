@@ -93,7 +93,7 @@ def _report(group: ProcessGroup, timeout_s: float) -> None:
         while _arrived(receive):
             if answer[0] == number:
                 return True
-            receive = _receive(group, 0, answer)  # of an earlier barrier, which failed
+            receive = _receive(group, 0, answer)  # this answer was of an earlier barrier, which failed
         return False
 
     # Rank 0's limit counts: it may begin to wait later.
@@ -120,7 +120,7 @@ def _gather(group: ProcessGroup, timeout_s: float, wait_all_ranks: bool) -> None
         nonlocal receive
         while receive is not None and _arrived(receive):
             reports[receive.sender] = int(message[0])
-            if message[0] >= number:  # else of a failed barrier
+            if message[0] >= number:  # else it belongs to a failed barrier
                 awaited.discard(receive.sender)
             receive = _receive(group, ANY_SOURCE, message) if awaited else None
         return not awaited

@@ -28,7 +28,7 @@ def _checked_tag(group: ProcessGroup, tag: int, name: str) -> int:
     if type(tag) is int and 0 <= tag <= largest:
         return tag
     try:
-        number = as_rank(tag)  # accepts the integers that are ranks
+        number = as_rank(tag)  # tags and ranks may have the same types
     except TypeError:
         number = -1
     if not 0 <= number <= largest:

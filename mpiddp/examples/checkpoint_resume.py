@@ -55,7 +55,6 @@ def train_and_stop(store: CheckpointStore, at_step: int) -> None:
 
 
 def resume(store: CheckpointStore) -> Trainer:
-    """Go on from the newest checkpoint."""
     trainer = new_trainer()
     found = [store.newest()[0]] if dist.get_rank() == 0 else [None]
     dist.broadcast_object_list(found, src=0)

@@ -32,7 +32,7 @@ BATCH, STEPS = 96, 60
 
 
 class State:
-    """Of the training, equal on all ranks between steps."""
+    """The state of the training, equal on all ranks between steps."""
 
     def __init__(self) -> None:
         dist.manual_seed(1)

@@ -1,6 +1,6 @@
 """``mpirun -np 2 python -m mpiddp.examples.gradients``: why they are divided by the world size, and no_sync.
 
-A loss is a *mean* over its batch: the mean over the whole batch is the sum of the ranks' means divided by their number.
+A loss is a *mean* over its batch: that of the whole batch is the sum of the ranks' means divided by their number.
 The sum alone doubles the learning rate: 0.6 finds the weight 1, while 1.2 overshoots by more at every step.
 
 A large batch is cut into micro batches whose gradients add up. Under ``no_sync``, forward included, they stay on the

@@ -35,7 +35,7 @@ _POLL_S = 0.01
 _ABORT_S = 5.0
 _PMI_S, _PMI_BYTES = 1.0, 256
 ANSWER_S = 1.5
-"""For the others to tell what they do, before this rank ends the job."""
+"""Time for the others to tell what they do, before this rank ends the job."""
 
 _rank, _size = 0, 1
 _ending = threading.Lock()
@@ -112,7 +112,7 @@ def ends() -> bool:
 
 def abort(text: str | Callable[[], str], code: int) -> NoReturn:
     """Print ``text`` at this rank's turn, and end the job."""
-    _ending.acquire()  # for good: the first reason counts
+    _ending.acquire()  # never released, because the first reason counts
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if _reports is not None and running():

@@ -16,7 +16,7 @@ from mpiddp.mpi.recorder import PACKAGE, is_program
 
 class Activity(NamedTuple):
     at: str
-    """As in "train.py:120 in backward"."""
+    """The program's line, as in "train.py:120 in backward"."""
     operation: Operation | None
     waited_s: float = 0.0
 
@@ -24,7 +24,7 @@ class Activity(NamedTuple):
 since: dict[tuple[object, ...], float] = {}
 """When the watchdog first saw each wait that goes on, by the operation's identity."""
 _unwound: Activity | None = None
-"""Of a main thread that an exception has unwound for good."""
+"""The last activity of a main thread that an exception has unwound."""
 
 
 def current() -> Activity:

@@ -91,7 +91,7 @@ class Comparison:
         firsts = [int(link.by_node[start]) for start in link.node_starts]
         self.others = link.others
         self.successor, self._weight = -1, 0
-        """-1 unless first of its node."""
+        """The first rank of the next node; -1 on a rank that is not the first of its own."""
         if link.rank in firsts:
             self._weight = len(firsts) - 1 if link.rank == firsts[0] else -1
             self.successor = link.ranks[firsts[(firsts.index(link.rank) + 1) % len(firsts)]]
@@ -125,7 +125,7 @@ class Comparison:
         self._theirs, self._compared = (source, np.frombuffer(message, RECORD)), 0
 
     def compare(self) -> MismatchError | None:
-        """Return the error of nodes that disagree, once."""
+        """Return the error of nodes that disagree, but only once."""
         calls = self._calls()
         if calls is None or self._theirs is None or self._found or self._compared == calls.latest:
             return None

@@ -1,10 +1,10 @@
 """Calls: the record of a collective call, its comparison over the ranks, and the text of a mismatch.
 
 A `Record` is what the ranks compare of a call: three numbers, equal in every process. `Calls` holds the ranks' records
-in memory of the node. A rank publishes its call before it sends, and compares: the later of two ranks that disagree
-raises before its data moves, the earlier one in its wait, when the group is destroyed, or at the job's end. Between
-nodes, `handshake` compares calls before their data moves, and `between_nodes` the others in the background. An
-operation that compares calls itself is marked: all ranks raise, and the group goes on.
+in memory of the node. A rank publishes its call before it sends, and compares it with the others'. Of two ranks that
+disagree, the later one raises before its data moves; the earlier one raises in its wait, when the group is destroyed,
+or at the job's end. Between nodes, `handshake` compares calls before their data moves, and `between_nodes` the others
+in the background. An operation that compares calls itself is marked: all ranks raise, and the group goes on.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _WORD = np.dtype("<u8")
 _NUMBER_BYTES = 8
 _ERASED = bytes(_NUMBER_BYTES)
 _WRITTEN_S = 1e-3
-"""Until others see a store, on processors that do not order stores."""
-# Begins a number in memory, so that no count is taken for one.
+"""Time until others see a store, on processors that do not order stores."""
+# Marks a number in memory, so that no count is taken for one.
 _MARK = 0x5EA1 << 40
 _ROWS = mmap.PAGESIZE // _PACKED.size
 REGION_BYTES = mmap.PAGESIZE
@@ -60,7 +60,7 @@ _OPERATIONS = (
     *("inner all_reduce", "inner reduce_scatter"),
 )
 BUCKET = "DDP bucket"
-"""Of `DistributedDataParallel`'s gradients; its number stands in the place of the layout."""
+"""The name of a call for a bucket of gradients, whose number stands in the place of the layout."""
 _names: dict[int, str] = {}
 
 
@@ -102,11 +102,11 @@ class Record(NamedTuple):
         return self._replace(kind=self.kind | _SELF_COMPARING)
 
     def pack(self, sequence: int) -> bytes:
-        """Pack; sequence 0: not numbered."""
+        """Return the record's bytes; sequence 0 stands for none."""
         return _PACKED.pack(sequence, *self)
 
     def differs(self, other: Record) -> bool:
-        """Return True if the calls cannot meet, unnoticed by their operation."""
+        """Return True if the calls differ, unless both compare themselves."""
         if self.self_comparing and other.self_comparing:
             return False
         return (self.kind >> 1, self.length, self.root) != (other.kind >> 1, other.length, other.root)
@@ -140,7 +140,7 @@ def make_record(
 ) -> Record:
     """Return the record of ``name``, which includes a requested algorithm.
 
-    ``layout`` is anything else in common. ``on_device``: the messages do not match those of host arrays.
+    ``layout`` is what else must be equal. Messages of arrays ``on_device`` do not match those of host arrays.
     """
     key = (name, dtype, None if op is None else op.value, layout, on_device)
     kind = _kinds.get(key)
@@ -228,9 +228,10 @@ def compare_records(link: Link, records: Array) -> None:
 
 
 def _mismatch_of(link: Link, *records: tuple[int, ...]) -> MismatchError:
-    """Return the error of two records, with group ranks in front, which may be of parts or of the calls that followed.
+    """Return the error of two ranks' records, each with the group rank in front.
 
-    Ranks of this node have published their calls.
+    A record may be of a part of a call, or of a later call. So the text has the calls that ranks of this node have
+    published, where there are some.
     """
     published, number = link.find(Calls), min(record[1] for record in records)
     ranks = [link.ranks[record[0]] for record in records]
@@ -244,9 +245,9 @@ def _mismatch_of(link: Link, *records: tuple[int, ...]) -> MismatchError:
 class Calls(Resource):
     """A group's records on one node: `REGION_BYTES` of ``memory`` a rank.
 
-    A row has one record of each rank. The number is erased first and stored last: with ordered stores, a record is
-    whole if its number is the same before and after a read; elsewhere a mismatch must last. Rows are reused: a rank a
-    page of calls ahead, as the root of broadcasts may be, is not compared.
+    A row has one record of each rank. A rank erases its number first and stores it last. With ordered stores, a record
+    is whole if its number is the same before and after a read; elsewhere a mismatch must last. Rows are reused, so a
+    rank that is a page of calls ahead, as the root of broadcasts may be, is not compared.
     """
 
     def __init__(self, link: Link, memory: mmap.mmap | bytearray) -> None:
@@ -263,7 +264,7 @@ class Calls(Resource):
         self._distant = not link.one_node
         self.history = 0
         self.latest = 0
-        """In a group on several nodes."""
+        """The number of the last call, in a group on several nodes."""
         self._unconfirmed: dict[int, bytes] = {}
         self._finished: deque[tuple[int, bytes]] = deque(maxlen=_MAX_FINISHED)
         """Calls that have not waited for all ranks."""
@@ -310,7 +311,7 @@ class Calls(Resource):
                 raise mismatch(self._link, own, mine.text(sequence), other, call.text(sequence))
 
     def _row(self, sequence: int) -> list[tuple[int, Record]]:
-        """Return each rank's sequence and call; sequence 0: in the middle of a store."""
+        """Return each rank's sequence and call; sequence 0 stands for a record that is being stored."""
         row = self._table[sequence % _ROWS]
         before, records, after = row["sequence"].tolist(), row.tolist(), row["sequence"].tolist()
         return [

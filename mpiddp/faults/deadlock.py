@@ -28,10 +28,10 @@ class Wait(NamedTuple):
 def waits(
     liveness: Liveness, asked: int, states: Mapping[int, State], long_s: float, silence_s: float = SILENCE_S
 ) -> dict[int, Wait]:
-    """Return what the ranks wait for that have waited for ``long_s`` in a collective or a message.
+    """Return what each rank waits for that has waited for ``long_s`` in a collective or a message.
 
-    A short wait may end at any moment: circles of such waits are seen wherever ranks pass messages around. ``states``
-    are those of all ranks, with their progress in the group ``asked``; of the other groups they are asked now.
+    Short waits form circles wherever ranks pass messages around, and end. ``states`` are those of all ranks, with their
+    progress in the group ``asked``; about other groups the ranks are asked now.
     """
     waits, collectives = {}, dict[tuple[int, int], list[int]]()
     for rank, state in states.items():

@@ -25,7 +25,7 @@ from mpiddp.mpi.world import World
 from .liveness import Liveness, Tag
 
 _WRITTEN_S, _POLL_S = 2.0, 0.01
-"""For the others to write theirs; watchdogs look twice a second."""
+"""Time for the others to write theirs; watchdogs look twice a second."""
 
 
 class Dumps:
@@ -114,7 +114,7 @@ def _line(operation: Operation) -> dict[str, Any]:
         "group": _name(group),
         "number": operation.number,
         "call": _text(operation),
-        # What ranks compare: the line of a message has null.
+        # What the ranks compare; null for a message.
         "compared": None if record is None else [record.kind >> 1, record.length, record.root],
         "began": since_1970_s + operation.start,
         "ended": since_1970_s + operation.end if operation.end else None,

@@ -38,7 +38,7 @@ class Failures:
         self._groups: weakref.WeakSet[Revocable] = weakref.WeakSet()
         self._lock = threading.Lock()
         self.survivable = launchers.survives() and library.facts(MPI.Get_library_version()).survives_deaths
-        """If not, the launcher ends the job."""
+        """Whether ranks live on; else the launcher ends the job."""
 
     def register_comm(self, comm: MPI.Intracomm) -> None:
         self._comms.append(comm)
@@ -63,7 +63,7 @@ class Failures:
         """Return True if a failed rank is the cause of an error, which may come before its news."""
         if not self.survivable or not isinstance(error, MPI.Exception):
             return self.happened()
-        if error.Get_error_class() == MPI.ERR_REVOKED:  # by a rank that knew, whose other revocations are on their way
+        if error.Get_error_class() == MPI.ERR_REVOKED:  # another rank knew first, and revokes all
             self.revoke()
         return self.awaited()
 

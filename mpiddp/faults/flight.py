@@ -46,7 +46,7 @@ def read(path: Path) -> Dump:
     try:
         head, *calls = (json.loads(line) for line in path.read_text().splitlines())
         found = Dump(**head, calls=calls)
-        line_up([found])  # it has all parts
+        line_up([found])  # raises if a part is missing
         for each in calls:
             _cell(each)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -101,7 +101,7 @@ def _differ(calls: Mapping[int, Mapping[int, Call]], number: int) -> bool:
 
 
 def _told_apart(cells: Mapping[int, Cell], compared: Mapping[int, Sequence[int]]) -> dict[int, Cell]:
-    """Tell calls of one text apart by a number: of sizes in lists and rare dtypes only hashes are known."""
+    """Tell calls of one text apart by numbers: of sizes in lists and rare dtypes only hashes are known."""
     kinds: dict[str, list[Sequence[int]]] = {}
     for rank, call in compared.items():
         if call not in kinds.setdefault(cells[rank][1], []):

@@ -60,8 +60,8 @@ class Job(NamedTuple):
             try:
                 return cls.gather(comm, ended=ended)
             except Exception:
-                # Another rank failed: what it cuts may return success and wrong bytes. A rank that has not noticed
-                # comes here again.
+                # Another rank failed. A call that this cuts may return success, with wrong bytes; a rank that has not
+                # noticed comes here later.
                 if not Failures(comm).awaited():
                     raise
                 comm.Revoke()

@@ -18,7 +18,7 @@ from .job import Job
 from .neighbour import Neighbour
 from .uncaught import interrupt
 
-# For the next unfinished operation when every program has ended.
+# Time for each unfinished operation, when every program has ended.
 _REST_S = 5.0
 
 _limit_s: float | None = None
@@ -31,7 +31,7 @@ def set_limit(limit_s: float) -> None:
 
 
 class Leaving:
-    """The end of a program, at exit or in MPI.Finalize; ``stop`` follows the end of all."""
+    """The end of this program; ``stop`` follows the end of all."""
 
     def __init__(self) -> None:
         self.job: Job
@@ -57,7 +57,7 @@ class Leaving:
         self.stop()
 
     def _end_groups(self) -> None:
-        """Let later calls raise, as a destructor's: MPI would end the process."""
+        """Let later calls, such as a destructor's, raise: MPI would end the process."""
         self()
         for link in self.job.liveness.links():
             link.abort(DistError("MPI has been finalised"))

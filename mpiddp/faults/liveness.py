@@ -1,6 +1,6 @@
 """Liveness: ranks in long waits ask each other what they do.
 
-Each answers with its state, from its watchdog's thread or its wait at exit. The waiter decides.
+A rank answers with its state, in its watchdog's thread or in its wait at exit. The rank that asks draws conclusions.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MAX_RETIRED = 1000
 
 
 class Tag(enum.IntEnum):
-    """Of all messages on the communicator; `Liveness.handlers` take those that are not its own."""
+    """Tags of all messages on the communicator; `Liveness.handlers` take those that are not its own."""
 
     QUESTION = 1
     ANSWER = 2
@@ -71,14 +71,14 @@ class Liveness:
         self._watched = world.thread_multiple
         self._lock = threading.RLock()  # a handler may send
         self._answers: dict[tuple[int, int], State] = {}
-        """By rank and group."""
+        """Answers by rank and group."""
         self._sent: list[tuple[MPI.Request, bytes]] = []
         self._links: weakref.WeakValueDictionary[int, Link] = weakref.WeakValueDictionary()
         self._retired: deque[tuple[int, int]] = deque(maxlen=_MAX_RETIRED)
         self._progress: dict[int, tuple[int, float]] = {}
-        """By group: operations begun, and since when."""
+        """For each group: operations begun, and since when."""
         self.handlers: dict[int, Callable[[int, bytearray], None]] = {}
-        """By tag; called with source and message."""
+        """By tag: functions that are called with source and message."""
         self.exited = False
         self.interrupted = False
         self.ending = False
@@ -187,10 +187,9 @@ class Liveness:
         return [rank for rank in ranks if rank != self.rank]
 
     def first_asked(self, operation: Operation) -> list[int]:
-        """Return the peers of a message, or the neighbour in the group.
+        """Return the peers of a message, or for a collective the next rank of the group.
 
-        Ranks before a missing one wait or end, too, so that some waiter's neighbour is missing: one message a rank
-        suffices.
+        One question a rank suffices: the rank before a missing one waits for it, or is missing, too.
         """
         awaited = self.awaited(operation)
         if operation.peers is not None or not awaited:
@@ -235,7 +234,6 @@ def group_of(operation: Operation | None) -> int:
 
 
 def _in_program(stacks: bool) -> State:
-    """Return where the program is."""
     at, operation, waited_s = activity.current()
     state = State(at=at[:_TEXT_CHARACTERS], stacks=activity.stacks()[-_STACKS_CHARACTERS:] if stacks else "")
     if operation is None:

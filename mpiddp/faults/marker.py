@@ -16,8 +16,8 @@ from mpiddp.errors import SetupError
 from mpiddp.mpi.processes import runs
 
 RUNNING, WATCHED, ENDED = "running", "watched", "ended"
-"""A watched job's marker is renewed while its rank 0 lives, and has rank 0's host and process behind the word, unless
-others survive it.
+"""The first word of a marker. Rank 0 of a watched job renews the marker while it lives; its host and process are behind
+the word, unless other ranks survive it.
 """
 _RENEW_S = 1.0
 
@@ -27,7 +27,7 @@ _renewed_s = 0.0
 def begin(rank: int, watched: bool, survivable: bool) -> None:
     """Write the marker; SetupError if it cannot: a job that ends well would count as failed.
 
-    ``survivable``: the job goes on without this process, with another rank 0, which begins anew.
+    A ``survivable`` job goes on without this process: another one becomes rank 0, and calls this again.
     """
     path = _path(rank)
     if path is not None:
@@ -69,5 +69,5 @@ def end(rank: int) -> None:
 
 
 def _path(rank: int) -> Path | None:
-    """None in a job that a rank has started."""
+    """Return rank 0's marker; None on other ranks, and in a job that a rank has started."""
     return rank_process.marker() if rank == 0 and rank_process.started_by_rank() is None else None

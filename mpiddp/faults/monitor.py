@@ -21,7 +21,7 @@ from .job import Job
 
 _MAX_MESSAGES = 4
 _TOLD_S, _PUBLISHED_S = 5.0, 1.0
-"""For other nodes to tell of a mismatch; for a rank of this node to publish the call that has caused an MPI error."""
+"""Time for other nodes to tell of a mismatch, and for a rank of this node to publish the call behind an MPI error."""
 
 
 class GroupMonitor(Resource):

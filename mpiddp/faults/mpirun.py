@@ -1,6 +1,6 @@
-"""Open MPI's mpirun on Ctrl-C: SIGCONT, SIGTERM after 0.25 s, SIGKILL after another 0.25 s.
+"""Open MPI's mpirun on Ctrl-C: it sends SIGCONT, SIGTERM after 0.25 s, and SIGKILL after another 0.25 s.
 
-Its ranks get no SIGINT, and their output is lost: a report goes to mpirun's own stderr.
+Its ranks get no SIGINT, and their output is lost. So a report goes to mpirun's own stderr.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mpiddp.mpi import processes
 _DAEMONS = ("prted", "orted", "srun", "slurmstepd")
 """Other parents of ranks, whose stderr is not read."""
 _END_S = 8
-"""For mpirun to end after an abort."""
+"""Time for mpirun to end after an abort."""
 _HANDLED = (signal.SIGCONT, signal.SIGTERM)
 
 
@@ -30,13 +30,13 @@ def _left_to_the_watchdog(number: int, frame: object) -> None:
 def end_after_this_process(hosts: Sequence[str]) -> None:
     """See to it that mpirun ends, too, after this process has aborted the job.
 
-    It waits for ever for the daemon of a host that is out of reach. A shell ends it, as mpirun kills this process.
+    It would wait for ever for the daemon of a host out of reach. A shell ends it, because mpirun kills this process.
     """
     pid, launch = os.getppid(), launchers.launch()
     if launch is None or not launch.launcher.waits_for_lost_hosts or len(set(hosts)) < 2:
         return
     if processes.name(pid) in ("", *_DAEMONS):
-        return  # on another host, or not to be seen
+        return  # mpirun is on another host, or cannot be seen
     looks = f"n={2 * _END_S}; while [ $n -gt 0 ]; do kill -0 $0 || exit; n=$((n - 1)); sleep 0.5; done"
     command = ["/bin/sh", "-c", f"{looks}; kill -TERM $0; sleep 2; kill -KILL $0", str(pid)]
     with contextlib.suppress(OSError):

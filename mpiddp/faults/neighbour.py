@@ -1,6 +1,6 @@
 """The next rank of the job, which a rank asks for signs of life while it waits for the end of others' programs.
 
-Such a wait may take as long as they run, so that no time limit fits it; but a rank that is gone would never end it.
+Such a wait may last as long as programs run, so no time limit fits it. A rank that is gone would never end it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NO_GROUP = 0
 
 
 class Neighbour:
-    """Every waiting rank asks one: of the ranks before one that is gone, some waits, or all compute."""
+    """The rank before one that is gone misses it, once it waits."""
 
     def __init__(self, job: Job, limit_s: float) -> None:
         self._liveness, self._world, self._limit_s = job.liveness, job.world, limit_s

@@ -21,7 +21,7 @@ Cell: TypeAlias = tuple[str, str]
 
 
 class Hosts(Protocol):
-    """Where the ranks run: by rank."""
+    """Where each rank runs."""
 
     @property
     def hosts(self) -> Mapping[int, str] | Sequence[str]: ...
@@ -36,19 +36,19 @@ class State(NamedTuple):
     at: str = ""
     """The program's line, as in "train.py:120 in backward"."""
     operation: str = ""
-    """The one in which it waits, as in "all_reduce #4 of float32 (8,) in the group of all 4 ranks"."""
+    """What it waits in, as in "all_reduce #4 of float32 (8,) in the group of all 4 ranks"."""
     group: int = 0
-    """Of the collective in which it waits; 0: it waits for a message, or not at all."""
+    """The group of the collective in which it waits; 0: it waits for a message, or not at all."""
     number: int = 0
     ranks: Sequence[Sequence[int]] = ()
-    """Those of the collective's group, or the message's peers, packed."""
+    """The ranks of that group, or the message's peers, `packed`."""
     waited_s: float = 0.0
     begun: int = 0
-    """The last collective that it has begun in the group."""
+    """The number of the last collective that it has begun in the group."""
     last: str = ""
-    """Its text."""
+    """The text of that collective."""
     idle_s: float = _UNKNOWN
-    """The time since then."""
+    """Seconds since it began that."""
     ended: bool = False
     pending: bool = False
     """It has asynchronous operations that have not ended."""
@@ -86,7 +86,7 @@ class State(NamedTuple):
 
 
 def packed(ranks: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return arguments of ranges, a single one for a progression: the answers of 10,000 ranks are to be short."""
+    """Return arguments of ranges, for evenly spaced ranks a single one: answers about 10,000 ranks stay short."""
     step = max(ranks[1] - ranks[0], 1) if len(ranks) > 1 else 1
     whole = range(ranks[0], ranks[-1] + 1, step) if ranks else range(0)
     if tuple(whole) == tuple(ranks):
@@ -95,7 +95,7 @@ def packed(ranks: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def cells(states: Mapping[int, State]) -> dict[int, Cell]:
-    """Return the states' texts: those that idle since the same call are equal."""
+    """Return each rank's line and text; ranks that idle since the same call get equal texts."""
     idle: dict[str, float] = {}
     for state in states.values():
         idle[state.last] = max(idle.get(state.last, _UNKNOWN), state.idle_s)

@@ -21,7 +21,7 @@ _Ask = Callable[[Sequence[int]], Mapping[int, State]]
 
 
 class Reports:
-    """``collect`` lets all ranks dump for a reason, and returns a line about it."""
+    """Makes reports; ``collect`` lets all ranks dump for a reason, and returns a line about it."""
 
     def __init__(self, liveness: Liveness, collect: Callable[[str], str]) -> None:
         self.liveness, self._collect = liveness, collect
@@ -109,7 +109,7 @@ def _missing(liveness: Liveness, operation: Operation, ask: _Ask, long_s: float)
         if any(states[rank].waits_in(operation) for rank in ranks[:index]):
             return ""
     elif operation.tag is None and any(states[rank].waits_long(long_s) for rank in awaited if rank < liveness.rank):
-        return ""  # groups are made by ranks that wait for each other
+        return ""  # ranks that make a group wait for each other
     blocking = [rank for rank in awaited if not states[rank].is_in(operation)]
     if blocking and all(states[rank].waits_long(long_s) for rank in blocking):
         return ""
@@ -119,8 +119,8 @@ def _missing(liveness: Liveness, operation: Operation, ask: _Ask, long_s: float)
 def _deadlocks(liveness: Liveness, operation: Operation, ask: _Ask, long_s: float) -> list[str]:
     """Return the circles that this rank reports.
 
-    A circle is reported by its lowest rank, or, so that few ranks ask all, by the first of the waiting ranks in a row
-    before it.
+    A circle's lowest rank reports it. If ranks right before that one wait, too, the first of them does, so that few
+    ranks ask all.
     """
     me = liveness.rank
     if me and ask([me - 1])[me - 1].waits_long(long_s):

@@ -26,7 +26,7 @@ from . import abort as ending
 from . import activity
 from .abort import ANSWER_S, abort, dumped
 
-# For rank 0 to print a set-up error and end the job; for a lower rank to print that it was interrupted.
+# Time for rank 0 to print a set-up error and end the job, or for a lower rank to print that it was interrupted.
 _SILENT_S = 5.0
 
 _owner_pid = 0
@@ -71,7 +71,7 @@ def _others(error: BaseException) -> str:
 
 
 def _recorded(error: BaseException) -> str:
-    """Let all ranks dump after an error of communication, or any where dumps are asked for."""
+    """Let all ranks dump after an error of communication, or after any error if dumps are asked for."""
     of_all = isinstance(error, (DistTimeoutError, MismatchError, RankFailedError))
     return dumped("", type(error).__name__) if of_all or settings.flight_recorder() else ""
 

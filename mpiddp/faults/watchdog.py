@@ -1,8 +1,8 @@
 """The watchdog: a thread that ends the job, with the reason, if this process waits in vain.
 
-Twice a second it looks at what each thread of the program waits for (`operation.waiting`). A wait is the same as before
-if its number is: so waits cost the program no look at the clock, and no array is kept alive. The watchdog also sees a
-Ctrl-C while the main thread waits in MPI, where Python would not. It needs MPI_THREAD_MULTIPLE.
+Twice a second it looks at what each thread of the program waits for (`operation.waiting`). It knows waits by their
+numbers, so that they cost the program no look at the clock, and no array is kept alive. The watchdog also sees a Ctrl-C
+while the main thread waits in MPI, where Python would not. It needs MPI_THREAD_MULTIPLE.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from .uncaught import interrupt, interrupted
 from .where_socket import WhereSocket
 
 LOOK_S = 0.5
-# For others to wait until a rank that has left is held against the job.
+# How long others wait for a rank that has left, before they end the job.
 PATIENCE_S = 3.0
-# For Python to handle a Ctrl-C outside of MPI.
+# Time for Python to handle a Ctrl-C outside of MPI.
 INTERRUPT_S = 0.3
 # After a signal, other ranks want this one's activity soon.
 _ALERT_S, _ALERT_LOOK_S = 1.5, 0.02
@@ -73,11 +73,11 @@ class Watchdog:
                 signal.set_wakeup_fd(others)  # an event loop needs it
             if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
                 signal.signal(signal.SIGUSR2, lambda *_: None)  # heard through the pipe
-            # A forked child's signals are none for this process.
+            # A forked child must not send its signals to this process.
             os.register_at_fork(after_in_child=self._let_go)
         self._where = WhereSocket(job.world.job, job.world.rank)
         _tell_of_crashes()
-        # Where a process crashes, its stacks are all that is printed of it: this thread's tell the rank.
+        # Of a process that crashes only stacks are printed. The name of this thread's function tells the rank.
         watch = types.FunctionType(Watchdog._watch.__code__.replace(co_name=ending.label()), globals())
         self._thread = threading.Thread(target=watch, args=(self,), name="mpiddp-watchdog", daemon=True)
         self._thread.start()
@@ -128,7 +128,7 @@ class Watchdog:
                 return
 
     def _continued(self) -> None:
-        """After SIGTERM there is no time to ask."""
+        """Ask the other ranks now: when SIGTERM comes there is no time."""
         self._alert_until = time.monotonic() + _ALERT_S
         self._continued_in = operation = activity.current().operation
         if self._mpirun.handles_termination():
@@ -192,7 +192,7 @@ class Watchdog:
             abort(lambda: dumped(self._desertion(thread, operation), "a missing rank"), 1)
         if not operation.limited and waited_s > operation.members.timeout_s and still():
             abort(lambda: dumped(self._timeout(thread, operation), "timeout"), EXIT_TIMEOUT)
-        # The answer is to be there when patience ends.
+        # Ask early: the answer is to be there when patience ends.
         if waited_s > PATIENCE_S - 3 * LOOK_S and now - wait.asked > PATIENCE_S:
             self._liveness.ask(operation.members.number, self._liveness.first_asked(operation))
             wait.asked = now

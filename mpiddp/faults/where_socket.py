@@ -25,7 +25,7 @@ _ANSWER_S = 15.0
 class WhereSocket:
     def __init__(self, job: str, rank: int) -> None:
         self.sockets: list[socket.socket] = []
-        """Empty on a system without such sockets."""
+        """This rank's socket; none on a system without such sockets."""
         with contextlib.suppress(OSError):
             found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             found.setblocking(False)

@@ -13,7 +13,7 @@ class Library(NamedTuple):
     queues_device_collectives: bool = True
     """Where it takes device pointers, its non-blocking collectives do, too."""
     vouches_for_its_transport: bool = True
-    """Its word on device pointers holds for whatever carries its messages."""
+    """If it says that it takes device pointers, all that may carry its messages does."""
 
 
 _OPEN_MPI = Library(survives_deaths=True, queues_device_collectives=False, vouches_for_its_transport=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 _RANK = re.compile(rb"\0(?:OMPI_COMM_WORLD_RANK|PMI_RANK)=(\d+)\0")
 UNKNOWN = -1
-"""Of a process that has written its title over its environment, as setproctitle does."""
+"""The rank of a process that has written its title over its environment, as setproctitle does."""
 _SHARED = Path("/dev/shm")
 _SHARED_FILE = re.compile(r"^\S+ \S+ \S+ \S+ (\d+) +/dev/shm/", re.MULTILINE)
 _LEFT = ("mpich_shm_*", "sm_segment.*", "sem.mp-*")
@@ -41,7 +41,7 @@ def _rank(pid: str) -> int | None:
 
 
 def runs(pid: str | int) -> bool:
-    """Return False for zombies."""
+    """Return True unless the process has ended or is a zombie."""
     return state(pid) not in "ZX"
 
 

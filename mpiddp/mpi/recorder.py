@@ -22,8 +22,8 @@ SIZE = 2000
 
 Recorded: TypeAlias = Operation | tuple[Any, ...]
 """A short call that waited for no rank is recorded at its end, as a tuple of an operation's arguments. Its beginning
-and
-end are the same time, because a second look at the clock would be a third of the recorder's cost."""
+and end are the same time, because a second look at the clock would be a third of the recorder's cost.
+"""
 
 ring: deque[Recorded] = deque(maxlen=SIZE)
 append = ring.append

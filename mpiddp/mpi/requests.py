@@ -167,7 +167,7 @@ def seconds(timeout: timedelta | float | None, *, of_group: bool = False) -> flo
 _POLLS_BEFORE_SLEEP = 20_000
 _SLEEP_S = 50e-6
 _POLLS_BEFORE_YIELD = 50
-"""Of a blocking receive. They take about as long as a short message between two cores."""
+"""Polls of a blocking receive. They take about as long as a short message between two cores."""
 _POLLS_PER_CHECK = 64
 
 

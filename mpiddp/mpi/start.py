@@ -32,9 +32,9 @@ _LOOK_S, _LOOK_RANK_S = 0.25, 0.01
 _MISSING_S = 2.0
 """Launchers start one rank after the other."""
 _END_S = 3.0
-"""For mpirun to end this process."""
+"""Time for mpirun to end this process."""
 _FIRST_WORD_S = 3.0
-"""For rank 0 to say why, before another rank aborts the job."""
+"""Time for rank 0 to say why, before another rank aborts the job."""
 
 
 def start(library: Any, rc: Any) -> None:

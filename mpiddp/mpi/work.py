@@ -36,7 +36,7 @@ _abandoned: list[tuple[Steps | None, Awaited | None]] = []
 
 _POLLS = 20
 _LOOK_S = 0.05
-"""Between two looks for faults of other ranks by a program that polls."""
+"""Time between two looks for faults of other ranks, in a program that polls."""
 _RECEIVE_ONLY = "this is known for a receive that has finished; call wait() first"
 
 

@@ -25,7 +25,6 @@ class EmbeddingFunction(Function):
         self.index, self.shape = index, weight.shape
         if not is_device_array(index):
             return weight[index]
-        # Checking would wait for the device: numbers that are no rows give NaN.
         xp = array_namespace(index)
         wrong = (index < 0) | (index >= len(weight))
         self.index = xp.where(wrong, 0, index)

@@ -44,11 +44,7 @@ def _in_single(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class NLLLossFunction(Function):
-    """Minus the log-probabilities x (N, C, ...) of the classes ``target`` (N, ...), reduced.
-
-    A class that is not there raises IndexError on the host. On a device, where a check would have to wait, it gives
-    NaN.
-    """
+    """Minus the log-probabilities x (N, C, ...) of the classes ``target`` (N, ...), reduced."""
 
     def forward(self, x: Array, target: Array, ignore_index: int, reduction: str) -> Any:
         xp = array_namespace(x)
@@ -76,7 +72,7 @@ class NLLLossFunction(Function):
         with np.errstate(divide="ignore", invalid="ignore"):  # the mean of no sample is NaN, as torch's
             self.factors = self.factors / count
             if some_ignored:
-                self.factors = xp.where(ignored, x.dtype.type(0), self.factors)  # which is 0 / 0 of no sample
+                self.factors = xp.where(ignored, x.dtype.type(0), self.factors)  # 0 / 0 without samples
             return losses.sum() / count
 
     def backward(self, grad: Array) -> Array:

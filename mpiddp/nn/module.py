@@ -98,7 +98,7 @@ class Module:
             super().__setattr__(name, value)
 
     def _register(self, registry: str, name: str, entry: Any) -> None:
-        """Set an entry of a registry. It takes the place of an older one of that name: the order counts."""
+        """Set an entry of a registry, in the place of an older one of that name, because the order counts."""
         self._forget(name, keep=registry)
         vars(self)[registry][name] = entry
 
@@ -222,7 +222,7 @@ class Module:
     def train(self, mode: bool = True) -> Self:
         """Set this module and all below it to training, or to evaluation."""
         self.training = mode
-        for module in self.children():  # by its own method, which may be overridden
+        for module in self.children():  # call its own method, which may be overridden
             module.train(mode)
         return self
 

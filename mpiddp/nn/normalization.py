@@ -207,7 +207,7 @@ class BatchNorm(Module):
         return self.normalize(input, self.training or self.running_mean is None)
 
     def normalize(self, input: Any, training: bool) -> Tensor:
-        """Normalize by the batch's statistics, which move the running ones, or by those."""
+        """Normalize by the batch's statistics, which move the running ones, or by the running ones."""
         return batch_norm(
             input, self.running_mean, self.running_var, self.weight, self.bias, training, self.momentum, self.eps
         )

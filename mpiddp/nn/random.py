@@ -42,7 +42,7 @@ _streams = _Streams(seed=0, stream=0)
 
 
 def manual_seed(seed: int) -> None:
-    """Seed both streams, 0 at first: equal initial values on all ranks, dropout of its own on each."""
+    """Seed both streams: initial values are equal on all ranks, dropout is each rank's own. The first seed is 0."""
     global _streams
     _streams = _Streams(whole("seed", seed) & 0xFFFF_FFFF_FFFF_FFFF, _streams.stream)
 

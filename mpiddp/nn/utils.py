@@ -37,14 +37,13 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
         return _clip_on_device(gradients, max_norm, norm_type)
     total = float(_norm(np.array([_norm(grad, norm_type) for grad in gradients]), norm_type))
     factor = max_norm / (total + 1e-6)
-    if not factor >= 1:  # also of a NaN, as in torch
+    if not factor >= 1:  # also true of a NaN, as in torch
         for grad in gradients:
             grad *= grad.dtype.type(factor)
     return total
 
 
 def _clip_on_device(gradients: Sequence[Array], max_norm: float, norm_type: float) -> Array:
-    """Do not wait for the device."""
     xp = array_namespace(gradients[0])
     norms = xp.stack([_norm(grad, norm_type) for grad in gradients])
     total: Array = _norm(norms, norm_type)

@@ -36,7 +36,7 @@ class LRScheduler(ABC):
         The constructor and each :meth:`step` set its groups' ``lr``. A group's first rate is kept as ``initial_lr``.
     last_epoch : int, default -1
         Step at which to go on without a saved state; KeyError if a group then has no ``initial_lr``. As an attribute
-        the steps made; a step may be an epoch or a batch.
+        it is the number of steps made; a step may be an epoch or a batch.
     """
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
@@ -198,7 +198,7 @@ class SequentialLR(LRScheduler):
     Parameters
     ----------
     schedulers : sequence of LRScheduler
-        Of the same optimizer; each counts its steps from its beginning.
+        Schedules of the same optimizer; each counts its steps from its beginning.
     milestones : sequence of int
         First step of each schedule but the first.
 

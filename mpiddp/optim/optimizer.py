@@ -36,7 +36,7 @@ class Optimizer(ABC):
     param_groups : list of dict
         Options may be changed between steps.
     state : dict
-        Of each parameter, a dict of arrays, perhaps views of larger ones: write into them, or use
+        A dict of arrays for each parameter, perhaps views of larger ones: write into them, or use
         :meth:`load_state_dict`.
     """
 

@@ -151,8 +151,8 @@ def assign_to_buckets(
 ) -> list[list[int]]:
     """Assign parameters to buckets, in the ``order`` of completion; kinds (dtype and device) share none.
 
-    ``caps_bytes``: of the first, second, ... bucket of each kind, the last one for all that follow; by default 25 MiB,
-    1 MiB for the bucket sent last, none below 256 KiB.
+    ``caps_bytes`` are those of the first, second, ... bucket of each kind; the last one also holds for all that follow.
+    By default a cap is 25 MiB, that of the bucket sent last 1 MiB, and a first bucket below 256 KiB joins the second.
 
     >>> assign_to_buckets([3, 2, 1, 0], [4, 4, 4, 4], "aaaa", caps_bytes=[8])
     [[3, 2], [1, 0]]

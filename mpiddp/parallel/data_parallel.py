@@ -25,13 +25,11 @@ class DataParallel(Module):
     """A model that cuts each batch into parts, one for each device, and joins the outputs (``torch.nn.DataParallel``).
 
     A part has ``ceil(n / devices)`` samples, the last one perhaps fewer; short batches make fewer parts. Every forward
-    copies parts and parameters to the devices; on the host nothing is copied. Each part has a thread, which uses its
-    device and the stream of that device that is current in the calling thread. Backward runs in one thread, and adds up
-    the parameters' gradients on the first device, beginning with the last part. The first replica shares its buffers
-    with the model.
+    copies parts and parameters to the devices; on the host nothing is copied. Each part has a thread. Backward runs in
+    one thread, and adds up the parameters' gradients on the first device, beginning with the last part. The first
+    replica shares its buffers with the model.
 
-    Prefer `DistributedDataParallel`: here the first device also holds all outputs, the sums of gradients and the
-    optimizer's state, and the threads share one interpreter.
+    Prefer `DistributedDataParallel`: here the first device holds more than others, and threads share an interpreter.
 
     Parameters
     ----------

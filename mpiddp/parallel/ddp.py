@@ -38,13 +38,13 @@ class DistributedDataParallel(Wrapper, Module):
     bucket_cap_mb : float, optional
         MiB at which a bucket is closed: 25, and 1 for the last bucket, which no computation hides (torch: the first).
     bucket_cap_mb_list : sequence of float, optional
-        Of the first, second, ... bucket.
+        The same of the first, second, ... bucket.
     find_unused_parameters : bool
-        Allow them: ``grad`` stays None if unused on all ranks, else absent ones are zeros.
+        Allow parameters without a gradient. ``grad`` stays None if no rank has one; else missing ones are zeros.
     static_graph : bool
         The unused parameters are those of the first iteration.
     mixed_precision
-        Not offered; `fp16_compress_hook` and `bf16_compress_hook` send gradients in half precision.
+        Not offered; see `fp16_compress_hook` and `bf16_compress_hook`.
     forward_sync_buffers : bool, optional
         Copy the first rank's buffers before every forward that follows a reduced backward; default True.
     skip_all_reduce_unused_params : bool
@@ -103,7 +103,7 @@ def _wrapped_anew(
 
 
 class _OutputHook(Function):
-    """The identity on an output; its backward, the first of all, calls `Reducer.begin`."""
+    """The identity on an output; its backward, which runs first, calls `Reducer.begin`."""
 
     def forward(self, x: Array, reducer: Reducer) -> Array:
         self.reducer = reducer

@@ -91,14 +91,14 @@ def _compress_hook(dtype: np.dtype[Any], process_group: GroupLike, bucket: GradB
     buffer = bucket.buffer()
     if not _is_wider(buffer, dtype):
         return allreduce_hook(group, bucket)
-    # Divided before rounding: a sum of averages overflows less. The reducer's copy into the bucket decompresses.
+    # Divide before rounding: a sum of averages overflows less. The reducer decompresses when it copies to the bucket.
     return submitted(converted(buffer * buffer.dtype.type(1 / group.size()), dtype), group)
 
 
 def fp16_compress_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
     """Average a bucket in float16: half the bytes, 11 bits, values up to 65,504; pays on slow networks only.
 
-    Divided by the number of ranks, rounded, summed in float32, rounded once more.
+    Gradients are divided by the number of ranks, rounded, summed in float32, and rounded once more.
     """
     return _compress_hook(np.dtype(np.float16), process_group, bucket)
 

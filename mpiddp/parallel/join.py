@@ -58,7 +58,7 @@ class Joinable(ABC):
 class Join:
     """A context for ranks with different numbers of inputs (``torch.distributed.algorithms.Join``).
 
-    One all-reduce of one number in each iteration.
+    It costs an all-reduce of one number in each iteration.
 
     Parameters
     ----------

@@ -56,7 +56,7 @@ class DiLoCo:
         Parts of the model, ``period / fragments`` steps apart, each once a period (Streaming DiLoCo); at most
         ``period``, and the number of parameters.
     lr, momentum : float
-        Of the outer SGD, ``outer_optimizer``. With ``lr=1, momentum=0`` the ranks' parameters are averaged.
+        Options of the outer SGD, ``outer_optimizer``. With ``lr=1, momentum=0`` the ranks' parameters are averaged.
     warmup_steps : int
         Steps with averaged gradients before the first period; parameters must be equal at their end.
     process_group : ProcessGroup, optional

@@ -21,7 +21,7 @@ def average_gradients(
     ----------
     model : Module
     weight : float, optional
-        Samples of this rank's mean loss, to average over samples; by default over ranks.
+        Samples in this rank's mean loss, to average over samples; by default over ranks.
     group : ProcessGroup, optional
     total : float, optional
         Samples of all ranks; by default by an all-reduce.

@@ -49,9 +49,9 @@ class PowerSGDState:
     orthogonalization_epsilon : float
         0: QR; else Gram-Schmidt with this added to the norms, as in torch.
     random_seed : int
-        Of the first Q, equal on all ranks.
+        Seed of the first Q, equal on all ranks.
     compression_stats_logging_frequency, batch_tensors_with_same_shape
-        For compatibility; see `compression_stats`.
+        For compatibility.
 
     References
     ----------
@@ -89,9 +89,9 @@ class PowerSGDState:
         self.rng = np.random.default_rng(random_seed)
         self.iter = 0
         self.error_dict: dict[int, Array] = {}
-        """By bucket: the error of its last approximation."""
+        """For each bucket the error of its last approximation."""
         self.q_memory_dict: dict[int, list[Array]] = {}
-        """By bucket: the last Q of its matrices."""
+        """For each bucket the last Q of its matrices."""
         self.total_numel_before_compression = 0
         self.total_numel_after_compression = 0
 
@@ -126,8 +126,8 @@ class PowerSGDState:
         return compress
 
 
-def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: N802 - torch's name
-    """Average a bucket with matrices approximated by low rank, vectors uncompressed.
+def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: N802
+    """Average a bucket: its matrices are approximated by low rank, its vectors sent as they are.
 
     A gradient of more than two axes is a matrix of ``shape[0]`` rows.
 
@@ -148,7 +148,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: 
     return _submit(state, bucket, matrices, others)
 
 
-def batched_powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: N802 - torch's name
+def batched_powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: N802
     """Average a bucket as one square matrix of low rank: cheaper than `powerSGD_hook`, and less exact."""
     if not state.begin(bucket):
         return allreduce_hook(state.process_group, bucket)

@@ -34,10 +34,10 @@ _UNUSED = (
 
 
 class Reducer:
-    """Averages gradients over a group; options as of `DistributedDataParallel`.
+    """Averages gradients over a group, with the options of `DistributedDataParallel`.
 
-    ``named_parameters`` are in the order of registration, the same on all ranks; ``skip_unused`` needs ``find_unused``;
-    ``queue_callback(f)`` calls ``f`` at the end of the running backward.
+    ``named_parameters`` come in the order of registration, which is the same on all ranks. ``skip_unused`` counts only
+    with ``find_unused``. ``queue_callback(f)`` makes autograd call ``f`` at the end of the running backward.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Reducer:
         self.weight: float | None = None
         """This rank's share of the samples; None stands for 1 / ranks."""
         self.divisor: int | None = None
-        """The number of ranks to divide by; None stands for all."""
+        """What the sum is divided by: the number of ranks with inputs, or None for that of all ranks."""
         self.timer = StepTimer()
         self.backwards = 0
         """How many backward passes have reduced gradients."""
@@ -205,7 +205,7 @@ class Reducer:
             if parameter.grad is None:
                 slot[...] = 0
             else:
-                self._move_to_slot(index, parameter, slot)  # from an earlier backward under no_sync
+                self._move_to_slot(index, parameter, slot)  # it comes from an earlier backward under no_sync
             bucket.pending -= 1
         unused = [index for index in not_ready if self._parameters[index].grad is None]
         self._send_complete(unused if self._skip_unused else ())
@@ -220,7 +220,6 @@ class Reducer:
             raise RuntimeError(_UNUSED.format(rank=self._group.rank(), names=names))
 
     def _count_backward(self, order: list[int]) -> None:
-        """Count a reduced backward; after the first, settle the buckets' order."""
         self.backwards += 1
         if not self.buckets.settled:
             self.buckets.settle(None if self._find_unused else order)

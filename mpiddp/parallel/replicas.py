@@ -23,7 +23,6 @@ _MAKING = "DistributedDataParallel(...)"
 
 
 def _of_all(operation: str, value: Any, group: ProcessGroup) -> list[Any]:
-    """Gather the ranks' values; MismatchError where a rank gathers something else."""
     everybody: list[Any] = [None] * group.size()
     all_gather_object(everybody, (operation, value), group)
     for rank, found in enumerate(everybody):
@@ -41,9 +40,9 @@ def _of_all(operation: str, value: Any, group: ProcessGroup) -> list[Any]:
 def check_same_model(
     named_parameters: Sequence[tuple[str, ParameterLike]], options: dict[str, Any], group: ProcessGroup
 ) -> None:
-    """Raise RuntimeError on every rank, with the first difference, if options, names, shapes, dtypes or frozen ones do.
+    """Raise RuntimeError on every rank, with the first difference, if ranks differ in options or parameters.
 
-    DDP decides by them what it allocates.
+    Names, shapes, dtypes and whether a parameter is frozen are compared: DDP decides by them what it allocates.
     """
     mine = [
         (name, tuple(parameter.shape), str(parameter.dtype), bool(parameter.requires_grad))

@@ -94,7 +94,7 @@ class SyncBatchNorm(BatchNorm):
 
     In evaluation, on one rank and before `init_process_group` it is plain batch normalisation. Batches may differ in
     size; a rank without samples must run its empty batch, for the others wait. One value a channel in all batches
-    together is a ValueError on every rank. Sends ``2 C + 1`` float64 numbers in forward, ``2 C`` in backward.
+    together is a ValueError on every rank. It sends ``2 C + 1`` float64 numbers in forward, ``2 C`` in backward.
 
     Parameters
     ----------

@@ -187,13 +187,13 @@ class Wrapper(Joinable):
     def weighted(self, n_samples: float, total: float | None = None) -> Iterator[None]:
         """Average over samples instead of ranks: exact for ranks with different numbers of samples.
 
-        Applies to the reducing backward and the gradients accumulated under `no_sync` before it.
+        It applies to the reducing backward and the gradients accumulated under `no_sync` before it.
 
         Parameters
         ----------
         n_samples : float
-            Samples of this rank's mean loss, of one of equal microbatches. A rank without a backward contributes its
-            accumulated gradients, or zeros: ``with ddp.weighted(0, total): ddp.skip_forward()``; under
+            Samples in this rank's mean loss; with equal microbatches, in that of one. A rank without a backward
+            contributes its accumulated gradients, or zeros: ``with ddp.weighted(0, total): ddp.skip_forward()``; under
             ``skip_all_reduce_unused_params`` it runs an empty batch, for only a backward tells what is sent.
         total : float, optional
             Samples of all ranks; by default found by an all-reduce of 8 bytes.
@@ -251,7 +251,7 @@ class Wrapper(Joinable):
         """Return a context for ranks with different numbers of batches, as torch's.
 
         A rank without further batches contributes zeros; at the end every rank gets the last one's model. For batches
-        of different sizes `weighted` is exact and this is not. Two all-reduces of 8 and 24 bytes in each forward.
+        of different sizes `weighted` is exact and this is not. Each forward costs all-reduces of 8 and 24 bytes.
 
         Parameters
         ----------

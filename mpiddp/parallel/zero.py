@@ -21,8 +21,8 @@ from .join import Join, Joinable, JoinHook
 class ZeroRedundancyOptimizer(Optimizer, Joinable):
     """An optimizer whose state is sharded over the ranks, as torch's.
 
-    Each parameter belongs to one rank, the largest first to the rank with the fewest elements. A step updates this
-    rank's parameters, then sends all, one message for each rank and dtype; gradients must be averaged before.
+    Each parameter belongs to one rank: the largest are dealt first, to the rank with the fewest elements. A step
+    updates this rank's parameters, then sends all, one message for each rank and dtype. Average gradients before.
 
     Parameters
     ----------

@@ -117,5 +117,5 @@ def _try(told: Array) -> int:
         if fault:
             return fault
         if found[0] != token:
-            return errno.ESRCH  # another namespace: the number is another process's
+            return errno.ESRCH  # in another namespace this number is another process's
     return 0

@@ -75,5 +75,5 @@ class Scratch(Resource):
         self._regions, self._views = [], {}
 
     def drop(self, error: DistError) -> None:
-        """Close: MPI does not write to this memory."""
+        """Close it: no pending message writes to this memory."""
         self.close()

@@ -208,7 +208,7 @@ def _open(kind: _File, told: Array) -> int:
         raise OSError(errno.ENOENT, "the maker has failed")
     descriptor = os.open(kind.path(maker_pid, key), os.O_RDWR | os.O_NOCTTY)
     stat = os.fstat(descriptor)
-    if (stat.st_dev, stat.st_ino) != (device, inode):  # another namespace: the number is another process's
+    if (stat.st_dev, stat.st_ino) != (device, inode):  # in another namespace this number is another process's
         os.close(descriptor)
         raise OSError(errno.ESRCH, "not the maker's file")
     return descriptor

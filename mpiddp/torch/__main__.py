@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> None:
         torch.set_num_threads(threads)
     distributed.init_process_group()
     announce()
-    distributed.destroy_process_group()  # the script's own has the timeout that the script gives
+    distributed.destroy_process_group()  # the script makes it anew, with its own timeout
     rank_process.release_rank()
     rendezvous.prefer_mpi()
     names.replace((*_NAMES, "nccl") if found.nccl else _NAMES)

@@ -134,7 +134,7 @@ def _our_kernels(name: str) -> Iterator[None]:
     library = torch.library.Library("c10d", "IMPL")
     with contextlib.nullcontext() if name in _operations else warnings.catch_warnings():
         if name not in _operations:
-            warnings.simplefilter("ignore")  # of kernels that are overridden
+            warnings.simplefilter("ignore")  # torch warns of kernels that are overridden
         for operation, key, kernel in kernels:
             if operation == _operations.get(name, operation):
                 library.impl(operation, kernel, key, with_keyset=True, allow_override=True)

@@ -21,7 +21,7 @@ _CALLS = (
     *("multi_set", "num_keys", "queue_len", "queue_pop", "queue_push", "set", "wait"),
 )
 _NAMES_IN_CPP = {"deleteKey": "delete_key", "getNumKeys": "num_keys"}
-"""Under these names a PrefixStore asks for two calls. It never asks for the queues and `list_keys`."""
+"""Two calls have other names in a PrefixStore, which never asks for the queues and `list_keys`."""
 
 
 _kept: list[Store] = []
@@ -29,7 +29,7 @@ _kept: list[Store] = []
 
 
 class Store(torch.distributed.Store):
-    """A store that all ranks share, once they have called `announce` together; ``timeout``: of a wait for a key."""
+    """A store that all ranks share, once they have called `announce` together."""
 
     def __init__(self, timeout: timedelta) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The Backend of torch 2.15 and later, beside the process group of each: torch's shrink_group asks it."""
+"""The Backend that a process group has from torch 2.15 on; torch's shrink_group asks it."""
 
 from __future__ import annotations
 

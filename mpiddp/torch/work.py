@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def untraced(what: T) -> T:
-    """Keep Dynamo out of a function, or a class's: torch's C++ calls them while it watches; and of what they call."""
+    """Keep Dynamo out of a function, or a class's, and of what they call: torch's C++ calls them while it watches."""
     skip = eval_frame._FrameAction.SKIP
     for each in vars(what).values() if isinstance(what, type) else (what,):
         if isinstance(each, FunctionType):
@@ -61,8 +61,8 @@ class _Driven(Future[Any]):
 class Work(torch.distributed.Work):
     """One or more operations of mpiddp, their result tensors and the tensors lent to them.
 
-    ``timeout_s``: seconds that `wait` may take by default; ``lists``: the number of equally long lists that the
-    tensors are, for the future.
+    `wait` takes ``timeout_s`` seconds at most by default. ``lists`` is the number of equally long lists into which the
+    future cuts the tensors.
     """
 
     kind = int(c10d.OpType.UNKNOWN)  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from mpiddp import nn
 from mpiddp.data import DataLoader, Dataset, DistributedSampler, GlobalBatchSampler
 from mpiddp.device import choice, cuda_fault, upload
 from mpiddp.device.half import bfloat16
-from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
+from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.nn.normalization import BatchNorm
 from mpiddp.optim import SGD, Adam, AdamW, Optimizer
 from mpiddp.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR

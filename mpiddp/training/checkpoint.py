@@ -36,7 +36,7 @@ from mpiddp.typing import Array
 
 ARRAYS, STATE, MANIFEST = "arrays.safetensors", "state.json", "manifest.json"
 FORMAT = 2
-"""It grows when an older mpiddp could not read a newer one's checkpoints; format 1 had no shards."""
+"""It grows when an older mpiddp could not read a newer one's checkpoints."""
 
 _STEP = re.compile(r"step-(\d+)")
 _SHARD = re.compile(r"rank-(\d+)\.safetensors")
@@ -177,7 +177,7 @@ class CheckpointStore:
         self._prune(checkpoint.step)
 
     def _prune(self, last: int) -> None:
-        # Later ones are damaged, or this run would have begun with them: no reason to remove a whole one.
+        # Later ones are damaged, else this run would have begun with one. They do not count.
         steps = [step for step in self.steps() if step <= last]
         kept = set(steps[-self.keep :])
         scored = {step: score for step in steps if (score := self._score(step)) is not None}

@@ -94,7 +94,7 @@ class Checkpointer:
         self.save(trainer, score=trainer.history[-1].accuracy if tested else None)
 
     def _reclaim(self) -> None:
-        if dist.get_rank() == 0:  # another one may have been before
+        if dist.get_rank() == 0:  # another process may have been rank 0 before
             self._store = self._store or CheckpointStore(self._folder, self._config.keep)
             self._lock = self._lock or RunLock(self._output)
             self._store.tidy()
@@ -106,9 +106,8 @@ class Checkpointer:
             _logger.warning("the previous checkpoint could not be written (%s); training goes on", error)
 
     def _write_shards(self, trainer: Trainer) -> dict[str, Any]:
-        """Return the manifest entries of all ranks' shards."""
         own = trainer.own_arrays()
-        # Rank 0 has finished the previous checkpoint: no shard meets its folder.
+        # Rank 0 has finished the previous checkpoint, so no shard gets into its folder.
         writers = gathered((bool(own), WRITER))
         self._shard_fault = None
         if not any(has_shard for has_shard, _ in writers):
@@ -193,7 +192,6 @@ def _load(trainer: Trainer, state: Mapping[str, Any], arrays: Mapping[str, Array
 
 
 def _apply_changed_options(trainer: Trainer, then: Mapping[str, Any], config: Config) -> None:
-    """Set the optimizer's options that the user has changed since the checkpoint."""
     old, new = group_options(then), group_options(config.as_dict())
     if then["schedule"] != "constant" or then["warmup_steps"]:
         del old["lr"]  # the checkpoint's is the schedule's

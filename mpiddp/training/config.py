@@ -1,6 +1,6 @@
 """``Config``: the configuration of a training run, made into a command line and the keys of a TOML file.
 
-The standard library only: it is read before NumPy may be imported.
+Imports the standard library only, because it is read before NumPy may be imported.
 """
 # ruff: noqa: RUF009 (option makes a field)
 
@@ -121,7 +121,7 @@ class Config:
         within=AT_LEAST_0,
     )
     zero: bool = option(
-        False, "optimization", "each rank holds the optimizer state of, and updates, its share of the parameters"
+        False, "optimization", "each rank updates its share of the parameters, and holds their optimizer state"
     )
     accumulate: int = option(1, "optimization", "batches whose gradients make one step", within=AT_LEAST_1)
     clip_norm: float | None = option(
@@ -181,7 +181,7 @@ class Config:
         "ranks, the last ones, that wait to take the places of dead ones, under Open MPI's mpirun --with-ft ulfm",
         within=AT_LEAST_0,
     )
-    margin: float = option(30.0, "run", "seconds before the end of --max-time to leave for that", within=AT_LEAST_0)
+    margin: float = option(30.0, "run", "seconds to leave for the checkpoint before --max-time", within=AT_LEAST_0)
 
     metrics: Path | None = option(None, "files", "write one JSON line per epoch to this file", metavar="FILE")
     output: Path | None = option(
@@ -308,7 +308,7 @@ def read_options(arguments: argparse.Namespace) -> Config:
 def resumed_threads(output: Path, ranks: int) -> int | None:
     """Return the BLAS threads of a run's newest checkpoint, which decide the order of sums.
 
-    None without a checkpoint of as many ranks (others have other bits anyway), or with threads.
+    None if there is no checkpoint of as many ranks (others have other bits anyway), or it does not say.
     """
     states: list[Path] = []
     with contextlib.suppress(OSError):  # `Checkpointer` reports it

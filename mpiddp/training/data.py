@@ -17,7 +17,7 @@ Split = tuple[Dataset, Dataset]
 
 
 def load_data(config: Config) -> Split:
-    """UsageError on every rank, with file and cure, if data are absent or of unequal numbers."""
+    """Return training and test data; UsageError, on every rank, if they are absent or of unequal numbers."""
     train, test = raise_on_all_ranks(lambda: _load(config))
     lengths = gathered((len(train), len(test)))
     for rank, found in enumerate(lengths):

@@ -105,7 +105,10 @@ def text(found: dict[str, Any]) -> str:
 
 
 def run(version: str, as_json: bool, probe_gpu: bool = False) -> int:
-    """Return the exit code; starts MPI. UsageError if ``probe_gpu`` cannot have a job of its own."""
+    """Start MPI, print the description, and return the exit code.
+
+    UsageError if ``probe_gpu`` cannot have a job of its own.
+    """
     if probe_gpu:
         _probe()
     dist.init_process_group()
@@ -117,7 +120,7 @@ def run(version: str, as_json: bool, probe_gpu: bool = False) -> int:
 
 
 def _probe() -> None:
-    """In a job of its own: MPI does not run here yet."""
+    """Run the probe, in a job of its own, before MPI runs here."""
     announced = launchers.launch()
     if announced is not None and announced.size > 1:
         raise UsageError("--probe-gpu starts a job of its own: run it alone, without a launcher")

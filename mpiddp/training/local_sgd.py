@@ -31,7 +31,8 @@ class LocalSGD:
         """Average the parameters that are due; after the last step of an epoch, all of them."""
         self.averager.average_parameters(self._parameters)
         at = trainer.train_loader.state_dict()
-        if at["position"] == at["length"]:  # steps do not tell: a resumed run may have another batch size
+        # The number of steps does not tell, because a resumed run may have another batch size.
+        if at["position"] == at["length"]:
             self.averager.synchronize()
 
     def state_dict(self) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class MetricSum:
         return float(self.sums[self._places[name]])
 
     def mean(self, name: str) -> float:
-        """NaN without samples."""
+        """Return the mean over samples; NaN without any."""
         return self[name] / self["samples"] if self["samples"] else float("nan")
 
 
@@ -85,7 +85,7 @@ class EpochMetrics:
     """Metrics of an epoch, the same on every rank except for times."""
 
     epoch: int
-    """From 1."""
+    """Its number, from 1."""
     loss: float
     """Mean over all training samples, each at its step."""
     accuracy: float | None
@@ -101,7 +101,7 @@ class EpochMetrics:
     test_s: float
     """The pass over the test data."""
     lr: float
-    """Of the epoch's last step."""
+    """The rate in the epoch's last step."""
 
     def as_json(self) -> str:
         """Return one line of JSON, without line feed; values that are not finite are null."""

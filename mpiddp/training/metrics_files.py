@@ -50,7 +50,6 @@ class TensorBoardEvents:
             self.write(metrics)
 
     def write(self, metrics: EpochMetrics) -> None:
-        """Add an event at the epoch's number."""
         numbers = {name: value for name, value in dataclasses.asdict(metrics).items() if value is not None}
         values = [
             self._summaries.Summary.Value(tag=tag(name), simple_value=value)

@@ -7,7 +7,7 @@ from typing import Any
 from mpiddp import nn
 from mpiddp.autograd import Tensor
 from mpiddp.device import array_namespace
-from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
+from mpiddp.nn import functional as F  # noqa: N812
 
 
 class Net(nn.Module):
@@ -16,7 +16,7 @@ class Net(nn.Module):
     Parameters
     ----------
     dropout : float
-        Of channels, and later of units.
+        Probability, for channels and later for units.
     """
 
     loss_fn = staticmethod(F.nll_loss)
@@ -76,7 +76,7 @@ class ResNet(nn.Module):
     Parameters
     ----------
     dropout : float
-        Of channels before the last layer.
+        Probability, for channels before the last layer.
     width : int
         Channels of the first stage; the second has twice as many at half the resolution.
     """
@@ -98,7 +98,7 @@ class ResNet(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions with batch normalization, added to the input, by a convolution if shapes differ."""
+    """Two convolutions with batch normalization, added to the input, which a convolution fits if need be."""
 
     def __init__(self, channels: int, out_channels: int, stride: int = 1) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Transformer(nn.Module):
     Parameters
     ----------
     dropout : float
-        Of attention weights, and of features that a layer adds.
+        Probability, for attention weights and for features that a layer adds.
     context : int
         Most positions it can see.
     width, heads, layers : int
@@ -174,7 +174,7 @@ class TransformerBlock(nn.Module):
 
 
 MODELS: dict[str, type[nn.Module]] = {"net": Net, "mlp": MLP, "resnet": ResNet, "transformer": Transformer}
-"""By their name in ``--model``."""
+"""The models, by their names in ``--model``."""
 TAKES = {
     "net": "images (1, 28, 28)",
     "mlp": "images (1, 28, 28), or other samples of 784 numbers",

@@ -17,14 +17,12 @@ _T = TypeVar("_T")
 
 
 def gathered(value: _T) -> list[_T]:
-    """Return the values of all ranks, on every rank."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return found
 
 
 def broadcasted(value: _T, src: int) -> _T:
-    """Return the value of rank ``src``."""
     told = [value]
     dist.broadcast_object_list(told, src=src)
     return told[0]

@@ -78,10 +78,10 @@ class Job:
     surroundings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The contents of ``run.json``."""
     data: tuple[Dataset, Dataset] = dataclasses.field(init=False)
-    """For training and for the test."""
+    """Training data and test data."""
     checkpointer: Checkpointer | None = None
     files: MetricsFiles | None = None
-    """On rank 0."""
+    """Written on rank 0; None elsewhere."""
 
     def survivable(self) -> bool:
         """Return False if some state is on single ranks only, or on GPUs, with which no death has been tried."""
@@ -209,7 +209,6 @@ def _open_files(job: Job, trainer: Trainer) -> None:
 
 
 def _stop(job: Job, trainer: Trainer) -> int:
-    """Save a checkpoint, and return the exit code for a restart."""
     requests = enumerate(gathered((job.stop.reason, job.stop.number)))
     rank, reason, number = next((rank, *request) for rank, request in requests if request[0])
     checkpointer = job.checkpointer
@@ -225,7 +224,6 @@ def _stop(job: Job, trainer: Trainer) -> int:
 
 
 def _finish(job: Job, trainer: Trainer) -> int:
-    """Save the model, and return the exit code."""
     first, output, checkpointer = dist.get_rank() == 0, job.config.output, job.checkpointer
     if output is not None:
         path = output / "model.safetensors"

@@ -27,7 +27,7 @@ def sanity_check(trainer: Trainer, config: Config, data: tuple[Dataset, Dataset]
     module.eval()
     for part, dataset in zip(("training", "test"), data, strict=True):
         where = f"--data {config.data}, {part} data"
-        two = range(min(2, len(dataset)))  # of unequal shapes, perhaps
+        two = range(min(2, len(dataset)))  # two samples may have unequal shapes
         batch = attempt(partial(fetch, dataset, two), f"{where}: the first samples cannot be made a batch")
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             raise UsageError(f"{where}: expected samples (input, target), found {_shape(batch)}")
@@ -45,6 +45,5 @@ def _first_loss(step: TrainStep, inputs: Any, targets: Any) -> None:
 
 
 def _shape(x: Any) -> str:
-    """Return dtype and shape, without the samples."""
     shape = getattr(x, "shape", None)
     return f"{x.dtype} {tuple(shape[1:])}" if shape else f"of type {type(x).__name__}"

@@ -57,7 +57,7 @@ class Deadline:
 
 
 def deadline_of(max_time: str, margin_s: float, began_s: float) -> Deadline:
-    """UsageError for ``slurm`` without an announced end."""
+    """Return the deadline; UsageError for ``slurm`` without an announced end."""
     seconds = parse_duration(max_time)
     if seconds is not None:
         return Deadline(began_s + seconds, margin_s)

@@ -105,7 +105,7 @@ class Command:
 @dataclass(frozen=True)
 class _End:
     code: int
-    """Of the launcher; 128 and the number of the signal that ended it."""
+    """The launcher's; 128 and the signal's number if a signal ended it."""
     marked: str
     """Content of the marker; empty if no rank has written it."""
     lost: bool
@@ -113,7 +113,6 @@ class _End:
 
     @property
     def well(self) -> bool:
-        """True if all ranks' programs have ended well."""
         return self.marked == marker.ENDED and self.code == 0
 
 

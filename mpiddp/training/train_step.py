@@ -45,7 +45,7 @@ class Outcome:
     """
 
     tally: MetricSum
-    """Over the samples of all ranks."""
+    """Sums over the samples of all ranks."""
     updated: bool
     broken: list[str]
     """Parameters whose gradient is not finite."""
@@ -53,7 +53,7 @@ class Outcome:
     """This rank's losses are finite."""
     last: Batch
     waited_s: float
-    """Seconds of waiting for the sums."""
+    """Seconds in which the step waited for the ranks' sums."""
 
 
 def new_sums(*others: str) -> MetricSum:
@@ -63,7 +63,7 @@ def new_sums(*others: str) -> MetricSum:
 
 @dataclasses.dataclass
 class TrainStep:
-    """One step: forward, backward, average, clip, update; attributes as of `Trainer`.
+    """One step: forward, backward, average, clip, update; its attributes are those of `Trainer`.
 
     The gradient is that of the mean loss over all samples of all ranks: of ``n`` samples in a batch, ``n0`` in the
     window's first and ``T`` in all, a batch's loss is multiplied by ``n / n0``, and the sum of the gradients by ``n0 /
@@ -103,7 +103,7 @@ class TrainStep:
         tally.add(stop=stop())
         with self.model.weighted(reference if samples else 0, total):
             loss = self._forward(batch, tally)
-            # Sent before backward, to arrive during it; with a GPU, which would be waited for, after.
+            # Metrics are sent before backward, to arrive during it; with a GPU after it, because reading them waits.
             early = None if self._on_device or not self.averages else self._summing(tally)
             if loss is not None:
                 self._backward(loss, batch.samples / reference)
@@ -207,7 +207,6 @@ class TrainStep:
         return sound
 
     def _own_gradient_is_finite(self, batch: Batch) -> bool:
-        """Compute this rank's gradient of a batch once more, locally."""
         with self.model.no_sync(), self._sharing(max(1, batch.samples), batch.total):
             loss = self._forward(batch, new_sums())
             if loss is not None:

@@ -60,8 +60,8 @@ class Trainer:
         What to do in a step whose loss or gradients are not finite. At most `MAX_SKIPPED` steps in a row are skipped,
         and fewer than an epoch has.
     callbacks : mapping of str to sequence of callable, optional
-        By event: ``epoch_begin``, ``step_end``, ``epoch_end``, and ``step_skip`` before the ``step_end`` of a skipped
-        step. They may communicate if all ranks do.
+        By the `EVENTS`; ``step_skip`` comes before the ``step_end`` of a skipped step. They may communicate if all
+        ranks do.
     stateful : mapping of str to Stateful, optional
         Each rank's further state for checkpoints.
     accumulate : int
@@ -76,7 +76,7 @@ class Trainer:
     epoch, step, skipped : int
         Completed; steps include skipped ones.
     running : MetricSum
-        Over the samples of all ranks in the current epoch.
+        Sums over the samples of all ranks in the current epoch.
     history : list of EpochMetrics
     stopped : bool
         True, on all ranks, if one was told to stop.
@@ -134,7 +134,7 @@ class Trainer:
         self._skipped_in_a_row = 0
         self._waited_s = 0.0
         self._last_lr = float(optimizer.param_groups[0]["lr"])
-        # Of the current epoch, over all runs that have trained in it.
+        # Seconds of the current epoch, of all runs that have trained in it.
         self._epoch_s = self._epoch_exposed_s = 0.0
 
     def fit(self, epochs: int) -> list[EpochMetrics]:

@@ -47,7 +47,7 @@ def import_string(option: str, name: str) -> Callable[..., Any]:
 
 
 def call(option: str, name: str, **arguments: Any) -> Any:
-    """UsageError if the callable (see `import_string`) takes other arguments, or raises.
+    """Call what `import_string` returns; UsageError if it takes other arguments, or raises.
 
     >>> call("--data", "random:Random", x=3).randrange(1)
     0

@@ -1,7 +1,7 @@
 """Collectives by NCCL, for groups of ``backend="nccl"`` with a GPU for each rank.
 
-One kernel on the group's stream behind the program's, complete by an event. The rest, which NCCL lacks or defines
-differently, runs as without it.
+A call queues one kernel on the group's stream, behind the program's work, and ends with an event. What NCCL lacks or
+defines differently runs as in other groups.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from mpiddp.typing import Array
 class Connection(Resource):
     """A communicator and its own stream.
 
-    On a common stream, ranks that call two groups in different orders would deadlock. NCCL promises no more of two
-    streams than that their kernels may run at the same time: ranks should call all groups in one order.
+    On a common stream, ranks that call two groups in different orders would deadlock. NCCL promises little more of two
+    streams: ranks should call all groups in one order.
     """
 
     def __init__(self, link: Link, number: Any) -> None:
@@ -33,7 +33,7 @@ class Connection(Resource):
         self._link, self._role = link, f"nccl {link.id}"
 
     def after(self, *arrays: Array) -> Any:
-        """Return the stream, behind the arrays' own; ArrayError for another device."""
+        """Return the stream, which then waits for those of the arrays; ArrayError for another device."""
         device = self.communicator.device
         for x in arrays:
             if place_of(x) != device:
@@ -50,13 +50,13 @@ class Connection(Resource):
         stream.drop(self._role)
 
     def drop(self, error: DistError) -> None:
-        """Abort: kernels would wait for ever."""
+        """Abort, because pending kernels would wait for ever."""
         self.communicator.abort()
         stream.drop(self._role)
 
 
 def connect(link: Link, wanted: bool) -> str | None:
-    """Connect if all ranks want and can; return the reason why not; collective."""
+    """Connect if all ranks want to and can; else return why not. Collective."""
     anybody = np.array([wanted], np.int8)
     link.now.Allreduce(MPI.IN_PLACE, anybody, MPI.MAX)
     if not anybody[0]:

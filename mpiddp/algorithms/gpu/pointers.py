@@ -41,7 +41,7 @@ def _moved(
     yield stream.ready(arrays[0])
     side = stream.side("add", arrays[0])
     yield from stream.under(side, algorithm(link.after(), *args))
-    yield stream.mark(side)  # holds arrays until then
+    yield stream.mark(side)  # until then this generator keeps the arrays alive
 
 
 def all_gather(link: Link, output: Array, x: Array) -> Steps:

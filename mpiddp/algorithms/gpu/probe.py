@@ -1,6 +1,6 @@
 """The probe's job (see `mpi.probe`), which may crash.
 
-Rank 0 writes JSON lines: the library, the begin of the trial, its outcome.
+Rank 0 writes JSON lines: the library, that the trial begins, and its outcome.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from . import pointers, ring
 
 _SHORT = (1, 3_001)
 _LONG = (200_003, 3_000_017)
-"""Elements: eager messages, and those that MPI announces or cuts."""
+"""Numbers of elements. MPI sends short messages at once; long ones it announces or cuts."""
 _DTYPES = ("bool", "uint8", "int32", "int64", "float32", "float64", "complex64")
 _OPS = (*(op for op in REDUCTIONS if op.name != "PREMUL_SUM"), ReduceOp.PREMUL_SUM(0.5))
 
@@ -37,7 +37,7 @@ Check = Iterator[tuple[str, Array, Any]]
 
 
 def _rows(link: Link, length: int, dtype: str = "float32") -> list[np.ndarray[Any, Any]]:
-    """Of small numbers, with exact sums and products."""
+    """Return each rank's array, of small numbers whose sums and products are exact."""
     return [((np.arange(length) + rank) % 3).astype(dtype) for rank in range(link.size)]
 
 
@@ -136,7 +136,7 @@ def main(kind: str) -> int:
     if count:  # before MPI, which may use the device when it starts
         device.set_device((announced.local_rank or 0) % count if announced else 0)
     comm = MPI.COMM_WORLD
-    comm.Set_errhandler(MPI.ERRORS_ARE_FATAL)  # an exception on one rank would leave the other waiting
+    comm.Set_errhandler(MPI.ERRORS_ARE_FATAL)  # if one rank raised, the other would wait
     _say(comm, library=library_key())
     if comm.size != probe.RANKS:
         fault = f"it runs on {comm.size} ranks instead of {probe.RANKS}: the launcher does not belong to the library"

@@ -1,6 +1,7 @@
 """The ring on device arrays, for MPI libraries that take their addresses but cannot add there.
 
-Kernels form the sums, with an event between kernel and message. Of several rings one sends while another adds.
+Kernels form the sums, and a message waits for its kernel's event. Several rings run at once: one sends while another
+adds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ PART_BYTES = 1 << 23
 
 
 class PointerTransport:
-    """On ``later``, with a tag of its own."""
+    """Sends on ``later``, with a tag of its own."""
 
     def __init__(self, link: Channel, like: Array, tag: int) -> None:
         self.rank, self.size = link.rank, link.size
@@ -42,7 +43,7 @@ class PointerTransport:
         self._loaded = x
 
     def shift(self, target: Array) -> Steps:
-        yield self.computed  # also the former use of target's memory
+        yield self.computed  # kernels that used target's memory before have ended, too
         yield ring.exchange(self._comm, self.rank, self.size, self._tag, movable(self._loaded), movable(target))
         self.computed, self._loaded = READY, target
 
@@ -52,13 +53,13 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
         transport = PointerTransport(link, x, tag)
         for piece in pieces:
             yield from ring.all_reduce_around(transport, piece, op)
-        yield transport.computed  # one rank sends nothing
+        yield transport.computed  # a single rank has waited for no kernel yet
 
     return by_rings(x, link.size, PART_BYTES, RINGS, steps)
 
 
 def by_rings(x: Array, ranks: int, part_bytes: int, rings: int, steps: Callable[[list[Array], int], Steps]) -> Steps:
-    """Deal pieces to at most ``rings`` rings, alike on all ranks; ``steps`` returns those of one."""
+    """Deal pieces to at most ``rings`` rings, alike on all ranks; ``steps`` runs one ring."""
     yield stream.ready(x)
     flat = x.reshape(-1)
     longest = max(part_bytes // x.itemsize, 1) * ranks
@@ -75,7 +76,7 @@ class AnyOf:
     def __init__(self, awaited: Sequence[Awaited]) -> None:
         self._awaited = awaited
 
-    def Test(self) -> bool:  # noqa: N802 - MPI's name
+    def Test(self) -> bool:  # noqa: N802
         return bool(sum([each.Test() for each in self._awaited]))
 
     def Wait(self) -> None:  # noqa: N802
@@ -86,7 +87,7 @@ class AnyOf:
 def run_concurrently(generators: Sequence[Steps]) -> Steps:
     """Run all to their ends, as one operation.
 
-    They overtake each other: their messages need tags of their own.
+    They overtake each other, so each needs a tag of its own for its messages.
     """
     waiting: dict[int, Awaited] = {}
     ready = list(range(len(generators)))

@@ -23,7 +23,7 @@ from .ring import by_rings
 
 RINGS = 4
 PART_BYTES = 1 << 20
-"""Long for the wire and the copies, short to have several at once."""
+"""Long enough for the wire and the copies, and short enough to have several at once."""
 
 
 class StagedTransport:
@@ -50,10 +50,10 @@ class StagedTransport:
         self._loaded, self._loaded_bytes = stream.mark(self._down), x.nbytes
 
     def shift(self, target: Array) -> Steps:
-        """Load the host copy of ``target``, too."""
+        """Do as `Transport.shift`. What is loaded then is the copy of ``target`` on the host."""
         reusable = stream.mark(self._add)  # queued kernels may use the memory of target
         yield self._loaded
-        yield self._copied.popleft()  # from the buffer that receives next
+        yield self._copied.popleft()  # of the buffer that receives now
         outgoing = [self._going[: self._loaded_bytes], MPI.BYTE]
         incoming = [self._coming[: target.nbytes], MPI.BYTE]
         yield ring.exchange(self._comm, self.rank, self.size, self._tag, outgoing, incoming)
