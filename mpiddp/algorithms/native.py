@@ -138,13 +138,13 @@ def _exchange(link: Channel, operation: str, outputs: Blocks, inputs: Blocks) ->
 def _apart(inputs: Sequence[Array], outputs: Sequence[Array], rank: int) -> Sequence[Array]:
     sent = [*inputs[:rank], *inputs[rank + 1 :]]
     if all(x.base is None for x in (*outputs, *sent)):  # each has memory of its own
-        overlap = not {*map(id, outputs)}.isdisjoint(map(id, sent))
+        shared = not {*map(id, outputs)}.isdisjoint(map(id, sent))
     else:
-        overlap = _overlap(outputs, sent)
-    return [x.copy() for x in inputs] if overlap else inputs
+        shared = overlap(outputs, sent)
+    return [x.copy() for x in inputs] if shared else inputs
 
 
-def _overlap(outputs: Sequence[Array], inputs: Sequence[Array]) -> bool:
+def overlap(outputs: Sequence[Array], inputs: Sequence[Array]) -> bool:
     sides = [(x, side) for side, xs in enumerate((outputs, inputs)) for x in xs if isinstance(x, np.ndarray) and x.size]
     ends = [0, 0]
     for start, size_bytes, side in sorted((address_of(x), x.nbytes, side) for x, side in sides):
@@ -158,7 +158,7 @@ class _Blocks:
     """Other ranks' blocks, received once their size is known: MPI may crash in a receive that is too short."""
 
     def __init__(self, link: Channel, operation: str, blocks: dict[int, Array]) -> None:
-        self._operation, self._comm, self._ranks, self._rank = operation, link.now, link.ranks, link.rank
+        self._link, self._operation, self._comm = link, operation, link.now
         self._early = link.early.setdefault(link.now.handle, {})
         self._left = blocks
         self._requests: list[MPI.Request] = []
@@ -200,17 +200,21 @@ class _Blocks:
         """Receive a block, elsewhere if it does not fit, so that the next is right."""
         x = self._left.pop(source)
         if sent_bytes != x.nbytes:
-            self._fault = self._fault or (
-                f"{self._operation}: rank {self._ranks[source]} sends {sent_bytes} bytes to rank"
-                f" {self._ranks[self._rank]}, which expects {x.nbytes} from it: what one rank sends must have the"
-                " shape of what the other one has for it"
-            )
+            self._fault = self._fault or wrong_size(self._link, self._operation, source, sent_bytes, x.nbytes)
             x = np.empty(sent_bytes, np.uint8)
         self._requests.append(message.Irecv(as_message(x, sent_bytes)))
 
     def check(self) -> None:
         if self._fault:
             raise BlockError(self._fault)
+
+
+def wrong_size(link: Channel, operation: str, source: int, sent_bytes: int, expected_bytes: int) -> str:
+    sender, receiver = link.ranks[source], link.ranks[link.rank]
+    return (
+        f"{operation}: rank {sender} sends {sent_bytes} bytes to rank {receiver}, which expects {expected_bytes} from"
+        " it: what one rank sends must have the shape of what the other one has for it"
+    )
 
 
 def _items(blocks: Blocks) -> Iterable[tuple[int, Array]]:
@@ -234,9 +238,10 @@ def all_to_all_single(
 ) -> Steps:
     if np.may_share_memory(output, x):
         x = x.copy()
-    return _exchange(link, "all_to_all_single", _blocks(output, output_counts), _blocks(x, input_counts))
+    return _exchange(link, "all_to_all_single", cut(output, output_counts), cut(x, input_counts))
 
 
-def _blocks(x: Array, counts: Sequence[int]) -> list[Array]:
+def cut(x: Array, counts: Sequence[int]) -> list[Array]:
+    """Return the array's blocks of so many bytes."""
     ends = itertools.accumulate(counts)
     return [as_bytes(x)[end - count : end] for end, count in zip(ends, counts, strict=True)]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiddp.faults.calls import NO_ROOT
+from mpiddp.faults.calls import NO_ROOT, BlockError
 from mpiddp.faults.monitor import GroupMonitor
 from mpiddp.mpi import recorder, requests
 from mpiddp.mpi.link import Link
@@ -22,7 +22,7 @@ from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.recorder import append, program_files
 from mpiddp.mpi.reduction import ReduceOp, combining, finish, is_half, premultiply
-from mpiddp.mpi.requests import READY, Steps
+from mpiddp.mpi.requests import READY, Awaited, Steps
 from mpiddp.shm.eager import BUFFER_BYTES, EagerBuffers, Round
 from mpiddp.typing import Array
 
@@ -33,38 +33,37 @@ Cut = Callable[[Array], Array]
 
 class Shot(NamedTuple):
     rounds: list[Round]
-    shown: Cut | None
-    """Piece of the input to write."""
+    shown: Callable[[Any], Array | None] | None
+    """Piece of the input to write; it may write by itself, and return None."""
     result: Cut
     """Piece of the output for the result."""
     change: Callable[[Array], None] | None
     """A function that is applied to the written piece."""
     awaited: Callable[[], bool] | None
     """True once the awaited ranks have arrived."""
-    end: Callable[[Round, Array], None] | None
+    end: Callable[[Round, Any], Awaited | None] | None
+    """Returns what is left to wait for."""
 
 
 class OneShot:
-    """A collective on arrays like ``output`` and ``x``, whose positions among the arguments are ``places``."""
+    """A collective whose output and input have the positions ``places`` among the arguments."""
 
     def __init__(
         self,
         link: Link,
-        operation: str,
         call: Call,
-        output: Array,
-        x: Array,
-        op: ReduceOp | None = None,
-        root: int = NO_ROOT,
+        shots: Iterable[Shot],
         places: tuple[int, int] = (0, 0),
+        apart: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         eager, monitor = link.find(EagerBuffers), link.find(GroupMonitor)
         assert eager is not None and monitor is not None, "chosen where there are some"
         self._link, self._eager, self._monitor, self._call = link, eager, monitor, call
         self._record = call.record.pack(0)[8:]  # without the sequence number
         self._output, self._input = places
-        self._distinct = places[0] != places[1] and 2 * x.nbytes > BUFFER_BYTES
-        self._shots = list(_SHOTS[operation](link, eager, output, x, op, root))
+        self._apart = apart
+        """Returns the input, or a copy if it shares memory with the output."""
+        self._shots = list(shots)
         self._caller: CodeType | None = None
 
     def run(self, args: Sequence[Any]) -> None:
@@ -72,19 +71,21 @@ class OneShot:
         link, eager = self._link, self._eager
         link.sequence = sequence = link.sequence + 1
         output, x = args[self._output], args[self._input]
-        if self._distinct and np.may_share_memory(x, output):
-            x = x.copy()
+        if self._apart is not None:
+            x = self._apart(x, output)
         record = sequence.to_bytes(8, "little") + self._record
         operation = None  # made now for a call that waits, else at its end
         for rounds, shown, result, change, awaited, end in self._shots:
             if not eager.writable() and not eager.spin(eager.writable):
                 operation = self._wait(eager.writable, operation)
-            part = x if shown is _whole else None if shown is None else shown(x)
+            part = x if shown is whole else None if shown is None else shown(x)
             current = eager.begin(rounds, record, part, change)
             if awaited is not None and not awaited() and not eager.spin(awaited):
                 operation = self._wait(awaited, operation)
             if end is not None:
-                end(current, output if result is _whole else result(output))
+                rest = end(current, output if result is whole else result(output))
+                if rest is not None:
+                    self._end_badly(rest, operation)
         if operation is not None:
             self._monitor.verify(sequence)
             operation.end = monotonic()
@@ -99,6 +100,17 @@ class OneShot:
         append((self._call, sequence, code, frame.f_lasti, now := monotonic(), now))
         if awaited is None:
             self._monitor.publish_unawaited(sequence, self._call.record)
+
+    def _end_badly(self, rest: Awaited, operation: Operation | None) -> None:
+        """Wait for the rest of a short call, which only a block of the wrong size leaves; it raises the error."""
+        if operation is None:
+            operation = recorder.begin(self._call, self._link.sequence)
+            self._monitor.publish(operation.number, self._call.record)
+        try:
+            rest.Wait()
+        except BlockError as error:
+            self._monitor.verify_failed(operation.number, error)
+            raise
 
     def _find_caller(self, frame: FrameType) -> tuple[CodeType, FrameType]:
         frame = recorder.program_frame(frame)
@@ -142,8 +154,8 @@ class OneShot:
         output, x = args[self._output], args[self._input]
         if len(link.queue):
             yield READY
-        if self._distinct and np.may_share_memory(x, output):
-            x = x.copy()
+        if self._apart is not None:
+            x = self._apart(x, output)
         for rounds, shown, result, change, awaited, end in self._shots:
             if not eager.writable():
                 yield eager.spin_wait(eager.writable)
@@ -151,10 +163,25 @@ class OneShot:
             if awaited is not None:
                 yield eager.spin_wait(awaited)
             if end is not None:
-                end(current, result(output))
+                rest = end(current, result(output))
+                if rest is not None:
+                    yield rest
 
 
-def _whole(x: Array) -> Array:
+def shots(
+    link: Link, operation: str, output: Array, x: Array, op: ReduceOp | None = None, root: int = NO_ROOT
+) -> Iterator[Shot]:
+    """Return the shots of a call with arrays like ``output`` and ``x``."""
+    eager = link.find(EagerBuffers)
+    assert eager is not None, "chosen where there are some"
+    return _SHOTS[operation](link, eager, output, x, op, root)
+
+
+def apart(x: Array, output: Array) -> Array:
+    return x.copy() if np.may_share_memory(x, output) else x
+
+
+def whole(x: Array) -> Array:
     return x
 
 
@@ -173,7 +200,7 @@ def _in_place(
     link: Link, eager: EagerBuffers, output: Array, x: Array, op: ReduceOp | None, root: int
 ) -> Iterator[Shot]:
     """Broadcast, all-reduce and reduce: input and result share an array."""
-    cuts: Iterable[Cut] = (_whole,)
+    cuts: Iterable[Cut] = (whole,)
     if x.size * _shown_in(x.dtype, op).itemsize > BUFFER_BYTES:
         flat = _flat(x)
         pieces = _pieces(flat.size, _shown_in(flat.dtype, op).itemsize)
@@ -202,7 +229,7 @@ def _take_row(root: int, current: Round, out: Array) -> None:
 def _barrier(
     link: Link, eager: EagerBuffers, output: Array, x: Array, op: ReduceOp | None, root: int
 ) -> Iterator[Shot]:
-    yield Shot(eager.rounds(x.shape, x.dtype), None, _whole, None, eager.all_arrived, None)
+    yield Shot(eager.rounds(x.shape, x.dtype), None, whole, None, eager.all_arrived, None)
 
 
 def _reduce_scatter(
@@ -212,7 +239,7 @@ def _reduce_scatter(
     reduction, shown_in = _reduction(op, x.dtype), _shown_in(x.dtype, op)
     if x.size * shown_in.itemsize <= BUFFER_BYTES:
         rounds = _own_blocks(link, eager.rounds(x.shape, shown_in), output.shape)
-        yield Shot(rounds, _whole, _whole, _factor(op), eager.all_arrived, reduction)
+        yield Shot(rounds, whole, whole, _factor(op), eager.all_arrived, reduction)
         return
     for piece in _pieces(output.size, shown_in.itemsize * link.size):
         length = piece.stop - piece.start
@@ -235,7 +262,7 @@ def _all_gather(
     link: Link, eager: EagerBuffers, output: Array, x: Array, op: ReduceOp | None, root: int
 ) -> Iterator[Shot]:
     if x.nbytes <= BUFFER_BYTES:
-        yield Shot(eager.rounds(x.shape, x.dtype), _whole, _whole, None, eager.all_arrived, _take_table)
+        yield Shot(eager.rounds(x.shape, x.dtype), whole, whole, None, eager.all_arrived, _take_table)
         return
     flat = _flat(x)
     for piece in _pieces(flat.size, flat.itemsize):

@@ -27,10 +27,11 @@ from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.operation import Call, label
 from mpiddp.mpi.reduction import ReduceOp, check
 from mpiddp.mpi.requests import Steps
-from mpiddp.shm.eager import EagerBuffers
+from mpiddp.shm.eager import BUFFER_BYTES, EagerBuffers
 from mpiddp.typing import Array
 
-from . import exchange, fallback, handshake, hierarchical, native, ring, short, tree, two_shot
+from . import exchange, fallback, handshake, hierarchical, native, one_shot, ring, short, tree, two_shot
+from .blocks import Blocks, Cut
 from .gpu import table as device_table
 from .one_shot import OneShot
 
@@ -173,8 +174,10 @@ def make(
         return Plan(call, _device_steps(operation, link, largest, op, algorithm, call))
     chosen = algorithm_of(operation, link, largest.nbytes, algorithm)
     if chosen == "one_shot":
-        shots = OneShot(link, operation, call, output, x, op, root, places)
-        return Plan(call, shots.steps, shots.run)
+        shots = one_shot.shots(link, operation, output, x, op, root)
+        overlaps = places[0] != places[1] and 2 * x.nbytes > BUFFER_BYTES
+        shot = OneShot(link, call, shots, places, one_shot.apart if overlaps else None)
+        return Plan(call, shot.steps, shot.run)
     if chosen == "short" and not inner:
         return _comparing(call, getattr(short, operation))
     module = _module(operation, chosen, link, x.dtype, op, largest.nbytes)
@@ -187,8 +190,8 @@ NOTHING: Array = np.empty(0, np.uint8)
 def barrier(link: Link, name: str = "barrier") -> Plan:
     call = make_call(link, name)
     if link.find(EagerBuffers) is not None:
-        shots = OneShot(link, "barrier", call, NOTHING, NOTHING)
-        return Plan(call, shots.steps, shots.run)
+        shot = OneShot(link, call, one_shot.shots(link, "barrier", NOTHING, NOTHING))
+        return Plan(call, shot.steps, shot.run)
     if link.one_node:
         return Plan(call, lambda link, call, _: native.barrier(link))
     return _comparing(call, lambda link, call, _: handshake.compare(link, call))
@@ -253,19 +256,51 @@ def moving(
     count: int = ANY_COUNT,
     root: int = NO_ROOT,
     layout: str = "",
+    counts: tuple[list[int], list[int]] | None = None,
 ) -> Plan:
-    """Return the plan of a call that only moves data."""
+    """Return the plan of a call that only moves data; ``counts`` are the bytes from and to each rank in one array."""
     call = make_call(link, name, inputs, outputs, count=count, root=root, layout=layout)
     operation = "all_gather_list" if name == "all_gather" else name
     algorithm, arrays = getattr(native, operation), (*outputs, *inputs)
     on_device = next((x for x in arrays if type(x) is not np.ndarray), None)
     if on_device is not None:
-        return Plan(call, _moving_on_device(operation, link, on_device, plain(link, algorithm, replace(call)).steps))
-    if name != "all_gather":  # it goes by messages, whose sizes are known before they are received
-        return Plan(call, handshake.without(algorithm))
-    if short.fits(link, max(x.nbytes for x in arrays)):
+        steps = _moving_on_device(operation, link, on_device, plain(link, algorithm, replace(call)).steps)
+    elif link.find(EagerBuffers) is not None:
+        return _through_blocks(link, call, outputs, inputs, root, counts)
+    elif name != "all_gather":  # by messages, whose sizes are known before they are received
+        steps = handshake.without(algorithm)
+    elif short.fits(link, max(x.nbytes for x in arrays)):
         return _comparing(call, short.all_gather_list)
-    return plain(link, algorithm, call)
+    else:
+        return plain(link, algorithm, call)
+    return Plan(call, steps if counts is None else lambda *args: steps(*args, *counts))
+
+
+def _through_blocks(
+    link: Link,
+    call: Call,
+    outputs: Sequence[Array],
+    inputs: Sequence[Array],
+    root: int,
+    counts: tuple[list[int], list[int]] | None,
+) -> Plan:
+    name = call.name
+    cut_output: Cut = _as_list if name == "scatter" else _as_given
+    cut_input: Cut = _as_list if name in ("gather", "all_gather") else _as_given
+    if counts is not None:
+        cut_output, cut_input = (functools.partial(native.cut, counts=each) for each in counts)
+        outputs, inputs = cut_output(outputs[0]), cut_input(inputs[0])
+    blocks = Blocks(link, name, outputs, inputs, root, (cut_output, cut_input))
+    shot = OneShot(link, call, [blocks.shot()], (0, 1), blocks.apart if blocks.sends_long else None)
+    return Plan(call, shot.steps, shot.run if blocks.short else None)
+
+
+def _as_list(x: Array) -> list[Array]:
+    return [x]
+
+
+def _as_given(xs: Sequence[Array] | None) -> Sequence[Array]:
+    return xs or ()
 
 
 def _moving_on_device(operation: str, link: Link, x: Array, host: Callable[..., Steps]) -> Callable[..., Steps]:

@@ -11,6 +11,8 @@ import enum
 class Tag(enum.IntEnum):
     BLOCK = 1
     """A block of gather, scatter or all_to_all."""
+    LONG_BLOCK = 6
+    """The same, where a shorter one would go through eager buffers."""
     RING = 2
     TREE = 3
     NODES = 4

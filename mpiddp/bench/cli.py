@@ -18,7 +18,7 @@ from .results import parse_size, size_range
 
 OPERATIONS = (
     *("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"),
-    *("gather", "scatter", "all_to_all", "send_recv", "barrier"),
+    *("gather", "scatter", "all_to_all", "all_gather_list", "all_to_all_list", "send_recv", "barrier"),
 )
 
 REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")

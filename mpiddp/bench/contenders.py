@@ -14,6 +14,7 @@ import mpiddp.distributed as dist
 from mpiddp.algorithms import fallback, plan
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.reduction import mpi_op
+from mpiddp.shm.eager import EagerBuffers
 
 from .operations import REDUCING, Buffers, reduce_op
 from .timing import Call
@@ -27,7 +28,8 @@ class Contender(NamedTuple):
 
 def mpiddp(b: Buffers) -> Call:
     x, output, op, root = b.x, b.output, reduce_op(b.op), b.root
-    parts = b.blocks(x if b.operation == "scatter" else output) if b.rank == root else None
+    inputs, outputs = b.blocks(x), b.blocks(output)
+    parts = (inputs if b.operation == "scatter" else outputs) if b.rank == root else None
 
     def around() -> None:
         waits = dist.irecv(output, b.left), dist.isend(x, b.right)
@@ -39,10 +41,12 @@ def mpiddp(b: Buffers) -> Call:
         "broadcast": lambda: dist.broadcast(x, root),
         "reduce": lambda: dist.reduce(x, root, op),
         "all_gather": lambda: dist.all_gather_single(output, x),
+        "all_gather_list": lambda: dist.all_gather(outputs, x),
         "reduce_scatter": lambda: dist.reduce_scatter_single(output, x, op),
         "gather": lambda: dist.gather(x, parts, root),
         "scatter": lambda: dist.scatter(output, parts, root),
         "all_to_all": lambda: dist.all_to_all_single(output, x),
+        "all_to_all_list": lambda: dist.all_to_all(outputs, inputs),
         "send_recv": around,
         "barrier": dist.barrier,
     }
@@ -59,10 +63,12 @@ def mpi4py(b: Buffers, comm: MPI.Intracomm) -> Call | None:
         "broadcast": lambda: comm.Bcast(x, root),
         "reduce": lambda: comm.Reduce(MPI.IN_PLACE if here else x, x if here else None, op, root),
         "all_gather": lambda: comm.Allgather(x, output),
+        "all_gather_list": lambda: comm.Allgather(x, output),
         "reduce_scatter": lambda: comm.Reduce_scatter_block(x, output, op),
         "gather": lambda: comm.Gather(x, output if here else None, root),
         "scatter": lambda: comm.Scatter(x if here else None, output, root),
         "all_to_all": lambda: comm.Alltoall(x, output),
+        "all_to_all_list": lambda: comm.Alltoall(x, output),
         "send_recv": lambda: comm.Sendrecv(x, b.right, recvbuf=output, source=b.left),
         "barrier": comm.Barrier,
     }
@@ -76,8 +82,8 @@ def mpi4py(b: Buffers, comm: MPI.Intracomm) -> Call | None:
 def torch(b: Buffers, td: Any, group: Any, tensor: Callable[[Any], Any]) -> Call:
     """Take ``torch.distributed``, a group of it, and what makes a tensor of an array."""
     x, output, root, op = tensor(b.x), tensor(b.output), b.root, getattr(td.ReduceOp, b.op.upper())
-    blocks = b.blocks(b.x if b.operation == "scatter" else b.output)
-    parts = [tensor(block) for block in blocks] if b.rank == root else None
+    inputs, outputs = [[tensor(block) for block in b.blocks(each)] for each in (b.x, b.output)]
+    parts = (inputs if b.operation == "scatter" else outputs) if b.rank == root else None
     # torch 2.13 has new names, and warns of the older ones.
     gather = getattr(td, "all_gather_single", td.all_gather_into_tensor)
     reduce_scatter = getattr(td, "reduce_scatter_single", td.reduce_scatter_tensor)
@@ -92,10 +98,12 @@ def torch(b: Buffers, td: Any, group: Any, tensor: Callable[[Any], Any]) -> Call
         "broadcast": lambda: td.broadcast(x, root, group),
         "reduce": lambda: td.reduce(x, root, op, group),
         "all_gather": lambda: gather(output, x, group),
+        "all_gather_list": lambda: td.all_gather(outputs, x, group),
         "reduce_scatter": lambda: reduce_scatter(output, x, op, group),
         "gather": lambda: td.gather(x, parts, root, group),
         "scatter": lambda: td.scatter(output, parts, root, group),
         "all_to_all": lambda: td.all_to_all_single(output, x, group=group),
+        "all_to_all_list": lambda: td.all_to_all(outputs, inputs, group),
         "send_recv": around,
         "barrier": lambda: td.barrier(group),
     }
@@ -120,9 +128,10 @@ def memcpy(b: Buffers, comm: MPI.Intracomm) -> Call | None:
 
 
 def algorithm_of(b: Buffers) -> str:
-    if b.operation not in plan.ONE_NODE:
-        return "native"
     link = dist.groups.default_group()._link
+    if b.operation not in plan.ONE_NODE:
+        through_buffers = b.operation not in ("send_recv", "barrier") and link.find(EagerBuffers) is not None
+        return "blocks" if through_buffers else "native"
     name = plan.algorithm_of(b.operation, link, b.total_bytes)
     if name == "native" and b.operation in REDUCING:
         module = fallback.choose(b.operation, link, b.dtype, reduce_op(b.op), b.total_bytes)

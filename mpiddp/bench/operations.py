@@ -41,6 +41,8 @@ _ALL_BLOCKS = {
     "reduce_scatter": ("x",),
     "scatter": ("x",),
     "all_to_all": ("x", "output"),
+    "all_gather_list": ("output",),
+    "all_to_all_list": ("x", "output"),
 }
 
 PERIOD = 1021
@@ -149,9 +151,9 @@ class Buffers:
                 return count_mismatches(output, self._pattern(self.left))
             case "gather" if not on_root:
                 return 0
-            case "all_gather" | "gather":
+            case "all_gather" | "all_gather_list" | "gather":
                 return self._wrong_blocks(first=0)
-            case "all_to_all":
+            case "all_to_all" | "all_to_all_list":
                 return self._wrong_blocks(first=self.rank * count)
         return 0
 

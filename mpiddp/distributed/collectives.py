@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from operator import attrgetter
 
 import numpy as np
 
 from mpiddp.algorithms import plan as planning
 from mpiddp.errors import ArrayError
-from mpiddp.faults.calls import ANY_COUNT, NO_ROOT
 from mpiddp.mpi.message import as_array, as_arrays, expect_apart, expect_like
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import seconds
@@ -316,23 +315,8 @@ def reduce_scatter(
     return dispatch(group, plan, (result, joined, op), (result,), async_op)
 
 
-def _move(
-    name: str,
-    group: ProcessGroup,
-    async_op: bool,
-    outputs: Sequence[Array],
-    inputs: Sequence[Array],
-    args: tuple[Any, ...],
-    *,
-    count: int = ANY_COUNT,
-    root: int = NO_ROOT,
-    layout: str = "",
-) -> Work | None:
-    """Dispatch an operation that moves data without reducing it."""
-    if len(outputs) > 1:
-        expect_apart(outputs, name)
-    plan = planning.moving(group._link, name, outputs, inputs, count=count, root=root, layout=layout)
-    return dispatch(group, plan, args, outputs, async_op)
+_like = attrgetter("dtype", "shape", "__class__")
+"""Calls with arrays of which this is equal have one plan."""
 
 
 def all_gather(
@@ -361,10 +345,16 @@ def all_gather(
         return None
     x = as_array(tensor, "all_gather", writable=False)
     outputs = as_arrays(tensor_list, "all_gather", group._link.size)
-    _expect_list_like(outputs, x, group, "all_gather", "tensor_list")
-    sizes = [output.size for output in outputs]
-    layout = "" if min(sizes) == max(sizes) else repr(sizes)
-    return _move("all_gather", group, async_op, outputs, (x,), (outputs, x), count=sum(sizes), layout=layout)
+    key = ("all_gather", _like(x), *map(_like, outputs))
+    plan = group._plans.get(key)
+    if plan is None:
+        _expect_list_like(outputs, x, group, "all_gather", "tensor_list")
+        sizes = [output.size for output in outputs]
+        layout = "" if min(sizes) == max(sizes) else repr(sizes)
+        made = planning.moving(group._link, "all_gather", outputs, (x,), count=sum(sizes), layout=layout)
+        plan = group._plans.remember(key, made)
+    expect_apart(outputs, "all_gather")
+    return dispatch(group, plan, (outputs, x), outputs, async_op)
 
 
 def _expect_list_like(arrays: Sequence[Array], x: Array, group: ProcessGroup, operation: str, name: str) -> None:
@@ -407,9 +397,14 @@ def gather(
     root = root_rank(group, dst, group_dst, default=0)
     x = as_array(tensor, "gather", writable=False)
     expect_on_root(gather_list, group, root, "gather_list", "destination")
-    outputs = as_arrays(gather_list, "gather", group._link.size, name="gather_list") if gather_list else None
-    _expect_list_like(outputs or (), x, group, "gather", "gather_list")
-    return _move("gather", group, async_op, outputs or (), (x,), (outputs, x, root), root=root)
+    outputs = as_arrays(gather_list, "gather", group._link.size, name="gather_list") if gather_list else []
+    key = ("gather", root, _like(x), *map(_like, outputs))
+    plan = group._plans.get(key)
+    if plan is None:
+        _expect_list_like(outputs, x, group, "gather", "gather_list")
+        plan = group._plans.remember(key, planning.moving(group._link, "gather", outputs, (x,), root=root))
+    expect_apart(outputs, "gather")
+    return dispatch(group, plan, (outputs, x, root), outputs, async_op)
 
 
 def scatter(
@@ -449,8 +444,12 @@ def scatter(
     inputs = None
     if scatter_list:
         inputs = as_arrays(scatter_list, "scatter", group._link.size, writable=False, name="scatter_list")
-    _expect_list_like(inputs or (), x, group, "scatter", "scatter_list")
-    return _move("scatter", group, async_op, (x,), inputs or (), (x, inputs, root), root=root)
+    key = ("scatter", root, _like(x), *map(_like, inputs or ()))
+    plan = group._plans.get(key)
+    if plan is None:
+        _expect_list_like(inputs or (), x, group, "scatter", "scatter_list")
+        plan = group._plans.remember(key, planning.moving(group._link, "scatter", (x,), inputs or (), root=root))
+    return dispatch(group, plan, (x, inputs, root), (x,), async_op)
 
 
 def all_to_all(
@@ -482,12 +481,17 @@ def all_to_all(
         return None
     outputs = as_arrays(output_tensor_list, "all_to_all", group._link.size, name="output_tensor_list")
     inputs = as_arrays(input_tensor_list, "all_to_all", group._link.size, writable=False, name="input_tensor_list")
-    for arrays, name in ((outputs, "output_tensor_list"), (inputs, "input_tensor_list")):
-        for index, x in enumerate(arrays):
-            expect_like(x, None, outputs[0].dtype, "all_to_all", f"{name}[{index}]")
-    mine = group._link.rank
-    expect_like(outputs[mine], inputs[mine].shape, inputs[mine].dtype, "all_to_all", f"output_tensor_list[{mine}]")
-    return _move("all_to_all", group, async_op, outputs, inputs, (outputs, inputs))
+    key = ("all_to_all", *map(_like, outputs), *map(_like, inputs))
+    plan = group._plans.get(key)
+    if plan is None:
+        for arrays, name in ((outputs, "output_tensor_list"), (inputs, "input_tensor_list")):
+            for index, x in enumerate(arrays):
+                expect_like(x, None, outputs[0].dtype, "all_to_all", f"{name}[{index}]")
+        mine = group._link.rank
+        expect_like(outputs[mine], inputs[mine].shape, inputs[mine].dtype, "all_to_all", f"output_tensor_list[{mine}]")
+        plan = group._plans.remember(key, planning.moving(group._link, "all_to_all", outputs, inputs))
+    expect_apart(outputs, "all_to_all")
+    return dispatch(group, plan, (outputs, inputs), outputs, async_op)
 
 
 def all_to_all_single(
@@ -519,17 +523,23 @@ def all_to_all_single(
     group = member(group, "all_to_all_single")
     if group is None:
         return None
-    size, mine = group._link.size, group._link.rank
     result = as_array(output, "all_to_all_single", name="output")
     x = as_array(input, "all_to_all_single", writable=False, name="input")
-    expect_like(result, None, x.dtype, "all_to_all_single", "output")
-    received = _byte_counts(result, output_split_sizes, size, "output")
-    sent = _byte_counts(x, input_split_sizes, size, "input")
-    if received[mine] != sent[mine]:
-        raise ArrayError(
-            f"all_to_all_single: this rank sends itself {sent[mine]} bytes and expects {received[mine]} from itself"
-        )
-    return _move("all_to_all_single", group, async_op, (result,), (x,), (result, x, received, sent))
+    splits = [None if given is None else tuple(given) for given in (output_split_sizes, input_split_sizes)]
+    key = ("all_to_all_single", *splits, _like(result), _like(x))
+    plan = group._plans.get(key)
+    if plan is None:
+        size, mine = group._link.size, group._link.rank
+        expect_like(result, None, x.dtype, "all_to_all_single", "output")
+        received = _byte_counts(result, splits[0], size, "output")
+        sent = _byte_counts(x, splits[1], size, "input")
+        if received[mine] != sent[mine]:
+            raise ArrayError(
+                f"all_to_all_single: this rank sends itself {sent[mine]} bytes and expects {received[mine]} from itself"
+            )
+        made = planning.moving(group._link, "all_to_all_single", (result,), (x,), counts=(received, sent))
+        plan = group._plans.remember(key, made)
+    return dispatch(group, plan, (result, x), (result,), async_op)
 
 
 def _byte_counts(x: Array, splits: Sequence[int] | None, size: int, name: str) -> list[int]:

@@ -124,7 +124,7 @@ class EagerBuffers(Resource):
         """The last round that this rank has begun, and the last one in which all ranks are known to have arrived."""
         self._records = slice(0, 0)
         self._expected = b""
-        self._words = memoryview(memory).cast("q")
+        self._words = self.words = memoryview(memory).cast("q")
         self._numbers = [
             self._words[records.start // 8 : records.stop // 8 : _RECORD.size // 8]
             for records in map(self._records_of, range(_BUFFERS))
@@ -135,6 +135,18 @@ class EagerBuffers(Resource):
     def _records_of(self, number: int) -> slice:
         start = self._start + number % _BUFFERS * self._size * _RECORD.size
         return slice(start, start + self._size * _RECORD.size)
+
+    def next_buffer(self) -> int:
+        """Return the number of the buffer that the next round uses."""
+        return (self._number + 1) % _BUFFERS
+
+    def current_buffer(self) -> int:
+        return self._number % _BUFFERS
+
+    def size_position(self, buffer: int, receiver: int, sender: int) -> int:
+        """Return where in `words` a sender tells the size of its block for a receiver, in rounds with this buffer."""
+        sizes: int = self._records_of(_BUFFERS - 1).stop // 8
+        return sizes + (buffer * self._size + receiver) * self._size + sender
 
     def rounds(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[Round]:
         """Return the four rounds as seen by calls with arrays of this shape and dtype."""
@@ -226,7 +238,7 @@ class EagerBuffers(Resource):
         return calls
 
     def close(self) -> None:
-        del self._memory, self._numbers, self._words
+        del self._memory, self._numbers, self._words, self.words
 
     def drop(self, error: Exception) -> None:
         """Keep the memory, because the watchdog's thread may still look at it."""

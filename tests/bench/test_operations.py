@@ -109,11 +109,11 @@ def run_without_mpi(ranks: list[Buffers]) -> None:
                 each.output[...] = sum(block[each.rank] for block in blocks)
             case "scatter":
                 each.output[...] = blocks[0][each.rank]
-            case "all_gather":
+            case "all_gather" | "all_gather_list":
                 each.output[...] = np.concatenate(inputs)
             case "gather" if each.rank == 0:
                 each.output[...] = np.concatenate(inputs)
-            case "all_to_all":
+            case "all_to_all" | "all_to_all_list":
                 each.output[...] = np.concatenate([block[each.rank] for block in blocks])
             case "send_recv":
                 each.output[...] = inputs[(each.rank - 1) % size]
