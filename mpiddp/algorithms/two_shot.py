@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -39,8 +39,10 @@ CHUNK_BYTES = 1 << 19
 """What a pipeline moves at once: a part of the array and its copy stay in a core's cache."""
 _BEGUN = Location(-1, 0)
 
-Step = Callable[[int, int, list[Array]], None]
+Step: TypeAlias = Callable[[int, int, list[Array]], None]
 """A function of the start and stop of a chunk in the array, and of all ranks' buffers."""
+Take: TypeAlias = Callable[[int, int, list[Array], list[float] | None], None]
+"""A `Step` that also gets the ranks' factors of ``PREMUL_SUM``, which are known once they have met."""
 
 
 class Pipeline:
@@ -60,7 +62,7 @@ class Pipeline:
         like: Array,
         length: int,
         put: Step,
-        take: Step,
+        take: Take,
         collect: Step | None = None,
         *,
         rows: int = 1,
@@ -69,7 +71,7 @@ class Pipeline:
         self._dtype, self._length, self._rows = like.dtype, length, rows
         self._put, self._take, self._collect = put, take, collect
         self.factors: list[float] | None = None
-        """The ranks' factors of ``PREMUL_SUM``, known once they have met."""
+        """For ``take``, which must not look here: it would keep its arrays alive in a circle."""
         self._step = max(min(CHUNK_BYTES, self._scratch.buffer_bytes) // like.itemsize // rows, 1)
 
     def begin(self) -> bool:
@@ -95,7 +97,7 @@ class Pipeline:
                 yield self._link.later.Ibarrier()
             if before is not None and self._collect is not None:
                 self._collect(*before)
-            self._take(*chunk)
+            self._take(*chunk, self.factors)
             before = chunk
         if before is not None and self._collect is not None:
             self._scratch.begin_round(0, self._dtype)
@@ -169,14 +171,13 @@ def _in_one_shot(link: Link, x: Array, op: ReduceOp, root: int) -> Pipeline:
         if root != link.rank:
             buffers[link.rank][...] = flat[start:stop]
 
-    def reduce_all(start: int, stop: int, buffers: list[Array]) -> None:
+    def reduce_all(start: int, stop: int, buffers: list[Array], factors: list[float] | None) -> None:
         if root in (NO_ROOT, link.rank):
             rows = list(buffers)
             rows[link.rank] = flat[start:stop]
-            reduce_rows(op, rows, (rows[link.rank],), link.size, pipeline.factors)
+            reduce_rows(op, rows, (rows[link.rank],), link.size, factors)
 
-    pipeline = Pipeline(link, x, x.size, put, reduce_all)
-    return pipeline
+    return Pipeline(link, x, x.size, put, reduce_all)
 
 
 def _in_two_shots(link: Link, x: Array, op: ReduceOp, root: int) -> Pipeline:
@@ -189,12 +190,12 @@ def _in_two_shots(link: Link, x: Array, op: ReduceOp, root: int) -> Pipeline:
         mine[: first - start] = flat[start:first]
         mine[last - start :] = flat[last:stop]
 
-    def reduce_slice(start: int, stop: int, buffers: list[Array]) -> None:
+    def reduce_slice(start: int, stop: int, buffers: list[Array], factors: list[float] | None) -> None:
         first, last = _own_slice(link, start, stop, x)
         rows = [buffer[first - start : last - start] for buffer in buffers]
         here = rows[link.rank]
         own = rows[link.rank] = flat[first:last]
-        reduce_rows(op, rows, (own, here) if gets_result else (here,), link.size, pipeline.factors)
+        reduce_rows(op, rows, (own, here) if gets_result else (here,), link.size, factors)
 
     def collect(start: int, stop: int, buffers: list[Array]) -> None:
         if gets_result:
@@ -203,8 +204,7 @@ def _in_two_shots(link: Link, x: Array, op: ReduceOp, root: int) -> Pipeline:
                 if rank != link.rank:
                     flat[start + edges[rank] : start + edges[rank + 1]] = buffer[edges[rank] : edges[rank + 1]]
 
-    pipeline = Pipeline(link, x, x.size, put, reduce_slice, collect)
-    return pipeline
+    return Pipeline(link, x, x.size, put, reduce_slice, collect)
 
 
 def _own_slice(link: Link, start: int, stop: int, x: Array) -> tuple[int, int]:
@@ -244,13 +244,12 @@ def _scattering(link: Link, x: Array, result: Array, op: ReduceOp) -> Pipeline:
             if rank != link.rank:
                 rows[rank] = blocks[rank, start:stop]
 
-    def reduce_slice(start: int, stop: int, buffers: list[Array]) -> None:
+    def reduce_slice(start: int, stop: int, buffers: list[Array], factors: list[float] | None) -> None:
         rows = [buffer.reshape(link.size, stop - start)[link.rank] for buffer in buffers]
         rows[link.rank] = blocks[link.rank, start:stop]
-        reduce_rows(op, rows, (result[start:stop],), link.size, pipeline.factors)
+        reduce_rows(op, rows, (result[start:stop],), link.size, factors)
 
-    pipeline = Pipeline(link, x, result.size, put, reduce_slice, rows=link.size)
-    return pipeline
+    return Pipeline(link, x, result.size, put, reduce_slice, rows=link.size)
 
 
 def all_gather(link: Link, call: Call, output: Array, x: Array) -> Steps:
@@ -273,7 +272,7 @@ def _gathering(link: Link, source: Array, blocks: Array) -> Pipeline:
     def put(start: int, stop: int, buffers: list[Array]) -> None:
         buffers[link.rank][...] = source[start:stop]
 
-    def take(start: int, stop: int, buffers: list[Array]) -> None:
+    def take(start: int, stop: int, buffers: list[Array], _: object) -> None:
         for rank, buffer in enumerate(buffers):
             blocks[rank, start:stop] = source[start:stop] if rank == link.rank else buffer
 
@@ -297,7 +296,7 @@ def _spreading(link: Link, target: Array, root: int) -> Pipeline:
         if link.rank == root:
             buffers[root][...] = target[start:stop]
 
-    def take(start: int, stop: int, buffers: list[Array]) -> None:
+    def take(start: int, stop: int, buffers: list[Array], _: object) -> None:
         if link.rank != root:
             target[start:stop] = buffers[root]
 

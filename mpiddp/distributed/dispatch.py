@@ -16,8 +16,9 @@ from typing import Any
 from mpiddp.algorithms.plan import Plan
 from mpiddp.errors import DistError
 from mpiddp.mpi import recorder, requests
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.operation import Call, Operation, waiting
-from mpiddp.mpi.work import Work
+from mpiddp.mpi.work import Work, abandon
 from mpiddp.typing import Array
 
 from . import debug
@@ -124,6 +125,9 @@ def perform(group: ProcessGroup, plan: Plan, args: tuple[Any, ...], outputs: Seq
                 next(steps).Wait()
         except StopIteration as end:
             return end.value
+        except MPI.Exception as error:
+            abandon(steps, error)
+            raise
         finally:
             link.busy = False
 

@@ -20,7 +20,7 @@ from mpiddp.mpi.link import Link
 from mpiddp.typing import Array
 
 from .calls import RECORD, Calls, Record, first_difference, mismatch
-from .liveness import Liveness, Tag
+from .liveness import Liveness, Tag, alive
 
 _HEAD = struct.Struct("<q")
 
@@ -39,7 +39,7 @@ class BetweenNodes:
         return found
 
     def look(self) -> None:
-        for group, each in tuple(self._groups.items()):
+        for group, each in alive(self._groups):
             message = each.news()
             if message:
                 self._liveness.send(each.successor, Tag.RECORDS, _HEAD.pack(group) + message)

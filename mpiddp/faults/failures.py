@@ -104,6 +104,8 @@ class Failures:
             time.sleep(0.001)
         who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else "a rank"
         failed = RankFailedError(f"{who} of {self._comm.size} died", ranks)
-        for group in tuple(self._groups):
+        with self._lock:
+            groups = tuple(self._groups)
+        for group in groups:
             group.abort(failed)
         raise failed from error

@@ -11,6 +11,7 @@ from mpiddp.errors import EXIT_MISMATCH, EXIT_TIMEOUT, DistError
 from mpiddp.mpi import requests
 from mpiddp.mpi.finalize import exit_limit, running
 from mpiddp.mpi.lazy import MPI
+from mpiddp.typing import Array
 
 from . import marker
 from .abort import abort, dumped, say, set_rank
@@ -37,6 +38,8 @@ class Leaving:
         self.job: Job
         self.stop: Callable[[], object]
         self._ended, self._pid = False, os.getpid()
+        self._begun: list[tuple[MPI.Request, Array]] = []
+        """The last barriers: MPI may still write to the memory of one that has failed."""
         # MPI_Finalize first deletes COMM_SELF's attributes, while MPI still works.
         key = MPI.Comm.Create_keyval(delete_fn=lambda *_: self._end_groups())
         MPI.COMM_SELF.Set_attr(key, self)
@@ -78,7 +81,8 @@ class Leaving:
     def _wait_for_all(self, limit_s: float) -> None:
         liveness, neighbour = self.job.liveness, Neighbour(self.job, limit_s)
         liveness.exited = True
-        barrier, total = self.job.between_nodes.begin_end(self.job.world.comm)
+        barrier, total = begun = self.job.between_nodes.begin_end(self.job.world.comm)
+        self._begun.append(begun)
         pause_s, deadline, pending = 1e-5, 0.0, -1
         while True:
             # Poll both: other ranks may wait for what this one submitted.

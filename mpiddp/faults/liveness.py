@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from mpiddp.mpi import processes, requests
 from mpiddp.mpi.lazy import MPI
@@ -24,6 +25,8 @@ from mpiddp.mpi.world import World
 from . import activity
 from .calls import last_call
 from .picture import State, packed
+
+T = TypeVar("T")
 
 _QUESTION = struct.Struct("<q?")
 """The group, and whether stacks are wanted."""
@@ -89,7 +92,7 @@ class Liveness:
         return self._comm.rank
 
     def links(self) -> list[Link]:
-        return list(self._links.values())
+        return [link for _, link in alive(self._links)]
 
     def register(self, link: Link) -> None:
         self._links[link.id] = link
@@ -117,7 +120,7 @@ class Liveness:
 
     def progress(self) -> None:
         now = time.monotonic()
-        for group, link in tuple(self._links.items()):
+        for group, link in alive(self._links):
             if self._progress.get(group, (-1, now))[0] != link.sequence:
                 self._progress[group] = link.sequence, now
         with self._lock:
@@ -227,6 +230,11 @@ class Liveness:
     def interrupted_before(self) -> bool:
         """Return True if a lower rank is interrupted, too: it reports."""
         return any(rank < self.rank and answer.interrupted for (rank, _), answer in self._answers.items())
+
+
+def alive(found: weakref.WeakValueDictionary[int, T]) -> list[tuple[int, T]]:
+    """Return the items. ``items()`` fails if another thread adds one meanwhile, as for a group that it makes."""
+    return [(each.key, value) for each in found.valuerefs() if (value := each()) is not None]
 
 
 def group_of(operation: Operation | None) -> int:

@@ -109,9 +109,6 @@ def about(hosts: Hosts, operation: Operation | None, rank: int, states: Mapping[
     lines = rows(hosts, cells(missing))
     if operation is None or operation.peers is not None:
         return ["  it waits for:", *lines] if lines and operation is not None else lines
-    head = "all ranks are in it: the network may be down, or one of them waits elsewhere"
-    if missing:
-        head = f"{counted(len(missing))} {'is' if len(missing) == 1 else 'are'} NOT in it:"
     waiting: dict[str, list[int]] = {}
     begun: dict[str, list[int]] = {}
     for each, state in states.items():
@@ -119,8 +116,14 @@ def about(hosts: Hosts, operation: Operation | None, rank: int, states: Mapping[
             waiting.setdefault(state.at, []).append(each)
         elif each not in missing:
             begun.setdefault("its end" if state.ended else state.at, []).append(each)
-    here = sum(map(len, waiting.values()))
-    went_on = f"  {counted(sum(map(len, begun.values())))} began it and went on: {named_lines(begun)}"
+    here, after = sum(map(len, waiting.values())), [each for ranks in begun.values() for each in ranks]
+    if missing:
+        head = f"{counted(len(missing))} {'is' if len(missing) == 1 else 'are'} NOT in it:"
+    elif after:  # the answers come some time after the limit
+        head = f"no rank is missing by now: rank{'s' * (len(after) > 1)} {ranges(after)} may have begun it too late"
+    else:
+        head = "all ranks are in it: the network may be down, or one of them waits elsewhere"
+    went_on = f"  {counted(len(after))} began it and went on: {named_lines(begun)}"
     waits = f"  {counted(here)} {'waits' if here == 1 else 'wait'} in it at {named_lines(waiting)}"
     return [f"  {head}", *lines, *([went_on] if begun else []), waits]
 

@@ -19,10 +19,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from time import monotonic
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import requests
 from .future import Future, call_all, call_logged
+from .lazy import MPI
 from .operation import Operation
 from .requests import Awaited, Steps, activate, deactivate, poll, seconds, wait_for
 
@@ -30,8 +32,16 @@ if TYPE_CHECKING:
     # The exception hook asks here, perhaps before NumPy may be imported.
     from mpiddp.typing import Array
 
-_abandoned: list[tuple[Steps | None, Awaited | None]] = []
+_abandoned: list[tuple[Steps | None, Awaited | TracebackType | None]] = []
 """Operations that were given up. They are kept, because MPI may still write to their memory."""
+
+
+def abandon(steps: Steps, error: MPI.Exception) -> None:
+    """Keep the memory of steps that MPI has failed: its other requests, or their parts, may still be on their way."""
+    assert error.__traceback__ is not None, "it has been raised"
+    _abandoned.append(
+        (steps, error.__traceback__.tb_next)
+    )  # without the caller's frame, which holds the program's data
 
 
 _POLLS = 20
@@ -76,6 +86,8 @@ class Work:
             self._value = end.value
             self._finish(None)
         except Exception as error:  # surfaces in wait()
+            if isinstance(error, MPI.Exception):
+                abandon(steps, error)
             self._finish(error)
         except BaseException as error:
             # A Ctrl-C is raised at once, not by wait().
@@ -102,7 +114,7 @@ class Work:
             try:
                 ready = self._awaited.Test()
             except Exception as error:
-                self._finish(error)
+                self._fail(error)
                 break
             if not ready:
                 return False
@@ -188,7 +200,8 @@ class Work:
         try:
             self._operation.members.monitor.check()
         except Exception as error:
-            self._fail(error)
+            with requests.lock:  # other threads poll, too
+                self._fail(error)
 
     def is_success(self) -> bool:
         """Return True if the operation has ended without an error."""

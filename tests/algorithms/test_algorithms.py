@@ -6,8 +6,10 @@ import copy
 import dataclasses
 import errno
 import functools
+import gc
 import importlib.util
 import itertools
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -197,6 +199,31 @@ def variants(name: str) -> Iterator[tuple[str, int, bool, int]]:
     kinds = KINDS if name in ("two_shot", "hierarchical") else ("ordinary",)
     for index in itertools.count():
         yield kinds[index % len(kinds)], index % 7, index // len(kinds) % 2 == 1, index
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast"])
+def test_no_array_is_kept_alive_after_its_operation(case: Case, operation: str) -> None:
+    """A circle of references would keep it until Python looks for garbage."""
+    link, op = case.link, ReduceOp.SUM
+    gc.disable()
+    try:
+        for name, count in itertools.product(algorithms(operation, link), (10, 50_000)):
+            x, output = np.ones(count * link.size), np.ones(count * link.size)
+            part = output[:count].copy()
+            args: dict[str, tuple[Any, ...]] = {
+                "all_reduce": (x, op),
+                "reduce": (x, 0, op),
+                "reduce_scatter": (part, x, op),
+                "all_gather": (output, part),
+                "broadcast": (x, 0),
+            }
+            for submitted in (False, True):
+                case.run(steps(operation, name, link, *args[operation]), submitted)
+            kept = [weakref.ref(each) for each in (x, output, part)]
+            del x, output, part, args
+            assert not any(each() is not None for each in kept), f"{name} of {count}"
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", plan.offering("all_reduce"))

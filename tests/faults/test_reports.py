@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+import threading
 import time
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mpiddp.faults.liveness import Liveness
+from mpiddp.faults.liveness import Liveness, alive
 from mpiddp.faults.picture import State
 from mpiddp.faults.reports import Reports
 from mpiddp.mpi.operation import Call, Members, Operation
@@ -118,6 +121,29 @@ def test_a_rank_whose_predecessor_died_prints() -> None:
     assert warning(2, answers)[0] == ""
 
 
+def test_a_thread_may_make_groups_while_the_watchdog_lists_them() -> None:
+    found: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+    kept, stop, interval = made_up(0, {}), threading.Event(), sys.getswitchinterval()
+    found.update(dict.fromkeys(range(50), kept))
+
+    def make() -> None:
+        number = 50
+        while not stop.is_set():
+            number += 1
+            found[number] = made_up(0, {})  # gone at once
+
+    thread = threading.Thread(target=make)
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for _ in range(20_000):
+            assert {key for key, each in alive(found) if each is kept} == set(range(50))
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+
+
 def test_a_silent_rank_of_this_host_is_looked_at() -> None:
     with subprocess.Popen(["sleep", "60"]) as asleep, subprocess.Popen(["sleep", "60"]) as killed:
         killed.kill()
@@ -156,6 +182,7 @@ def test_a_rank_that_went_on_is_not_missing() -> None:
     }
     text, _ = warning(0, answers)
     assert "NOT in it" not in text and "1 rank began it and went on: a.py:2 in f (1)" in text
+    assert "no rank is missing by now: rank 1 may have begun it too late" in text and "network" not in text
 
 
 def receives(source: int, waited_s: float = 65.0) -> State:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
+import weakref
 from datetime import timedelta
 
 import numpy as np
@@ -12,8 +14,9 @@ from harness.inputs import finish
 from harness.random_program import RandomProgram
 
 import mpiddp as dist
-from mpiddp.distributed import debug
-from mpiddp.mpi import requests
+from mpiddp.algorithms.plan import Plan, make_call
+from mpiddp.distributed import debug, dispatch
+from mpiddp.mpi import lazy, requests
 
 pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
@@ -54,6 +57,57 @@ def test_error_surfaces_in_wait(world):
     assert isinstance(receive.exception(), dist.ArrayError)
     with pytest.raises(dist.ArrayError):
         future.wait()
+
+
+@pytest.mark.parametrize("where", ["in Test", "in Wait", "in a later request"])
+def test_memory_of_a_failed_operation_is_kept(world, group, monkeypatch, where):
+    """MPI may still write to it: Open MPI's collectives fail while parts of them are on their way."""
+    memory = []
+
+    def fail():
+        raise lazy.MPI.Exception(lazy.MPI.ERR_OTHER)
+
+    class Request:
+        Test, Wait = (bool, bool) if where == "in a later request" else (staticmethod(fail), staticmethod(fail))
+
+    def steps(link, call):
+        memory.append(weakref.ref(kept := np.ones(3)))
+        yield requests.READY if where == "in a later request" else Request()
+        kept += 1
+        fail()
+
+    monkeypatch.setattr(group._monitor, "verify_failed", lambda *_: None)
+    monkeypatch.setattr(group._monitor, "translate", lambda *_: None)
+    plan = Plan(make_call(group._link, "barrier"), steps)
+    for run in (dispatch.perform,) if where == "in Wait" else (dispatch.submit, dispatch.perform):
+        with pytest.raises(lazy.MPI.Exception):
+            run(group, plan, (), ()) if run is dispatch.perform else run(group, plan, (), (), True, None).wait()
+        assert memory.pop()() is not None
+
+
+def test_a_poll_that_finds_a_fault_waits_for_the_thread_that_polls(world, group, monkeypatch):
+    looks, looked = threading.Event(), threading.Event()
+
+    def check():
+        looks.set()
+        looked.wait()
+        raise dist.DistError("a rank has failed")
+
+    x = np.zeros(1)
+    submitted = dist.irecv(x, world.rank, group=group)
+    monkeypatch.setattr(group._monitor, "check", check)
+    time.sleep(0.06)
+    thread = threading.Thread(target=submitted.is_completed)
+    thread.start()
+    looks.wait()
+    with requests.lock:
+        looked.set()
+        thread.join(0.1)
+        assert submitted.exception() is None, "its step may be running"
+    thread.join()
+    assert isinstance(submitted.exception(), dist.DistError)
+    monkeypatch.undo()
+    requests.poll()
 
 
 def test_wait_with_a_timeout(world):
