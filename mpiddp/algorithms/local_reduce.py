@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from mpiddp.device import array_namespace
 from mpiddp.device.half import assign, converted
-from mpiddp.mpi.reduction import ReduceOp, combine, finish, is_half, premultiply, scale
+from mpiddp.mpi.reduction import ReduceOp, is_half
 from mpiddp.typing import Array
 
 CHUNK_BYTES = 1 << 17
@@ -64,7 +66,10 @@ def reduce_rows(
         if common is not None:
             scale(accumulator, common, accumulator)
         for out in targets[1:] if in_place else targets:
-            assign(out, accumulator)
+            if out.dtype == accumulator.dtype:
+                out[...] = accumulator
+            else:
+                assign(out, accumulator)
 
 
 def _common_scale(factors: Sequence[float] | None) -> float | None:
@@ -91,6 +96,7 @@ def _combine_converted(
             combine(op, accumulator, spare, accumulator)
 
 
+@functools.cache
 def accumulated_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if is_half(dtype) else dtype
 
@@ -100,3 +106,40 @@ def widened(op: ReduceOp, x: Array) -> Array:
     copy = converted(x.reshape(-1), accumulated_in(x.dtype))
     premultiply(op, copy)
     return copy
+
+
+def combine(op: ReduceOp, a: Array, b: Array, out: Array) -> None:
+    """Combine two arrays into ``out``, which may be one of them. MIN and MAX propagate NaN."""
+    getattr(array_namespace(a), op._combining)(a, b, out=out)
+
+
+def _real_parts(x: Array) -> tuple[Array, ...]:
+    """Return the real numbers in an array, to be scaled: infinity times a complex factor would give NaN."""
+    if x.dtype.kind != "c":
+        return (x,)
+    if x.flags.c_contiguous:
+        return (x.reshape(-1).view(np.empty(0, x.dtype).real.dtype),)
+    return x.real, x.imag  # views, but copies in CuPy, whose arrays are always contiguous here
+
+
+def scale(x: Array, factor: float, out: Array) -> None:
+    """Multiply an array by a real factor into ``out``, which may be ``x``."""
+    for part, target in zip(_real_parts(x), _real_parts(out), strict=True):
+        array_namespace(x).multiply(part, part.dtype.type(factor), out=target)
+
+
+def premultiply(op: ReduceOp, x: Array) -> None:
+    """Multiply ``x`` by the factor of ``PREMUL_SUM``, before anything is sent; do nothing for other reductions."""
+    if op.factor is not None and op.factor != 1:
+        scale(x, op.factor, x)
+
+
+def finish(op: ReduceOp, x: Array, size: int) -> None:
+    """Divide a sum by the number of ranks, ``size``, if ``op`` is ``AVG``."""
+    if op.name != "AVG" or size == 1:
+        return
+    if size & (size - 1) == 0:  # the product has the same bits, and is faster
+        scale(x, 1 / size, x)
+        return
+    for part in _real_parts(x):
+        array_namespace(x).divide(part, part.dtype.type(size), out=part)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from operator import attrgetter
 from typing import Any
 
-from mpiddp.device import array_namespace, in_use
+from mpiddp.device import array_namespace
 from mpiddp.device.half import converted
+from mpiddp.device.namespace import cupy_is_loaded
 from mpiddp.device.place import returning, stand_at
 from mpiddp.typing import Array
 
@@ -45,7 +47,7 @@ def run_backward(root: Variable, gradient: Array, retain_graph: bool) -> None:
     outer, callbacks = _running.callbacks, list[Callable[[], object]]()
     _running.callbacks = callbacks
     try:
-        with no_grad(), returning():
+        with no_grad(), returning() if cupy_is_loaded() else nullcontext():
             if root.grad_fn is None:
                 leaves = _Leaves({root: 1})
                 leaves.add(root, gradient, owned=False)
@@ -59,7 +61,7 @@ def run_backward(root: Variable, gradient: Array, retain_graph: bool) -> None:
 
 def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
     nodes, uses = _reachable(root)
-    leaves, gradients = (_DeviceLeaves(uses), _DeviceGradients()) if in_use() else (_Leaves(uses), _Gradients())
+    leaves, gradients = (_DeviceLeaves(uses), _DeviceGradients()) if cupy_is_loaded() else (_Leaves(uses), _Gradients())
     gradients[root] = gradient
     for node in nodes:
         grad = gradients.pop(node, None)
