@@ -24,6 +24,7 @@ from harness.world import World
 import mpiddp as dist
 from mpiddp import nn, optim
 from mpiddp.autograd import Tensor
+from mpiddp.distributed import groups
 from mpiddp.nn import functional as F  # noqa: N812
 
 pytestmark = pytest.mark.mpi
@@ -195,3 +196,29 @@ def test_buckets_follow_the_order_of_gradients_once(world: World) -> None:
         buffers.append([id(bucket.buffer()) for bucket in ddp._reducer.buckets.in_order])
     assert buffers[0] == buffers[1] == buffers[2]
     assert_equal(values(model), values(plain))
+
+
+def test_a_bucket_of_a_group_that_has_ended_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def backward_after(end: Callable[[dist.ProcessGroup], None], reason: str) -> dist.ProcessGroup:
+        group = dist.new_group()
+        assert isinstance(group, dist.ProcessGroup)
+        ddp = DDP(mlp(), process_group=group)
+        x, y = batch(world.rng, 4)
+        step_of(ddp, x, y)  # the group keeps plans of the buckets
+        loss = F.cross_entropy(ddp(x), y)
+        end(group)
+        with pytest.raises(ValueError, match=reason):
+            loss.backward()
+        return group
+
+    def leave_to_the_parent(group: dist.ProcessGroup) -> None:
+        """End it as in a forked child, which must not use MPI."""
+        for name, value in (("_groups", {group: None}), ("_default", None), ("_made", 0), ("_missing", "")):
+            monkeypatch.setattr(groups, name, value)
+        groups.disown("a forked process")
+
+    backward_after(dist.destroy_process_group, "has been destroyed")
+    group = backward_after(leave_to_the_parent, "a forked process")
+    monkeypatch.undo()
+    group._link.closed = False
+    dist.destroy_process_group(group)
