@@ -1,10 +1,13 @@
-"""Local reduction: rows are combined in order, chunk by chunk in the cache, each byte read from memory once."""
+"""Local reduction: what a reduction computes on this rank.
+
+Rows are combined in order, chunk by chunk in the cache, and each byte is read from memory once.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +40,7 @@ def reduce_rows(
     once. ``size`` divides for ``AVG``, 1 as a part of a larger reduction; ``factors`` are the rows' (``PREMUL_SUM``).
     """
     dtype, count = rows[0].dtype, rows[0].size
+    join = getattr(array_namespace(rows[0]), op._combining)
     common = _common_scale(factors)
     if common is not None:
         factors = None
@@ -55,13 +59,13 @@ def reduce_rows(
         accumulator = targets[0] if in_place or spare is None else spare[0, : parts[0].size]
         if changing:
             assert spare is not None
-            _combine_converted(op, parts, accumulator, spare[1, : parts[0].size], factors)
+            _combine_converted(join, parts, accumulator, spare[1, : parts[0].size], factors)
         elif len(parts) == 1:
             accumulator[...] = parts[0]
         else:
-            combine(op, parts[0], parts[1], accumulator)
+            join(parts[0], parts[1], out=accumulator)
             for part in parts[2:]:
-                combine(op, accumulator, part, accumulator)
+                join(accumulator, part, out=accumulator)
         finish(op, accumulator, size)
         if common is not None:
             scale(accumulator, common, accumulator)
@@ -80,7 +84,11 @@ def _common_scale(factors: Sequence[float] | None) -> float | None:
 
 
 def _combine_converted(
-    op: ReduceOp, parts: Sequence[Array], accumulator: Array, spare: Array, factors: Sequence[float] | None
+    join: Callable[..., Any],
+    parts: Sequence[Array],
+    accumulator: Array,
+    spare: Array,
+    factors: Sequence[float] | None,
 ) -> None:
     """Combine parts widened to float32, or multiplied by factors."""
     for index, part in enumerate(parts):
@@ -93,7 +101,7 @@ def _combine_converted(
             assign(target, part)
             scale(target, factors[index], target)
         if index:
-            combine(op, accumulator, spare, accumulator)
+            join(accumulator, spare, out=accumulator)
 
 
 @functools.cache
