@@ -58,7 +58,7 @@ def steps(link: Any, operation: str, algorithm: str | None, x: Any, op: ReduceOp
 
 
 def test_on_a_node_most_arrays_go_through_its_memory(world: Any) -> None:
-    link = default_group().link
+    link = default_group()._link
     short, long = np.zeros(10), np.zeros(1 << 20)
     found = plan.make(link, "all_reduce", None, short, short, ReduceOp.SUM)
     shown = world.size > 1 and settings.eager()
@@ -90,7 +90,7 @@ def test_two_ranks_have_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_mpi_does_not_define_is_exchanged() -> None:
-    link, half = default_group().link, np.zeros(10, np.float16)
+    link, half = default_group()._link, np.zeros(10, np.float16)
     assert steps(link, "all_reduce", "native", half) is exchange.all_reduce
     assert steps(link, "reduce", "native", np.zeros(10), ReduceOp.MAX) is exchange.reduce
 
@@ -120,7 +120,7 @@ def test_what_mpi_does_not_define_goes_by_tree_where_it_is_short_and_ranks_are_m
 def test_deterministic_keeps_mpi_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPIDDP_DETERMINISTIC", "1")
     plan.forget()
-    link = default_group().link
+    link = default_group()._link
     assert steps(link, "all_reduce", "native", np.zeros(10)) is exchange.all_reduce
 
 
@@ -129,8 +129,8 @@ def test_the_environment_overrides(world: Any, monkeypatch: pytest.MonkeyPatch) 
     plan.forget()
     x = np.arange(10.0) + world.rank
     if world.size > 1:
-        assert steps(default_group().link, "all_reduce", None, x) is ring.all_reduce
-        assert plan.algorithm_of("broadcast", default_group().link, 8) == "two_shot"
+        assert steps(default_group()._link, "all_reduce", None, x) is ring.all_reduce
+        assert plan.algorithm_of("broadcast", default_group()._link, 8) == "two_shot"
     dist.all_reduce(x)
     assert (x == np.arange(10.0) * world.size + sum(range(world.size))).all()
 
@@ -152,7 +152,7 @@ def test_shared_memory_is_refused_across_nodes(monkeypatch: pytest.MonkeyPatch) 
 def test_the_argument_goes_before_table_and_environment(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:tree")
     plan.forget()
-    link, x = default_group().link, np.ones(10)
+    link, x = default_group()._link, np.ones(10)
     if world.size > 1:
         assert steps(link, "all_reduce", "ring", x) is ring.all_reduce
     assert steps(link, "all_reduce", None, x) is (tree if world.size > 1 else native).all_reduce

@@ -35,11 +35,11 @@ def _nodes(request: pytest.FixtureRequest, world: Any) -> Iterator[None]:
 
 
 def is_first() -> bool:
-    return default_group().link.node.rank == 0
+    return default_group()._link.node.rank == 0
 
 
 def nodes() -> int:
-    return len(set(default_group().link.nodes))
+    return len(set(default_group()._link.nodes))
 
 
 def everybodys(x: Any) -> list[Any]:
@@ -88,8 +88,8 @@ def shares_memory_on_node(x: Array) -> bool:
     inode = next(
         (line.split()[4] for line in Path("/proc/self/maps").read_text().splitlines() if _inside(line, x)), "0"
     )
-    told = everybodys((default_group().link.nodes[dist.get_rank()], inode))
-    mine = [each for node, each in told if node == default_group().link.nodes[dist.get_rank()]]
+    told = everybodys((default_group()._link.nodes[dist.get_rank()], inode))
+    mine = [each for node, each in told if node == default_group()._link.nodes[dist.get_rank()]]
     return inode != "0" and set(mine) == {inode}
 
 
@@ -159,7 +159,7 @@ class OddError(Exception):
 @pytest.mark.parametrize("error", [FileNotFoundError("no x.npy"), OddError(1, 2), KeyError("x")], ids=repr)
 @pytest.mark.parametrize("where", ["everywhere", "last node"])
 def test_every_rank_raises_what_one_has(world: Any, error: Exception, where: str) -> None:
-    last = default_group().link.nodes[world.rank] == max(default_group().link.nodes)
+    last = default_group()._link.nodes[world.rank] == max(default_group()._link.nodes)
 
     def load() -> list[Array]:
         if where == "everywhere" or last:
@@ -171,7 +171,7 @@ def test_every_rank_raises_what_one_has(world: Any, error: Exception, where: str
     )
     with pytest.raises(expected, match=text) as caught:
         shared_on_node(load)
-    culprit = 0 if where == "everywhere" else default_group().link.nodes.index(max(default_group().link.nodes))
+    culprit = 0 if where == "everywhere" else default_group()._link.nodes.index(max(default_group()._link.nodes))
     notes = getattr(caught.value, "__notes__", [])
     assert any(f"on rank {culprit}, host " in note for note in notes) == (culprit > 0)
     assert shared_on_node(lambda: [np.ones(2)])[0].sum() == 2, "the group goes on"
@@ -186,7 +186,7 @@ def test_what_is_no_array_is_refused_everywhere(world: Any, bad: Any) -> None:
 def test_nodes_that_differ_are_both_named(world: Any) -> None:
     if nodes() == 1:
         pytest.skip("one node agrees with itself")
-    mine = default_group().link.nodes[world.rank]
+    mine = default_group()._link.nodes[world.rank]
     with pytest.raises(dist.MismatchError, match=r"float64 \(5,\) on rank 0 and float64 \(6,\) on rank 1"):
         shared_on_node(lambda: [np.ones(5 + mine)])
     found = shared_on_node(lambda: [np.full(5, mine)])

@@ -36,7 +36,7 @@ LONG = ("staged_ring", "device_ring")
     [("staged_ring", kind) for kind in DTYPES] + [("device_ring", kind) for kind in ("float32", "bfloat16", "int8")],
 )
 def test_algorithm(world: Any, cupy: Any, kind: str, name: str) -> None:
-    dtype, link = dtype_of(kind), default_group().link
+    dtype, link = dtype_of(kind), default_group()._link
     steps = table.ALGORITHMS[name].all_reduce
     for op, size in itertools.product(OPS, sizes(world, dtype)):
         if not means_something(op, dtype):
@@ -72,7 +72,7 @@ def test_every_rank_has_the_same_bits(world: Any, cupy: Any) -> None:
     rows = world.rng.standard_normal((world.size, 5000)).astype(np.float32)
     for name in LONG if world.size > 1 else ():
         x = cupy.asarray(rows[world.rank])
-        requests.drive(table.ALGORITHMS[name].all_reduce(default_group().link, x, dist.ReduceOp.SUM))
+        requests.drive(table.ALGORITHMS[name].all_reduce(default_group()._link, x, dist.ReduceOp.SUM))
         everybody: list[Any] = [None] * world.size
         dist.all_gather_object(everybody, x.get().tobytes())
         assert len(set(everybody)) == 1
@@ -128,7 +128,7 @@ def test_collectives_by_address(world: Any, cupy: Any, by_address: DevicePointer
 
 
 def test_reductions_by_address(world: Any, cupy: Any, by_address: DevicePointers) -> None:
-    link, dtype = default_group().link, np.dtype(np.float64)
+    link, dtype = default_group()._link, np.dtype(np.float64)
     for op, size in itertools.product(OPS, sizes(world, dtype)):
         if not means_something(op, dtype):
             continue
@@ -285,7 +285,7 @@ def test_pinned_memory_is_used_again(world: Any, cupy: Any) -> None:
         for _ in range(3):
             dist.all_reduce(x)
             dist.broadcast(x, 0)
-            requests.drive(staged_ring.all_reduce(default_group().link, x, dist.ReduceOp.MAX))
+            requests.drive(staged_ring.all_reduce(default_group()._link, x, dist.ReduceOp.MAX))
 
     step()
     before = len(cupy._memory.PINNED)
@@ -318,7 +318,7 @@ def test_without_events_it_would_be_wrong(world: Any, cupy: Any, monkeypatch: py
         x = cupy.zeros(40 if name == "staged" else 4000)
         for _ in range(20):
             x += world.rank + 1
-        link, args = default_group().link, (x, dist.ReduceOp.SUM)
+        link, args = default_group()._link, (x, dist.ReduceOp.SUM)
         made = plan.make(link, "all_reduce", None, x, *args)
         staged = name == "staged"
         requests.drive(made.steps(link, made.call, *args) if staged else table.ALGORITHMS[name].all_reduce(link, *args))

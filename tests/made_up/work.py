@@ -174,5 +174,5 @@ def memory_of_a_group(size: int, per_node: int) -> tuple[int, int, int]:
         groups: list[Any] = []
         own = kept(lambda: groups.append(new_groups.new_group()))
         first = sum(found)
-        drive(groups[0].link.resource(Scratch).prepare())
+        drive(groups[0]._link.resource(Scratch).prepare())
         return own, first, sum(found) - first
