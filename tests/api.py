@@ -11,6 +11,7 @@ import argparse
 import enum
 import importlib
 import inspect
+import os
 import re
 import types
 import warnings
@@ -172,13 +173,15 @@ def write_pages(folder: Path) -> None:
     import pdoc
     import pdoc.render
 
+    folder.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("error")
     for module in map(importlib.import_module, ROOTS):
         # pdoc looks into a module's dictionary, and many names here are loaded on first use.
         module.__all__ = public_names(module)
         vars(module).update({name: getattr(module, name) for name in module.__all__})
     pdoc.render.configure(docformat="numpy")
-    pdoc.pdoc("mpiddp", f"!(?!({'|'.join(map(re.escape, ROOTS))})$)", output_directory=folder)
+    os.chdir(folder)  # else pdoc warns of a folder mpiddp here that is not the installed one
+    pdoc.pdoc("mpiddp", f"!(?!({'|'.join(map(re.escape, ROOTS))})$)", output_directory=Path())
 
 
 def main() -> None:

@@ -12,7 +12,8 @@ from mpiddp.faults import this_job
 
 dist.init_process_group()
 me, victim = dist.get_rank(), int(sys.argv[1])
-for step in range(60):
+step = 0
+while step < 60:
     try:
         if step == 30 and me == victim:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -23,6 +24,10 @@ for step in range(60):
     except dist.RankFailedError as error:
         assert error.ranks == [victim], error.ranks
         dist.shrink_group(error.ranks)
+        last = np.array([step])  # some may still have waited for the victim's last sum
+        dist.all_reduce(last, dist.ReduceOp.MAX)
+        step = int(last[0])
+    step += 1
 world = this_job.current().world
 if dist.get_rank() == 0:
     print(json.dumps({"hosts": world.hosts, "nodes": world.nodes}), flush=True)
