@@ -467,7 +467,7 @@ WITHOUT_TESTS = {
     ),
     "nn/collectives": "p2p recorded rooted symmetric",
     "optim": "adam sgd",
-    "parallel": "powersgd step_timer wrapper",
+    "parallel": "powersgd wrapper",
     "shm": "cma scratch ",
     "torch": (
         "arrays backend cuda ddp default dispatch errors names operations options process_group rendezvous store "

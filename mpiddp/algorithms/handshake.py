@@ -18,11 +18,11 @@ import numpy as np
 
 from mpiddp.faults.calls import RECORD, Calls, compare_records, first_difference
 from mpiddp.mpi.lazy import MPI
-from mpiddp.mpi.link import Link, Resource
+from mpiddp.mpi.link import Channel, Link, Resource
 from mpiddp.mpi.operation import Call
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import Steps
-from mpiddp.shm.segment import NOWHERE, Location, Segment
+from mpiddp.shm.segment import NOWHERE, Location, segment
 from mpiddp.typing import Array
 
 # The call's number and record; segment and offset of the array; factor; history.
@@ -50,15 +50,12 @@ class Entries(NamedTuple):
     def of(self, ranks: Array) -> Entries:
         return _entries(self.segments[ranks], self.offsets[ranks], self.factors[ranks])
 
-    def common_segment(self) -> int:
-        """Return the number of the segment in which all arrays lie, or 0."""
-        return max(self.segment or 0, 0)
-
-    def views(self, found: Segment, ranks: tuple[int, ...], count: int, dtype: np.dtype[Any]) -> list[Array]:
-        """Return the arrays of world ranks in their common segment ``found``."""
-        return [
-            found.view(rank, offset, count, dtype) for rank, offset in zip(ranks, self.offsets.tolist(), strict=True)
-        ]
+    def views(self, node: Channel, x: Array) -> list[Array] | None:
+        """Return the arrays of a node's ranks, which are like ``x``; None unless they lie in one segment."""
+        if self.segment is None or self.segment <= 0:
+            return None
+        found, offsets = segment(self.segment), self.offsets.tolist()
+        return [found.view(rank, offset, x.size, x.dtype) for rank, offset in zip(node.ranks, offsets, strict=True)]
 
     def factors_of(self, op: ReduceOp) -> list[float] | None:
         """Return the factors of PREMUL_SUM; None for other reductions."""

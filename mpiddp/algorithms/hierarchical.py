@@ -25,7 +25,7 @@ from mpiddp.typing import Array
 from . import exchange, handshake
 from .handshake import Entries
 from .local_reduce import accumulated_in, bounds, reduce_rows
-from .peer_access import PeerAccess, Views, copied, in_place, place_of
+from .peer_access import PeerAccess, Views, copied, place_of
 from .tags import Tag
 
 PIECE_BYTES = 1 << 20
@@ -41,7 +41,7 @@ def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
     factors = mine.factors_of(op)
     peers: PeerAccess | None = None
     if in_place_everywhere(link, entries.segments):
-        peers = Views([flat]) if link.node.size == 1 else in_place(link.node, x, mine)
+        peers = Views(mine.views(link.node, x) or [flat])
     elif not entries.segments.any():
         peers = yield from copied(link, x, mine)
     if peers is not None:

@@ -1,15 +1,20 @@
-"""Local reduction: rows are combined in order, chunk by chunk in the cache, each byte read from memory once."""
+"""Local reduction: what a reduction computes on this rank.
+
+Rows are combined in order, chunk by chunk in the cache, and each byte is read from memory once.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from mpiddp.device import array_namespace
 from mpiddp.device.half import assign, converted
-from mpiddp.mpi.reduction import ReduceOp, combine, finish, is_half, premultiply, scale
+from mpiddp.mpi.reduction import ReduceOp, is_half
 from mpiddp.typing import Array
 
 CHUNK_BYTES = 1 << 17
@@ -35,6 +40,7 @@ def reduce_rows(
     once. ``AVG`` divides by ``size``; ``factors`` are the rows' (``PREMUL_SUM``).
     """
     dtype, count = rows[0].dtype, rows[0].size
+    join = getattr(array_namespace(rows[0]), op._combining)
     common = _common_scale(factors)
     if common is not None:
         factors = None
@@ -53,18 +59,21 @@ def reduce_rows(
         accumulator = targets[0] if in_place or spare is None else spare[0, : parts[0].size]
         if changing:
             assert spare is not None
-            _combine_converted(op, parts, accumulator, spare[1, : parts[0].size], factors)
+            _combine_converted(join, parts, accumulator, spare[1, : parts[0].size], factors)
         elif len(parts) == 1:
             accumulator[...] = parts[0]
         else:
-            combine(op, parts[0], parts[1], accumulator)
+            join(parts[0], parts[1], out=accumulator)
             for part in parts[2:]:
-                combine(op, accumulator, part, accumulator)
+                join(accumulator, part, out=accumulator)
         finish(op, accumulator, size)
         if common is not None:
             scale(accumulator, common, accumulator)
         for out in targets[1:] if in_place else targets:
-            assign(out, accumulator)
+            if out.dtype == accumulator.dtype:
+                out[...] = accumulator
+            else:
+                assign(out, accumulator)
 
 
 def _common_scale(factors: Sequence[float] | None) -> float | None:
@@ -75,7 +84,11 @@ def _common_scale(factors: Sequence[float] | None) -> float | None:
 
 
 def _combine_converted(
-    op: ReduceOp, parts: Sequence[Array], accumulator: Array, spare: Array, factors: Sequence[float] | None
+    join: Callable[..., Any],
+    parts: Sequence[Array],
+    accumulator: Array,
+    spare: Array,
+    factors: Sequence[float] | None,
 ) -> None:
     for index, part in enumerate(parts):
         target = spare if index else accumulator
@@ -87,9 +100,10 @@ def _combine_converted(
             assign(target, part)
             scale(target, factors[index], target)
         if index:
-            combine(op, accumulator, spare, accumulator)
+            join(accumulator, spare, out=accumulator)
 
 
+@functools.cache
 def accumulated_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if is_half(dtype) else dtype
 
@@ -99,3 +113,40 @@ def widened(op: ReduceOp, x: Array) -> Array:
     copy = converted(x.reshape(-1), accumulated_in(x.dtype))
     premultiply(op, copy)
     return copy
+
+
+def combine(op: ReduceOp, a: Array, b: Array, out: Array) -> None:
+    """Combine two arrays into ``out``, which may be one of them. MIN and MAX propagate NaN."""
+    getattr(array_namespace(a), op._combining)(a, b, out=out)
+
+
+def _real_parts(x: Array) -> tuple[Array, ...]:
+    """Return the real numbers in an array, to be scaled: infinity times a complex factor would give NaN."""
+    if x.dtype.kind != "c":
+        return (x,)
+    if x.flags.c_contiguous:
+        return (x.reshape(-1).view(np.empty(0, x.dtype).real.dtype),)
+    return x.real, x.imag  # views, but copies in CuPy, whose arrays are always contiguous here
+
+
+def scale(x: Array, factor: float, out: Array) -> None:
+    """Multiply an array by a real factor into ``out``, which may be ``x``."""
+    for part, target in zip(_real_parts(x), _real_parts(out), strict=True):
+        array_namespace(x).multiply(part, part.dtype.type(factor), out=target)
+
+
+def premultiply(op: ReduceOp, x: Array) -> None:
+    """Multiply ``x`` by the factor of ``PREMUL_SUM``, before anything is sent; do nothing for other reductions."""
+    if op.factor is not None and op.factor != 1:
+        scale(x, op.factor, x)
+
+
+def finish(op: ReduceOp, x: Array, size: int) -> None:
+    """Divide a sum by the number of ranks, ``size``, if ``op`` is ``AVG``."""
+    if op.name != "AVG" or size == 1:
+        return
+    if size & (size - 1) == 0:  # the product has the same bits, and is faster
+        scale(x, 1 / size, x)
+        return
+    for part in _real_parts(x):
+        array_namespace(x).divide(part, part.dtype.type(size), out=part)

@@ -13,11 +13,12 @@ from mpiddp.mpi import message
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import as_bytes, as_message, chunks, countable, counted, movable, size_of
-from mpiddp.mpi.reduction import ReduceOp, finish, mpi_op, premultiply
+from mpiddp.mpi.reduction import ReduceOp, mpi_op
 from mpiddp.mpi.requests import All, Each, Steps, matched_probe
 from mpiddp.shm.segment import address_of
 from mpiddp.typing import Array
 
+from .local_reduce import finish, premultiply
 from .tags import Tag
 
 

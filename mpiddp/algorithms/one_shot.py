@@ -21,12 +21,12 @@ from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.recorder import append, program_files
-from mpiddp.mpi.reduction import ReduceOp, combining, finish, is_half, premultiply
+from mpiddp.mpi.reduction import ReduceOp, is_half
 from mpiddp.mpi.requests import READY, Awaited, Steps
 from mpiddp.shm.eager import BUFFER_BYTES, EagerBuffers, Round
 from mpiddp.typing import Array
 
-from .local_reduce import accumulated_in, reduce_rows
+from .local_reduce import accumulated_in, finish, premultiply, reduce_rows
 
 Cut = Callable[[Array], Array]
 
@@ -294,7 +294,7 @@ def _factor(op: ReduceOp) -> Callable[[Array], None] | None:
 
 
 def _reduction(op: ReduceOp, dtype: np.dtype[Any]) -> Callable[[Round, Array], None]:
-    combine, averages = getattr(np, combining(op)), op is ReduceOp.AVG
+    combine, averages = getattr(np, op._combining), op is ReduceOp.AVG
 
     def combined(current: Round, out: Array) -> None:
         rows = current.rows

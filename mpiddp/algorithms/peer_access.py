@@ -6,15 +6,11 @@ Of symmetric arrays it has `Views`. Calls between nodes reach ordinary arrays by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
-from mpiddp.mpi.link import Channel, Link
-from mpiddp.mpi.message import as_bytes
+from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import Steps
 from mpiddp.shm.cma import CrossMemory
-from mpiddp.shm.segment import Location, address_of, find, segment
+from mpiddp.shm.segment import Location, address_of, find
 from mpiddp.typing import Array
 
 from .handshake import Entries
@@ -24,40 +20,27 @@ PIECE_BYTES = 1 << 20
 """The length of a copy; longer ones leave the cache."""
 
 
-class PeerAccess(Protocol):
+class Views:
+    """Access to arrays in this process's memory."""
+
+    def __init__(self, rows: list[Array]) -> None:
+        self._rows = rows
+
     def reduce_into(
         self, op: ReduceOp, first: int, last: int, out: Array, size: int, factors: list[float] | None
     ) -> None:
         """Reduce elements of all arrays (see `reduce_rows`)."""
-
-    def write(self, first: int, values: Array) -> None:
-        """Write to all arrays, from element ``first`` on."""
-
-
-class Views:
-    def __init__(self, rows: list[Array]) -> None:
-        self._rows = rows
-
-    def reduce(
-        self, op: ReduceOp, first: int, last: int, ranks: Sequence[int], size: int, factors: list[float] | None
-    ) -> None:
-        rows = [row[first:last] for row in self._rows]
-        reduce_rows(op, rows, [rows[rank] for rank in ranks], size, factors)
-
-    def reduce_into(
-        self, op: ReduceOp, first: int, last: int, out: Array, size: int, factors: list[float] | None
-    ) -> None:
         reduce_rows(op, [row[first:last] for row in self._rows], (out,), size, factors)
 
     def write(self, first: int, values: Array) -> None:
+        """Write to all arrays, from element ``first`` on."""
         for row in self._rows:
             row[first : first + values.size] = values
 
-    def copy(self, rank: int, into: Array) -> None:
-        as_bytes(into)[...] = as_bytes(self._rows[rank])
-
 
 class Copies:
+    """Access to arrays in other processes, by the kernel."""
+
     def __init__(self, memory: CrossMemory, rank: int, x: Array, addresses: list[int]) -> None:
         self._memory, self._rank, self._own, self._addresses = memory, rank, x, addresses
 
@@ -92,10 +75,7 @@ class Copies:
                 self._memory.write(rank, address + first * values.itemsize, values)
 
 
-def in_place(node: Channel, x: Array, entries: Entries) -> Views | None:
-    """Return views of the node's arrays if all lie in one symmetric segment, else None."""
-    number = entries.common_segment()
-    return Views(entries.views(segment(number), node.ranks, x.size, x.dtype)) if number else None
+PeerAccess = Views | Copies
 
 
 def copied(link: Link, x: Array, entries: Entries) -> Steps:

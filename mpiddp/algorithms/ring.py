@@ -21,11 +21,11 @@ from mpiddp.device.half import assign
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import movable
-from mpiddp.mpi.reduction import ReduceOp, combine, finish
+from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import All, Steps
 from mpiddp.typing import Array
 
-from .local_reduce import accumulated_in, bounds, widened
+from .local_reduce import accumulated_in, bounds, combine, finish, widened
 from .tags import Tag
 
 

@@ -10,13 +10,13 @@ import numpy as np
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.operation import Call
-from mpiddp.mpi.reduction import ReduceOp, combining, finish, is_half
+from mpiddp.mpi.reduction import ReduceOp, is_half
 from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
 from . import handshake
 from .handshake import Slots
-from .local_reduce import reduce_rows
+from .local_reduce import finish, reduce_rows
 
 _BYTE = np.dtype(np.uint8)
 
@@ -41,7 +41,7 @@ def _reduce(link: Link, call: Call, x: Array, op: ReduceOp, out: Array | None, f
         if factors is not None or is_half(x.dtype):
             reduce_rows(op, rows, (flat,), link.size, factors)
         else:
-            combine = getattr(np, combining(op))
+            combine = getattr(np, op._combining)
             combine(rows[0], rows[1], flat)
             for row in rows[2:]:
                 combine(flat, row, flat)

@@ -15,11 +15,11 @@ import numpy as np
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import movable
-from mpiddp.mpi.reduction import ReduceOp, combine, finish
+from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import READY, All, Steps
 from mpiddp.typing import Array
 
-from .local_reduce import widened
+from .local_reduce import combine, finish, widened
 from .tags import Tag
 
 

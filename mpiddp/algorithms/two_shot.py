@@ -31,7 +31,6 @@ from mpiddp.typing import Array
 from . import fallback, handshake, native
 from .handshake import Entries
 from .local_reduce import bounds, reduce_rows
-from .peer_access import Views, in_place
 
 ONE_SHOT_BYTES = 1 << 17
 """One shot saves a barrier; in two, more than two ranks read less."""
@@ -105,22 +104,15 @@ class Pipeline:
             self._collect(*before)
 
 
-class _Access(NamedTuple):
-    peers: Views | None
-    pipeline: Pipeline | None
-    """The way of ordinary arrays."""
-    begun: bool
-    """All first chunks are in the scratch."""
+class _Met(NamedTuple):
+    rows: list[Array]
+    """All ranks' symmetric arrays, flat; none if ordinary arrays have passed through the scratch."""
     factors: list[float] | None
-
-    def pass_through(self) -> Steps:
-        assert self.pipeline is not None, "there are no peers"
-        return self.pipeline.run(self.begun)
 
 
 def _meet(link: Link, call: Call, x: Array, build: Callable[[], Pipeline], op: ReduceOp | None = None) -> Steps:
-    """Return the access to all ranks' arrays, of which ``x`` is this rank's; None without shared memory."""
-    pipeline, begun = None, False
+    """Meet all ranks, of which ``x`` is this one's array, and pass ordinary ones on; None without shared memory."""
+    pipeline = None
     place = NOWHERE if x.nbytes <= ONE_SHOT_BYTES else find(x)
     if not place.segment:
         pipeline = build()
@@ -128,14 +120,17 @@ def _meet(link: Link, call: Call, x: Array, build: Callable[[], Pipeline], op: R
             place = _BEGUN
     entries: Entries = yield from handshake.exchange(link, call, place, op)
     factors = None if op is None else entries.factors_of(op)
+    rows = entries.views(link, x)
+    if rows is not None:
+        return _Met(rows, factors)
     begun = entries.segment == _BEGUN.segment
-    peers = None if begun else in_place(link, x, entries)
-    if peers is None:
-        if not begun and not (yield from link.resource(Scratch).prepare()):
-            return None
-        pipeline = pipeline or build()
-        pipeline.factors = factors
-    return _Access(peers, pipeline, begun, factors)
+    """All first chunks are in the scratch."""
+    if not begun and not (yield from link.resource(Scratch).prepare()):
+        return None
+    pipeline = pipeline or build()
+    pipeline.factors = factors
+    yield from pipeline.run(begun)
+    return _Met([], factors)
 
 
 def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
@@ -151,17 +146,13 @@ def reduce(link: Link, call: Call, x: Array, root: int, op: ReduceOp) -> Steps:
 def _reduce(link: Link, call: Call, x: Array, op: ReduceOp, root: int) -> Steps:
     """Reduce into root's or, without a root, all ranks' ``x``; return False without shared memory."""
     build = _in_one_shot if link.size == 2 or x.nbytes <= ONE_SHOT_BYTES else _in_two_shots
-    found: _Access | None = yield from _meet(link, call, x, functools.partial(build, link, x, op, root), op)
-    if found is None:
-        return False
-    if found.peers is None:
-        yield from found.pass_through()
-    else:
+    met: _Met | None = yield from _meet(link, call, x, functools.partial(build, link, x, op, root), op)
+    if met is not None and met.rows:
         first, last = _own_slice(link, 0, x.size, x)
-        to = range(link.size) if root == NO_ROOT else (root,)
-        found.peers.reduce(op, first, last, to, link.size, found.factors)
+        rows = [row[first:last] for row in met.rows]
+        reduce_rows(op, rows, rows if root == NO_ROOT else (rows[root],), link.size, met.factors)
         yield link.later.Ibarrier()
-    return True
+    return met is not None
 
 
 def _in_one_shot(link: Link, x: Array, op: ReduceOp, root: int) -> Pipeline:
@@ -224,14 +215,12 @@ def reduce_scatter(link: Link, call: Call, output: Array, x: Array, op: ReduceOp
         return
     length, result = output.size, output.reshape(-1)
     build = functools.partial(_scattering, link, x, result, op)
-    found: _Access | None = yield from _meet(link, call, x, build, op)
-    if found is None:
+    met: _Met | None = yield from _meet(link, call, x, build, op)
+    if met is None:
         yield from fallback.reduction(x.dtype, op).reduce_scatter(link.after(), output, x, op)
-    elif found.peers is None:
-        yield from found.pass_through()
-    else:
+    elif met.rows:
         first, last = link.rank * length, (link.rank + 1) * length
-        found.peers.reduce_into(op, first, last, result, link.size, found.factors)
+        reduce_rows(op, [row[first:last] for row in met.rows], (result,), link.size, met.factors)
         yield link.later.Ibarrier()
 
 
@@ -257,14 +246,12 @@ def all_gather(link: Link, call: Call, output: Array, x: Array) -> Steps:
         x = x.copy()
     blocks = as_bytes(output).reshape(link.size, -1)
     build = functools.partial(_gathering, link, as_bytes(x), blocks)
-    found: _Access | None = yield from _meet(link, call, x, build)
-    if found is None:
+    met: _Met | None = yield from _meet(link, call, x, build)
+    if met is None:
         yield from native.all_gather(link.after(), output, x)
-    elif found.peers is None:
-        yield from found.pass_through()
-    else:
-        for rank, block in enumerate(blocks):
-            found.peers.copy(rank, block)
+    elif met.rows:
+        for row, block in zip(met.rows, blocks, strict=True):
+            block[...] = as_bytes(row)
         yield link.later.Ibarrier()
 
 
@@ -280,14 +267,12 @@ def _gathering(link: Link, source: Array, blocks: Array) -> Pipeline:
 
 
 def broadcast(link: Link, call: Call, x: Array, root: int) -> Steps:
-    found: _Access | None = yield from _meet(link, call, x, functools.partial(_spreading, link, as_bytes(x), root))
-    if found is None:
+    met: _Met | None = yield from _meet(link, call, x, functools.partial(_spreading, link, as_bytes(x), root))
+    if met is None:
         yield from native.broadcast(link.after(), x, root)
-    elif found.peers is None:
-        yield from found.pass_through()
-    else:
+    elif met.rows:
         if link.rank != root:
-            found.peers.copy(root, x)
+            as_bytes(x)[...] = as_bytes(met.rows[root])
         yield link.later.Ibarrier()
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from operator import attrgetter
 from typing import Any
 
-from mpiddp.device import array_namespace, in_use
+from mpiddp.device import array_namespace
 from mpiddp.device.half import converted
+from mpiddp.device.namespace import cupy_is_loaded
 from mpiddp.device.place import returning, stand_at
 from mpiddp.typing import Array
 
@@ -45,7 +47,7 @@ def run_backward(root: Variable, gradient: Array, retain_graph: bool) -> None:
     outer, callbacks = _running.callbacks, list[Callable[[], object]]()
     _running.callbacks = callbacks
     try:
-        with no_grad(), returning():
+        with no_grad(), returning() if cupy_is_loaded() else nullcontext():
             if root.grad_fn is None:
                 leaves = _Leaves({root: 1})
                 leaves.add(root, gradient, owned=False)
@@ -59,10 +61,12 @@ def run_backward(root: Variable, gradient: Array, retain_graph: bool) -> None:
 
 def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
     nodes, uses = _reachable(root)
-    leaves, gradients = (_DeviceLeaves(uses), _DeviceGradients()) if in_use() else (_Leaves(uses), _Gradients())
-    gradients[root] = gradient
+    leaves, gradients = _Leaves(uses), {root: gradient}
+    on_devices = cupy_is_loaded()  # each node and sum needs the device of its gradient
     for node in nodes:
         grad = gradients.pop(node, None)
+        if on_devices:
+            stand_at(grad)
         edges = node.edges or ()
         if grad is None:
             results: tuple[Any, ...] = (None,) * len(edges)
@@ -81,11 +85,15 @@ def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
             if edge is None:
                 continue
             if isinstance(edge, Variable):
+                if on_devices:
+                    stand_at(result)
                 # A leaf must not keep an array that another node or input holds.
                 owned = result is not grad and sum(other is result for other in results) == 1
                 leaves.add(edge, result, owned)
             elif result is not None:
                 before = gradients.get(edge)
+                if on_devices:
+                    stand_at(before)
                 gradients[edge] = result if before is None else before + result
         if not retain_graph:
             node.release()
@@ -147,32 +155,6 @@ class _Leaves:
             if leaf.post_accumulate_grad_hooks:
                 for hook in tuple(leaf.post_accumulate_grad_hooks.values()):
                     hook(leaf)
-
-
-_Gradients = dict[Function, Array]
-"""Gradients of the outputs whose nodes have not run yet."""
-
-
-class _DeviceGradients(_Gradients):
-    """With GPUs: make a gradient's device current when it is taken, for its node or for a sum."""
-
-    def pop(self, node: Function, default: Any = None) -> Any:
-        grad = super().pop(node, default)
-        stand_at(grad)
-        return grad
-
-    def get(self, node: Function, default: Any = None) -> Any:
-        grad = super().get(node, default)
-        stand_at(grad)
-        return grad
-
-
-class _DeviceLeaves(_Leaves):
-    """With GPUs: make a contribution's device current before it is added."""
-
-    def add(self, leaf: Variable, grad: Array | None, owned: bool) -> None:
-        stand_at(grad)
-        super().add(leaf, grad, owned)
 
 
 def _run_hooks(hooks: Hooks, grad: Array) -> Array:

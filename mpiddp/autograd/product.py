@@ -17,7 +17,8 @@ def product(a: Array, b: Array, out: Array | None = None) -> Array:
     NumPy multiplies float16 in a plain loop, and bfloat16 to float32; CuPy 14 has no kernel for stacks of bfloat16.
     """
     xp = array_namespace(a)
-    if not (is_half(a) or is_half(b)) or (is_device_array(a) and not _is_of_bfloat16_stacks(a, b)):
+    long = a.dtype.itemsize > 2 and b.dtype.itemsize > 2  # as in most trainings
+    if long or not (is_half(a) or is_half(b)) or (is_device_array(a) and not _is_of_bfloat16_stacks(a, b)):
         return xp.matmul(a, b, out=out)  # type: ignore[no-any-return]
     wide = xp.matmul(widened(a), widened(b))
     if out is None:

@@ -57,11 +57,14 @@ class Mean(Sum):
     def forward(self, a: Array, dim: Dim, keepdim: bool) -> Any:
         dim = _axes(dim)
         self.shape, self.kept, self.count = a.shape, _kept(a.shape, dim), reduced(a.shape, dim)
-        total = a.sum(axis=dim, keepdims=keepdim, dtype=sum_dtype(a))
+        self.wide = sum_dtype(a)
+        total = a.sum(axis=dim, keepdims=keepdim, dtype=self.wide)
         return _rounded(total / self.count if self.count else total + math.nan, a)
 
     def backward(self, grad: Array) -> Array:
-        return super().backward(widened(grad) / max(self.count, 1))  # the count may overflow half precision
+        # The count may overflow half precision.
+        wide = grad if self.wide is None else widened(grad)
+        return super().backward(wide / max(self.count, 1))
 
 
 class Extreme(Function):

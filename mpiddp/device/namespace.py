@@ -19,6 +19,11 @@ def cupy() -> Any:
     return importlib.import_module("cupy")
 
 
+def cupy_is_loaded() -> bool:
+    """Return False in a process on the host, where no array can be on a device."""
+    return "cupy" in sys.modules
+
+
 def is_device_array(x: object) -> bool:
     """Return True for a CuPy array."""
     cupy = sys.modules.get("cupy")

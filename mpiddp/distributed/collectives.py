@@ -126,18 +126,6 @@ def all_reduce(
     return dispatch(group, plan, (x, op), (x,), async_op)
 
 
-def all_reduce_bucket(x: Array, op: ReduceOp, group: ProcessGroup, index: int) -> Work:
-    """Begin the all-reduce of DDP's bucket number ``index``; errors and logs name the bucket."""
-    member(group, "all_reduce")
-    key = ("all_reduce", None, op, x.dtype, x.shape, type(x), index)
-    plan = group._plans.get(key) or group._plans.remember(
-        key, planning.make(group._link, *key[:2], x, x, op, bucket=index)
-    )
-    work = dispatch(group, plan, (x, op), (x,), async_op=True)
-    assert work is not None
-    return work
-
-
 def reduce(
     tensor: ArrayLike,
     dst: int | None = None,

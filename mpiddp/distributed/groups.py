@@ -174,6 +174,7 @@ def disown(reason: str) -> None:
     global _default, _made, _missing
     for each in _groups:
         each._link.closed = True
+        each._plans.forget()
     _default, _made, _missing = None, 0, reason
     _groups.clear()
 

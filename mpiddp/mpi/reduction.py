@@ -1,4 +1,4 @@
-"""Reductions: torch's ``ReduceOp``, what it means for each dtype, and the functions that compute it.
+"""Reductions: torch's ``ReduceOp``, and what it means for each dtype.
 
 MPI has no half types, and its MIN and MAX over a NaN give different ranks different results (tried on Open MPI and
 MPICH). These reductions are computed here, and with ``MPIDDP_DETERMINISTIC=1`` all are.
@@ -12,9 +12,6 @@ import weakref
 from typing import Any, ClassVar
 
 import numpy as np
-
-from mpiddp.device import array_namespace
-from mpiddp.typing import Array
 
 from .lazy import MPI
 
@@ -37,7 +34,7 @@ class ReduceOp:
     0.5
     """
 
-    __slots__ = ("__weakref__", "factor", "name", "value")
+    __slots__ = ("__weakref__", "_combining", "factor", "name", "value")
 
     SUM: ClassVar[ReduceOp]
     AVG: ClassVar[ReduceOp]
@@ -51,6 +48,8 @@ class ReduceOp:
 
     def __init__(self, name: str, value: int, factor: float | None = None) -> None:
         self.name = name
+        self._combining = _COMBINE[name]
+        """The name of NumPy's function that combines two ranks' elements."""
         self.value = value
         self.factor = factor
 
@@ -80,22 +79,20 @@ class ReduceOp:
 _with_factor: weakref.WeakValueDictionary[str, ReduceOp] = weakref.WeakValueDictionary()
 
 
-_NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
-REDUCTIONS = tuple(ReduceOp(_name, _value) for _value, _name in enumerate(_NAMES))
-for _op in REDUCTIONS:
-    setattr(ReduceOp, _op.name, _op)
-
 _COMBINE = {
     "SUM": "add",
     "AVG": "add",
-    "PREMUL_SUM": "add",
     "PRODUCT": "multiply",
     "MIN": "minimum",
     "MAX": "maximum",
     "BAND": "bitwise_and",
     "BOR": "bitwise_or",
     "BXOR": "bitwise_xor",
+    "PREMUL_SUM": "add",
 }
+REDUCTIONS = tuple(ReduceOp(_name, _value) for _value, _name in enumerate(_COMBINE))
+for _op in REDUCTIONS:
+    setattr(ReduceOp, _op.name, _op)
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
@@ -132,7 +129,7 @@ def mpi_op(dtype: np.dtype[Any], op: ReduceOp) -> MPI.Op | None:
     """Return MPI's reduction, or None if MPI has none for the dtype with the right result on all ranks."""
     if is_half(dtype) or dtype.kind not in "biufc" or (dtype.kind == "f" and op.name in ("MIN", "MAX")):
         return None
-    if dtype.kind in "iu" and dtype.itemsize < 4 and _COMBINE[op.name] == "add":
+    if dtype.kind in "iu" and dtype.itemsize < 4 and op._combining == "add":
         return None  # in Open MPI (op/avx) long arrays saturate, and short ones wrap around
     if dtype.kind == "b":
         logical = {"SUM": MPI.LOR, "MAX": MPI.LOR, "BOR": MPI.LOR, "BXOR": MPI.LXOR}
@@ -145,46 +142,4 @@ def mpi_op(dtype: np.dtype[Any], op: ReduceOp) -> MPI.Op | None:
         "bitwise_and": MPI.BAND,
         "bitwise_or": MPI.BOR,
         "bitwise_xor": MPI.BXOR,
-    }[_COMBINE[op.name]]
-
-
-def combining(op: ReduceOp) -> str:
-    """Return the name of NumPy's function that combines two ranks' elements."""
-    return _COMBINE[op.name]
-
-
-def combine(op: ReduceOp, a: Array, b: Array, out: Array) -> None:
-    """Combine two arrays into ``out``, which may be one of them. MIN and MAX propagate NaN."""
-    getattr(array_namespace(a), _COMBINE[op.name])(a, b, out=out)
-
-
-def _real_parts(x: Array) -> tuple[Array, ...]:
-    """Return the real numbers in an array, to be scaled: infinity times a complex factor would give NaN."""
-    if x.dtype.kind != "c":
-        return (x,)
-    if x.flags.c_contiguous:
-        return (x.reshape(-1).view(np.empty(0, x.dtype).real.dtype),)
-    return x.real, x.imag  # views, but copies in CuPy, whose arrays are always contiguous here
-
-
-def scale(x: Array, factor: float, out: Array) -> None:
-    """Multiply an array by a real factor into ``out``, which may be ``x``."""
-    for part, target in zip(_real_parts(x), _real_parts(out), strict=True):
-        array_namespace(x).multiply(part, part.dtype.type(factor), out=target)
-
-
-def premultiply(op: ReduceOp, x: Array) -> None:
-    """Multiply ``x`` by the factor of ``PREMUL_SUM``, before anything is sent; do nothing for other reductions."""
-    if op.factor is not None and op.factor != 1:
-        scale(x, op.factor, x)
-
-
-def finish(op: ReduceOp, x: Array, size: int) -> None:
-    """Divide a sum by the number of ranks, ``size``, if ``op`` is ``AVG``."""
-    if op.name != "AVG" or size == 1:
-        return
-    if size & (size - 1) == 0:  # the product has the same bits, and is faster
-        scale(x, 1 / size, x)
-        return
-    for part in _real_parts(x):
-        array_namespace(x).divide(part, part.dtype.type(size), out=part)
+    }[op._combining]

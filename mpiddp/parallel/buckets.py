@@ -7,7 +7,7 @@ an optimizer steps over a whole model in a few operations.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -229,21 +229,12 @@ class Buckets:
     def _build(self, order: list[int]) -> None:
         chosen = self._assign(order)
         self.order = order
-        self._buckets = lay_out([[self._parameters[index] for index in members] for members in chosen], self._group)
+        self.in_order = lay_out([[self._parameters[index] for index in members] for members in chosen], self._group)
         self.slots = {
             index: Slot(bucket, gradient)
-            for members, bucket in zip(chosen, self._buckets, strict=True)
+            for members, bucket in zip(chosen, self.in_order, strict=True)
             for index, gradient in zip(members, bucket.gradients(), strict=True)
         }
-
-    def __len__(self) -> int:
-        return len(self._buckets)
-
-    def __getitem__(self, index: int) -> GradBucket:
-        return self._buckets[index]
-
-    def __iter__(self) -> Iterator[GradBucket]:
-        return iter(self._buckets)
 
     def _assign(self, order: list[int]) -> list[list[int]]:
         sizes = [parameter.data.nbytes for parameter in self._parameters]
@@ -251,4 +242,4 @@ class Buckets:
         return assign_to_buckets(order, sizes, kinds, self._caps_bytes)
 
     def sizes_bytes(self) -> list[int]:
-        return [bucket.buffer().nbytes for bucket in self._buckets]
+        return [bucket.buffer().nbytes for bucket in self.in_order]

@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from mpiddp.algorithms.plan import make
 from mpiddp.distributed import Future, ProcessGroup, ReduceOp, Work, all_reduce
-from mpiddp.distributed.collectives import all_reduce_bucket
+from mpiddp.distributed.dispatch import dispatch
+from mpiddp.distributed.groups import member
 from mpiddp.mpi.requests import poll
 from mpiddp.typing import Array
 
 from .buckets import Buckets, GradBucket, Handle, ParameterLike
 from .hooks import CommHook, averages, call
-from .step_timer import StepTimer
 from .timeline import Timeline
 
 _UNUSED = (
@@ -63,17 +64,22 @@ class Reducer:
         """This rank's share of the samples; None stands for 1 / ranks."""
         self.divisor: int | None = None
         """What the sum is divided by: the number of ranks with inputs, or None for that of all ranks."""
-        self.timer = StepTimer()
+        self.timeline: Timeline | None = None
+        self.exposed_ns = 0
+        """How long ends of backward passes have waited for communication."""
         self.backwards = 0
         """How many backward passes have reduced gradients."""
         self._running = False
+        self._began_ns: int | None = None
+        """None on a rank without inputs, which has no backward to show."""
         self._expected = False
         self._ready_order: list[int] = []
         self._next_bucket = 0
         self._pending: list[tuple[GradBucket, Work | Future]] = []
         self._used_somewhere: Array | None = None
         # Made anew only for another weight, because the object is part of the key of cached plans.
-        self._average = ReduceOp.PREMUL_SUM(1 / group.size())
+        self._size = group.size()
+        self._average = ReduceOp.PREMUL_SUM(1 / self._size)
         self.buckets = Buckets(self._parameters, group, caps_bytes)
         self._handles: list[Handle] = [
             parameter.register_post_accumulate_grad_hook(functools.partial(self._mark_ready, index))
@@ -105,15 +111,15 @@ class Reducer:
             self._reset()
             self._running = True
             self._expected = False
-            self.timer.begin_backward()
+            self._began_ns = perf_counter_ns()
             self._queue_callback(self._finish_backward)
 
     def _reset(self) -> None:
         self._ready_order.clear()
         self._pending.clear()
         self._next_bucket = 0
-        for bucket in self.buckets:
-            bucket.pending = len(bucket.parameters())
+        for bucket in self.buckets.in_order:
+            bucket.pending = len(bucket._parameters)
 
     def abort_backward(self) -> None:
         """End a backward that an error has interrupted.
@@ -124,7 +130,7 @@ class Reducer:
         if not self._running:
             return
         self._running = False
-        for bucket in list(self.buckets)[self._next_bucket :]:
+        for bucket in self.buckets.in_order[self._next_bucket :]:
             bucket.buffer()[...] = np.nan
             bucket.pending = 0
         self._send_complete()
@@ -158,29 +164,43 @@ class Reducer:
     def _send_complete(self, unused: Sequence[int] = ()) -> None:
         """Submit the complete buckets that are next in order, except those of ``unused`` parameters only."""
         needless = {id(self._parameters[index]) for index in unused}
-        while self._next_bucket < len(self.buckets) and self.buckets[self._next_bucket].pending == 0:
-            bucket = self.buckets[self._next_bucket]
+        for bucket in self.buckets.in_order[self._next_bucket :]:
+            if bucket.pending:
+                break
             self._next_bucket += 1
             if needless and needless.issuperset(map(id, bucket.parameters())):
                 continue
-            timeline, began = self.timer.timeline, perf_counter_ns()
+            timeline, began = self.timeline, perf_counter_ns()
             outcome = self._send(bucket)
             self._pending.append((bucket, outcome))
             if timeline is not None:
                 _trace(timeline, bucket, began, outcome)
 
     def _send(self, bucket: GradBucket) -> Work | Future:
-        buffer, size = bucket.buffer(), self._group.size()
+        buffer, size = bucket._buffer, self._size
         weight = 1 / (self.divisor or size) if self.weight is None else self.weight
         if weight == 0:
             buffer[...] = 0  # NaN, the mean over no samples, times 0 is NaN
         if self._hook is None:
             if self._average.factor != weight:
                 self._average = ReduceOp.PREMUL_SUM(weight)
-            return all_reduce_bucket(buffer, self._average, self._group, bucket.index())
+            return self._all_reduce(bucket._index, buffer)
         if weight != 1 / size:
             buffer *= buffer.dtype.type(weight * size)  # a hook divides by the number of ranks
         return call(self._hook, self.comm_hook_state, bucket)
+
+    def _all_reduce(self, index: int, buffer: Array) -> Work:
+        """Begin the all-reduce of bucket number ``index``; errors and logs name the bucket."""
+        group, op = self._group, self._average
+        key = ("bucket", index, op, buffer.dtype, buffer.size, type(buffer))
+        plan = group._plans.get(key)
+        if plan is None:  # also once the group has ended, which forgets its plans
+            member(group, "all_reduce")
+            plan = make(group._link, "all_reduce", None, buffer, buffer, op, bucket=index)
+            group._plans.remember(key, plan)
+        work = dispatch(group, plan, (buffer, op), (buffer,), async_op=True)
+        assert work is not None
+        return work
 
     def shadow_backward(self) -> None:
         """Take part in the other ranks' backward with zero gradients; RuntimeError with ``skip_unused``."""
@@ -243,12 +263,18 @@ class Reducer:
         return self._used_somewhere
 
     def _wait(self) -> None:
-        self.timer.begin_wait()
+        computed_ns = perf_counter_ns()
         for bucket, outcome in self._pending:
             value = outcome.wait()
             if isinstance(outcome, Future):
                 bucket.set_buffer(averages(value, bucket))
-        self.timer.end_wait()
+        now_ns = perf_counter_ns()
+        self.exposed_ns += now_ns - computed_ns
+        if self.timeline is not None:
+            if self._began_ns is not None:
+                self.timeline.add("backward", "backward", self._began_ns, computed_ns)
+            self.timeline.add("wait", "wait", computed_ns, now_ns)
+        self._began_ns = None
         self._pending.clear()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from time import perf_counter_ns
 from typing import Any
 
 from mpiddp.distributed import ProcessGroup
@@ -150,9 +151,10 @@ class Wrapper(Joinable):
                 self._reducer.divisor = active
         if syncs:
             self._sync_buffers(source, BufferCommHookLocation.PRE_FORWARD)
-        self._reducer.timer.begin_forward()
+        began_ns = perf_counter_ns()
         output = self.module(*inputs, **kwargs)
-        self._reducer.timer.end_forward()
+        if self.timeline is not None:
+            self.timeline.add("forward", "forward", began_ns, perf_counter_ns())
         if syncs:
             self._sync_buffers(source, BufferCommHookLocation.POST_FORWARD)
         return self._register_output_hook(output) if reduces else output
@@ -309,16 +311,16 @@ class Wrapper(Joinable):
     @property
     def timeline(self) -> Timeline | None:
         """Records forward, backward, buckets, waits; by default of ``MPIDDP_TIMELINE``, assigned on all ranks alike."""
-        return self._reducer.timer.timeline
+        return self._reducer.timeline
 
     @timeline.setter
     def timeline(self, timeline: Timeline | None) -> None:
-        self._reducer.timer.timeline = timeline
+        self._reducer.timeline = timeline
 
     @property
     def exposed_s(self) -> float:
         """Seconds that backward passes have waited for communication at their ends."""
-        return self._reducer.timer.exposed_ns * 1e-9
+        return self._reducer.exposed_ns * 1e-9
 
     def bucket_sizes_bytes(self) -> list[int]:
         """Return the size of each bucket, in the order of sending."""

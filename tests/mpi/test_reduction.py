@@ -10,7 +10,7 @@ import pytest
 from harness.inputs import Op
 
 import mpiddp as dist
-from mpiddp.mpi.reduction import premultiply
+from mpiddp.algorithms.local_reduce import premultiply
 
 pytestmark = [pytest.mark.mpi, pytest.mark.core]
 

@@ -24,6 +24,7 @@ from harness.world import World
 import mpiddp as dist
 from mpiddp import nn, optim
 from mpiddp.autograd import Tensor
+from mpiddp.distributed import groups
 from mpiddp.nn import functional as F  # noqa: N812
 
 pytestmark = pytest.mark.mpi
@@ -37,13 +38,13 @@ def test_gradients_are_views_of_their_buckets_and_neighbours(world: World) -> No
         ddp.zero_grad()
         step_of(ddp, *batch(world.rng, 4))
         buckets = ddp._reducer.buckets
-        assert len(buckets) > 1
-        for bucket in buckets:
+        assert len(buckets.in_order) > 1
+        for bucket in buckets.in_order:
             for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
                 assert parameter.grad is gradient
                 assert np.shares_memory(parameter.grad, bucket.buffer())
             assert sum(g.size for g in bucket.gradients()) == bucket.buffer().size
-    total = sum(bucket.buffer().nbytes for bucket in buckets)
+    total = sum(bucket.buffer().nbytes for bucket in buckets.in_order)
     assert total == sum(parameter.data.nbytes for parameter in ddp.parameters())
 
 
@@ -156,7 +157,7 @@ def test_dtypes_have_buckets_of_their_own(world: World, second: str) -> None:
             part = output.to("float64").sum() if output.dtype.kind == "f" else (output * output).abs().sum()
             total = part if total is None else total + part
         total.backward()
-        assert {bucket.buffer().dtype.name for bucket in ddp._reducer.buckets} == {"float32", second}
+        assert {bucket.buffer().dtype.name for bucket in ddp._reducer.buckets.in_order} == {"float32", second}
         assert_same_bits_everywhere(gradients(ddp))
     if second != "complex64":
         for parameter in ddp.parameters():
@@ -181,7 +182,7 @@ def test_buckets_follow_the_order_of_gradients_once(world: World) -> None:
     names = {id(p): name[0] for name, p in model.named_parameters()}
 
     def order() -> str:
-        return "".join(names[id(b.parameters()[-1])] for b in ddp._reducer.buckets)
+        return "".join(names[id(b.parameters()[-1])] for b in ddp._reducer.buckets.in_order)
 
     assert order() == "cba"
     x = world.rng.standard_normal((4, 16)).astype(np.float32)
@@ -192,6 +193,32 @@ def test_buckets_follow_the_order_of_gradients_once(world: World) -> None:
         F.mse_loss(plain(x), 0 * x).backward()
         assert_close(gradients(model), gradients(plain), rtol=1e-5, atol=1e-7)
         assert order() == "bac"
-        buffers.append([id(bucket.buffer()) for bucket in ddp._reducer.buckets])
+        buffers.append([id(bucket.buffer()) for bucket in ddp._reducer.buckets.in_order])
     assert buffers[0] == buffers[1] == buffers[2]
     assert_equal(values(model), values(plain))
+
+
+def test_a_bucket_of_a_group_that_has_ended_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def backward_after(end: Callable[[dist.ProcessGroup], None], reason: str) -> dist.ProcessGroup:
+        group = dist.new_group()
+        assert isinstance(group, dist.ProcessGroup)
+        ddp = DDP(mlp(), process_group=group)
+        x, y = batch(world.rng, 4)
+        step_of(ddp, x, y)  # the group keeps plans of the buckets
+        loss = F.cross_entropy(ddp(x), y)
+        end(group)
+        with pytest.raises(ValueError, match=reason):
+            loss.backward()
+        return group
+
+    def leave_to_the_parent(group: dist.ProcessGroup) -> None:
+        """End it as in a forked child, which must not use MPI."""
+        for name, value in (("_groups", {group: None}), ("_default", None), ("_made", 0), ("_missing", "")):
+            monkeypatch.setattr(groups, name, value)
+        groups.disown("a forked process")
+
+    backward_after(dist.destroy_process_group, "has been destroyed")
+    group = backward_after(leave_to_the_parent, "a forked process")
+    monkeypatch.undo()
+    group._link.closed = False
+    dist.destroy_process_group(group)

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from mpiddp import device, settings
+from mpiddp.algorithms.local_reduce import finish, premultiply
 from mpiddp.device import array_namespace, nccl, stream, synchronize
 from mpiddp.device.place import at, place_of
 from mpiddp.errors import ArrayError, DistError
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
-from mpiddp.mpi.reduction import ReduceOp, finish, premultiply
+from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 

@@ -10,12 +10,13 @@ from typing import Any
 
 from mpiddp.algorithms import native
 from mpiddp.algorithms.handshake import without
+from mpiddp.algorithms.local_reduce import finish, premultiply
 from mpiddp.device import array_namespace, stream, transfer
 from mpiddp.device.place import place_of
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import chunks
-from mpiddp.mpi.reduction import ReduceOp, finish, mpi_op, premultiply
+from mpiddp.mpi.reduction import ReduceOp, mpi_op
 from mpiddp.mpi.requests import All, Steps
 from mpiddp.typing import Array
 

@@ -21,7 +21,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.p2p import Mailbox
-from mpiddp.mpi.reduction import REDUCTIONS, ReduceOp, check, combining, mpi_op
+from mpiddp.mpi.reduction import REDUCTIONS, ReduceOp, check, mpi_op
 from mpiddp.mpi.requests import drive
 from mpiddp.typing import Array
 
@@ -116,7 +116,7 @@ def _is_used(dtype: np.dtype[Any], op: ReduceOp) -> bool:
 def _reductions(link: Link, xs: list[np.ndarray[Any, Any]], op: ReduceOp) -> Check:
     rank, root, what = link.rank, link.size - 1, f"{op} of {xs[0].size} {xs[0].dtype}"
     scaled = [x if op.factor is None else x * x.dtype.type(op.factor) for x in xs]
-    total = functools.reduce(getattr(np, combining(op)), scaled)
+    total = functools.reduce(getattr(np, op._combining), scaled)
     if op.name == "AVG":
         total = total / total.dtype.type(link.size)
     x = device.upload(xs[rank])

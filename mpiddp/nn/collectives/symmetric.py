@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mpiddp.algorithms.local_reduce import finish, premultiply
 from mpiddp.autograd import Function
 from mpiddp.device import array_namespace
 from mpiddp.distributed import ReduceOp, collectives
 from mpiddp.distributed.groups import GroupLike, ProcessGroup, member
 from mpiddp.mpi.message import as_array, as_arrays
-from mpiddp.mpi.reduction import finish, premultiply
 from mpiddp.typing import Array, ArrayLike
 
 from .recorded import Several, contiguous, copied, empty_like, one_for_each, record, rows
