@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from count import count, size
 
 SOURCE = '''"""Three words here."""
@@ -35,3 +37,32 @@ def test_folders(tmp_path):
         file.write_text("x = 1\n")
     found = {folder: sizes.code for folder, sizes in count(tmp_path).items()}
     assert found == {"mpiddp": 1, "mpiddp, all": 3, "mpiddp/nn": 2, "tests": 1, "tests, all": 1}
+
+
+BUDGET = {
+    "mpiddp": 980,
+    "mpiddp/algorithms": 2340,
+    "mpiddp/autograd": 1160,
+    "mpiddp/bench": 1450,
+    "mpiddp/data": 990,
+    "mpiddp/device": 530,
+    "mpiddp/distributed": 2170,
+    "mpiddp/examples": 800,
+    "mpiddp/faults": 2190,
+    "mpiddp/mpi": 2130,
+    "mpiddp/nn": 1960,
+    "mpiddp/optim": 510,
+    "mpiddp/parallel": 1880,
+    "mpiddp/shm": 440,
+    "mpiddp/torch": 1330,
+    "mpiddp/training": 2700,
+    "tests, all": 29_200,
+}
+"""Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
+
+
+def test_folders_keep_to_their_budgets():
+    sizes = {folder: each.code for folder, each in count(Path(__file__).parents[1]).items()}
+    packages = {folder for folder in sizes if folder.startswith("mpiddp") and not folder.endswith("all")}
+    assert packages == {folder for folder in BUDGET if folder.startswith("mpiddp")}
+    assert {folder: sizes[folder] for folder, most in BUDGET.items() if sizes[folder] > most} == {}

@@ -74,12 +74,24 @@ def is_whole(done):
     return "\n[rank " in done.stderr.partition("interrupted (Ctrl-C)")[2]
 
 
+def with_whole_report(one, others):
+    """Interrupt the launcher up to four times; return the job that said most.
+
+    Open MPI's mpirun ends its ranks within half a second, which beside other jobs is too short for a report.
+    """
+    tries = []
+    for _ in range(4):
+        tries.append(interrupt(one, others, "launcher")[0])
+        if is_whole(tries[-1]):
+            break
+    return max(tries, key=lambda done: len(done.stderr))
+
+
 def assert_reported(done, rank, state):
     lines, reporter = report(done)
     assert reporter == rank, done
-    # Open MPI's mpirun leaves rank 0 half a second: its own state is a line, and the others' another one.
     start = next(index for index, line in enumerate(lines) if "interrupted (Ctrl-C)" in line)
-    assert len(lines) - start <= 4, done
+    assert len(lines) - start <= 1 + 1 + 3, done  # what has happened, how many are not in it, and a line a rank
     for text in REPORTS[state][rank]:
         assert text.replace("LINE", str(LINES[state])) in " ".join(lines[start:]), (text, done)
     if state != "at their ends":  # its own line of the program, and none of the package after it
@@ -99,11 +111,8 @@ def test_rank(jobs, state):
 def test_launcher(jobs, state):
     done, took_s = jobs[f"launcher, {state}"].result()
     assert done.rc not in (0, 124) and took_s < 10 and "Traceback" not in done.stderr, done  # alone less than a second
-    for _ in range(3):
-        if not is_open_mpi() or is_whole(done):
-            break
-        # Open MPI's mpirun ends its ranks within half a second, too short for all of a report beside other jobs.
-        done, _ = interrupt(*STATES[state][:2], "launcher")
+    if is_open_mpi() and not is_whole(done):
+        done = with_whole_report(*STATES[state][:2])
     assert_reported(done, 0, state)
 
 
@@ -113,10 +122,7 @@ def test_launcher(jobs, state):
     "culprit", thinned(["sleep", "SIGSTOP", "hold the interpreter", "loop"], "sleep", "SIGSTOP", "hold the interpreter")
 )
 def test_launcher_of_open_mpi_prints_a_report(culprit):
-    for _ in range(3):
-        done, _ = interrupt(culprit, "loop of all_reduce", "launcher")
-        if is_whole(done):
-            break
+    done = with_whole_report(culprit, "loop of all_reduce")
     assert re.search(r"waits\.py\", line \d+, in <module>\n.*\n.* interrupted \(Ctrl-C\)", done.stderr), done
     if culprit == "sleep":
         line = line_of("waits", "time.sleep(60)  # in")
