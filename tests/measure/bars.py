@@ -107,7 +107,7 @@ def unpacked(build: Path, folder: Path) -> Path:
 def import_time(checkout: Path) -> float:
     found = []
     for _ in range(IMPORTS):
-        done = launcher.job("-c", IMPORT, PYTHONPATH=str(checkout))
+        done = launcher.job(IMPORT, PYTHONPATH=str(checkout))
         if done.rc != 0:
             raise SystemExit(f"import from {checkout}: {done}")
         seconds, _, file = done.stdout.strip().partition(" ")
