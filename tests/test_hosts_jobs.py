@@ -87,12 +87,16 @@ def test_hierarchical_sends_every_byte_once_and_the_ring_more(two, cyclic, ring)
 
 
 def test_calls_that_differ_are_found_over_the_wire(two):
-    done = launcher.job("disagree", "dtype", "slow loop", ranks=4, on=two.block)
-    # Open MPI's ranks end their job when a connection to another host is closed, with 14, which may come first.
+    for _ in range(3):
+        done = launcher.job("disagree", "dtype", "slow loop", ranks=4, on=two.block)
+        assert re.search(
+            r"rank [02] calls all_reduce #1 of 4 float32 .*, rank [23] calls all_reduce #1 of 4", done.stderr
+        ), done
+        # Open MPI ends the ranks by itself when a connection to another host is closed, which may come first: with 14,
+        # and beside other jobs sometimes with an error that its mpirun cannot name.
+        if not (launcher.is_open_mpi() and "mpi_errors_are_fatal unknown handle" in done.stderr):
+            break
     assert done.rc == 111 or (launcher.is_open_mpi() and done.rc == 14), done
-    assert re.search(
-        r"rank [02] calls all_reduce #1 of 4 float32 .*, rank [23] calls all_reduce #1 of 4", done.stderr
-    ), done
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -109,6 +110,9 @@ def test_programs_of_ranks_end_with_their_job(monkeypatch, tmp_path):
     one = supervisor.Supervisor(command, None, tmp_path / "marker", 1.0, supervisor._Forwarding())
     programs = [subprocess.Popen(["sleep", "60"], env=each) for each in environments]
     try:
+        # Popen may return before the kernel shows the new program's environment.
+        while not all(Path(f"/proc/{each.pid}/environ").read_bytes() for each in programs):
+            time.sleep(0.01)
         one._kill_members()
         assert [each.wait(10) for each in programs] == [-signal.SIGKILL] * 2
     finally:
