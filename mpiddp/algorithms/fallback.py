@@ -29,7 +29,7 @@ def reduction(dtype: np.dtype[Any], op: ReduceOp) -> ModuleType:
 def choose(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp, size_bytes: int) -> ModuleType:
     module = reduction(dtype, op)
     short = size_bytes <= SHORT_BYTES and link.size >= TREE_RANKS and not link.one_node
-    if module is exchange and short and hasattr(tree, operation):
+    if module is exchange and short and hasattr(tree, operation) and op.merges is None:
         return tree
     return module
 

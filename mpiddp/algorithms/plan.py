@@ -50,6 +50,8 @@ MODULES: dict[str, ModuleType] = {
 _SELF_COMPARING = (two_shot, hierarchical)
 """Their functions are steps; those of the others are algorithms."""
 
+_WITH_ALL_ROWS = ("one_shot", "two_shot", "short")
+"""They reduce all ranks' arrays at once, so in any order; so does exchange."""
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _IN_MEMORY = ("one_shot", "two_shot")
 ANY_SIZE = float("inf")
@@ -173,6 +175,8 @@ def make(
     if not type(x) is type(output) is np.ndarray:
         return Plan(call, _device_steps(operation, link, largest, op, algorithm, call))
     chosen = algorithm_of(operation, link, largest.nbytes, algorithm)
+    if op is not None and op.merges and chosen not in _WITH_ALL_ROWS:
+        chosen = "exchange"
     if chosen == "one_shot":
         shots = one_shot.shots(link, operation, output, x, op, root)
         overlaps = places[0] != places[1] and 2 * x.nbytes > BUFFER_BYTES

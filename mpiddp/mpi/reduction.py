@@ -34,7 +34,7 @@ class ReduceOp:
     0.5
     """
 
-    __slots__ = ("__weakref__", "_combining", "factor", "name", "value")
+    __slots__ = ("__weakref__", "_combining", "factor", "merges", "name", "value")
 
     SUM: ClassVar[ReduceOp]
     AVG: ClassVar[ReduceOp]
@@ -46,12 +46,16 @@ class ReduceOp:
     BXOR: ClassVar[ReduceOp]
     PREMUL_SUM: ClassVar[ReduceOp]
 
-    def __init__(self, name: str, value: int, factor: float | None = None) -> None:
+    def __init__(
+        self, name: str, value: int, factor: float | None = None, merges: tuple[int, ...] | None = None
+    ) -> None:
         self.name = name
         self._combining = _COMBINE[name]
         """The name of NumPy's function that combines two ranks' elements."""
         self.value = value
         self.factor = factor
+        self.merges = merges
+        """How many sums end with each rank's array, of a sum in pairs (see `in_pairs`)."""
 
     def __call__(self, factor: float) -> ReduceOp:
         """Return ``PREMUL_SUM`` with a factor, the same object for equal factors.
@@ -95,6 +99,11 @@ for _op in REDUCTIONS:
     setattr(ReduceOp, _op.name, _op)
 
 
+def in_pairs(factor: float, merges: tuple[int, ...]) -> ReduceOp:
+    """Return a ``PREMUL_SUM`` in a fixed order: after each rank's array so many sums end (see `algorithms.pairs`)."""
+    return ReduceOp("PREMUL_SUM", ReduceOp.PREMUL_SUM.value, factor, merges)
+
+
 def is_floating(dtype: np.dtype[Any]) -> bool:
     """Return True for NumPy's real floats and bfloat16, and False for other registered dtypes, such as float8."""
     # ``isbuiltin`` is 2 for dtypes that a library has registered, 1 for NumPy's, and 0 for NumPy's after unpickling.
@@ -127,6 +136,8 @@ def check(dtype: np.dtype[Any], op: ReduceOp) -> None:
 @functools.lru_cache(1024)
 def mpi_op(dtype: np.dtype[Any], op: ReduceOp) -> MPI.Op | None:
     """Return MPI's reduction, or None if MPI has none for the dtype with the right result on all ranks."""
+    if op.merges is not None:
+        return None
     if is_half(dtype) or dtype.kind not in "biufc" or (dtype.kind == "f" and op.name in ("MIN", "MAX")):
         return None
     if dtype.kind in "iu" and dtype.itemsize < 4 and op._combining == "add":
