@@ -30,7 +30,7 @@ from mpiddp.mpi.requests import Steps
 from mpiddp.shm.eager import BUFFER_BYTES, EagerBuffers
 from mpiddp.typing import Array
 
-from . import exchange, fallback, handshake, hierarchical, native, one_shot, ring, short, tree, two_shot
+from . import exact_sum, exchange, fallback, handshake, hierarchical, native, one_shot, ring, short, tree, two_shot
 from .blocks import Blocks, Cut
 from .gpu import table as device_table
 from .one_shot import OneShot
@@ -171,6 +171,10 @@ def make(
         algorithm=algorithm,
         note=BUCKET if bucket is not None else f"inner {name}" if inner else "",
     )
+    if op is not None and op.name == "EXACT_SUM":
+        if operation != "all_reduce":
+            raise TypeError(f"{op} is for all_reduce, not for {operation}; each rank can take its part of the result")
+        return _of_module(exact_sum, operation, link, call, inner=inner)
     largest = output if operation == "all_gather" else x
     if not type(x) is type(output) is np.ndarray:
         return Plan(call, _device_steps(operation, link, largest, op, algorithm, call))

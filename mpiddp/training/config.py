@@ -252,8 +252,8 @@ class Config:
             yield (
                 self.batch_size < self.virtual_ranks,
                 (
-                    f"--batch-size {self.batch_size} cannot be divided among --virtual-ranks {self.virtual_ranks}: give as"
-                    " many samples or more"
+                    f"--batch-size {self.batch_size} cannot be divided among --virtual-ranks {self.virtual_ranks}: give"
+                    " as many samples or more"
                 ),
             )
             yield (
@@ -268,7 +268,7 @@ class Config:
             yield (
                 self.sync_batchnorm,
                 (
-                    "--sync-batchnorm needs all micro-batches at once: with --virtual-ranks batch norms take each by itself"
+                    "--sync-batchnorm needs all micro-batches at once: --virtual-ranks has each normalized by itself"
                 ),
             )
             yield self.device == "cuda", "--virtual-ranks: libraries of GPUs add in an order of their own"
