@@ -79,6 +79,9 @@ SEVERAL_NODES: dict[str, Rows] = {
     "broadcast": (_SHORT, (ANY_SIZE, "native")),
 }
 
+ONE_ORDER: dict[str, Rows] = {"all_reduce": ((0, "short"), (ANY_SIZE, "hierarchical"))}
+"""Rows between nodes under ``MPIDDP_DETERMINISTIC=1``: arrays of all sizes are added in one order."""
+
 
 class Plan(NamedTuple):
     call: Call
@@ -353,7 +356,7 @@ def rows(operation: str, link: Link, algorithm: str | None = None) -> Rows:
         return ((ANY_SIZE, "native"),)
     if chosen is None or chosen in device_table.ALGORITHMS:
         one_node = ONE_NODE | TWO_RANKS if link.size == 2 else ONE_NODE
-        table = one_node if link.one_node else SEVERAL_NODES
+        table = one_node if link.one_node else SEVERAL_NODES | (ONE_ORDER if settings.deterministic() else {})
         return tuple((limit, _available(name, link)) for limit, name in table[operation])
     if chosen in _IN_MEMORY and not link.one_node:
         raise ValueError(f"{operation}:{chosen} works in the memory of one node, and {link} is on several")

@@ -267,9 +267,7 @@ class Config:
             yield self.compress != "none", "--compress: compressed sums depend on the ranks, against --virtual-ranks"
             yield (
                 self.sync_batchnorm,
-                (
-                    "--sync-batchnorm needs all micro-batches at once: --virtual-ranks has each normalized by itself"
-                ),
+                ("--sync-batchnorm needs all micro-batches at once: --virtual-ranks has each normalized by itself"),
             )
             yield self.device == "cuda", "--virtual-ranks: libraries of GPUs add in an order of their own"
         yield from powersgd_contradictions(self) if "powersgd" in self.compress else ()

@@ -107,7 +107,7 @@ def test_bits_do_not_depend_on_pieces_or_on_who_has_which_addend(world, monkeypa
 def test_what_it_does_not_take_is_said(world):
     with pytest.raises(TypeError, match="takes float32 and float64, got float16; convert"):
         dist.all_reduce(np.ones(2, np.float16), EXACT)
-    with pytest.raises(TypeError, match="takes float32 and float64, got int64; ReduceOp.SUM of integers is exact"):
+    with pytest.raises(TypeError, match=r"got int64; .* of integers is exact"):
         dist.all_reduce(np.ones(2, np.int64), EXACT)
     with pytest.raises(TypeError, match="is for all_reduce, not for reduce_scatter"):
         dist.reduce_scatter_single(np.ones(1), np.ones(world.size), EXACT)
