@@ -9,7 +9,7 @@ of the digital computer", SIAM Review 1986).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,6 @@ from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
-from . import plan
-
 _CHUNK = 1 << 15
 """Elements that are converted at a time, in the cache."""
 _PIECE_BYTES = 1 << 24
@@ -31,11 +29,12 @@ _POSITIVE, _NEGATIVE = 1, 2
 _NOTHING = -1 << 20
 
 
-def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
+def all_reduce(all_reduced: Callable[[Link, Array, ReduceOp], Steps], link: Link, x: Array, op: ReduceOp) -> Steps:
+    """Sum ``x`` by all-reduces of integers, for which ``all_reduced`` returns the steps."""
     xp, flat = array_namespace(x), x.reshape(-1)
     highest, lowest, special = _extent(xp, flat)
     told = np.array([highest, -lowest, special], np.int64)
-    yield from plan.nested(link, "all_reduce", told, told, ReduceOp.MAX)
+    yield from all_reduced(link, told, ReduceOp.MAX)
     link = link.after()
     highest, lowest = int(told[0]), -int(told[1])
     infinities: Array | None = None
@@ -43,7 +42,7 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
         infinities = xp.where(flat > 0, _POSITIVE, _NEGATIVE).astype(np.uint8)
         infinities[xp.isnan(flat)] = _POSITIVE | _NEGATIVE
         infinities[xp.isfinite(flat)] = 0
-        yield from plan.nested(link, "all_reduce", infinities, infinities, ReduceOp.BOR)
+        yield from all_reduced(link, infinities, ReduceOp.BOR)
     bits = 62 - (link.size - 1).bit_length()
     exponents = [highest - bits * (place + 1) for place in range(-(-max(highest - lowest, 1) // bits))]
     step = max(_PIECE_BYTES // (8 * len(exponents)), 1)
@@ -53,7 +52,7 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
             piece = flat[start : start + step]
             digits = memory[: len(exponents) * piece.size].reshape(len(exponents), -1)
             _cut(xp, piece, exponents, digits)
-            yield from plan.nested(link, "all_reduce", digits, digits, ReduceOp.SUM)
+            yield from all_reduced(link, digits, ReduceOp.SUM)
             for at in range(0, piece.size, _CHUNK):
                 piece[at : at + _CHUNK] = _joined(xp, digits[:, at : at + _CHUNK], exponents, bits, x.dtype)
     if infinities is not None:

@@ -19,7 +19,7 @@ def shares(leaves: int, ranks: int) -> list[range]:
     """Return the subtree of each rank: the largest one is halved until there are enough.
 
     >>> shares(8, 3)
-    [range(0, 4), range(4, 6), range(6, 8)]
+    [range(0, 2), range(2, 4), range(4, 8)]
     """
     if not 1 <= ranks <= leaves:
         raise ValueError(
@@ -37,7 +37,7 @@ def merges(whole: range, parts: Sequence[range]) -> tuple[int, ...]:
     """Return how many sums end with each part, of which each is a subtree of ``whole``.
 
     >>> merges(range(8), shares(8, 3))
-    (0, 0, 2)
+    (0, 1, 1)
     """
     if len(parts) == 1:
         return (0,)

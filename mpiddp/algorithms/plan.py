@@ -177,7 +177,8 @@ def make(
     if op is not None and op.name == "EXACT_SUM":
         if operation != "all_reduce":
             raise TypeError(f"{op} is for all_reduce, not for {operation}; each rank can take its part of the result")
-        return _of_module(exact_sum, operation, link, call, inner=inner)
+        exact = functools.partial(exact_sum.all_reduce, _nested_all_reduce)
+        return Plan(call, handshake.without(exact)) if inner else plain(link, exact, call)
     largest = output if operation == "all_gather" else x
     if not type(x) is type(output) is np.ndarray:
         return Plan(call, _device_steps(operation, link, largest, op, algorithm, call))
@@ -215,6 +216,10 @@ def nested(link: Link, name: str, output: Array, x: Array, op: ReduceOp) -> Step
     args, places = ((x, op), (0, 0)) if name == "all_reduce" else ((output, x, op), (0, 1))
     plan = plans.get(key) or plans.remember(key, make(link, name, None, output, x, op, places=places, inner=True))
     return plan.steps(link, plan.call, *args)
+
+
+def _nested_all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
+    return nested(link, "all_reduce", x, x, op)
 
 
 def plain(link: Link, algorithm: Callable[..., Steps], call: Call) -> Plan:
