@@ -51,6 +51,8 @@ def all_reduce(all_reduced: Callable[[Link, Array, ReduceOp], Steps], link: Link
         for start in range(0, flat.size, step):
             piece = flat[start : start + step]
             digits = memory[: len(exponents) * piece.size].reshape(len(exponents), -1)
+            if infinities is not None:
+                piece[~xp.isfinite(piece)] = 0
             _cut(xp, piece, exponents, digits)
             yield from all_reduced(link, digits, ReduceOp.SUM)
             for at in range(0, piece.size, _CHUNK):
@@ -91,12 +93,10 @@ def _cut(xp: Any, x: Array, exponents: Sequence[int], digits: Array) -> None:
     for start in range(0, x.size, _CHUNK):
         chunk = slice(start, start + _CHUNK)
         rest = x[chunk].astype(np.float64)
-        rest[~xp.isfinite(rest)] = 0
         for exponent, row in zip(exponents, digits, strict=True):
-            whole = xp.trunc(_times(xp, rest, -exponent))
-            row[chunk] = whole
+            row[chunk] = _times(xp, rest, -exponent)  # an int64 has no fraction
             if exponent != exponents[-1]:
-                rest -= _times(xp, whole, exponent)
+                rest -= _times(xp, row[chunk].astype(np.float64), exponent)
 
 
 def _joined(xp: Any, digits: Array, exponents: Sequence[int], bits: int, dtype: np.dtype[Any]) -> Array:

@@ -205,7 +205,7 @@ class GlobalBatchSampler(EpochSampler):
     ) -> None:
         super().__init__(dataset, num_replicas, rank, shuffle, seed)
         self.batch_size = checked_batch_size(batch_size)
-        self._parts = virtual_ranks or self.num_replicas
+        self._parts = self.num_replicas if virtual_ranks is None else virtual_ranks
         if self.batch_size < self._parts:
             raise ValueError(
                 f"batch_size is that of all ranks together: {self.batch_size} samples cannot be divided among "

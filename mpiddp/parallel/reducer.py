@@ -83,7 +83,7 @@ class Reducer:
         # Made anew only for another weight, because the object is part of the key of cached plans.
         self._size = group.size()
         self._average = ReduceOp.PREMUL_SUM(1 / self._size)
-        self.partial = PartialSums(virtual_ranks, group, named_parameters) if virtual_ranks else None
+        self.partial = None if virtual_ranks is None else PartialSums(virtual_ranks, group, named_parameters)
         self.buckets = Buckets(self._parameters, group, caps_bytes)
         self._handles: list[Handle] = [
             parameter.register_post_accumulate_grad_hook(functools.partial(self._mark_ready, index))

@@ -98,7 +98,11 @@ class Wrapper(Joinable):
             "skip_all_reduce_unused_params": skip_all_reduce_unused_params,
             "virtual_ranks": virtual_ranks,
         }
-        if virtual_ranks and any(isinstance(each, self._sync_batchnorm_type) for each in module.modules()):
+        if virtual_ranks is not None and not hasattr(self, "micro_batch"):
+            raise ValueError(
+                "virtual_ranks is for mpiddp.DistributedDataParallel, whose dropout follows them; leave it out"
+            )
+        if virtual_ranks is not None and any(isinstance(each, self._sync_batchnorm_type) for each in module.modules()):
             raise ValueError(
                 "SyncBatchNorm needs all micro-batches at once, and virtual ranks run them one after the other: leave"
                 " it out, so that batch norms take each micro-batch by itself"
