@@ -35,7 +35,7 @@ def bounds(count: int, parts: int, itemsize: int) -> list[int]:
 def reduce_rows(
     op: ReduceOp, rows: Sequence[Array], outs: Sequence[Array], size: int, factors: Sequence[float] | None = None
 ) -> None:
-    """Combine ``rows``, flat and alike, in order or as ``op.merges`` says, and write the result to all ``outs``.
+    """Combine ``rows``, flat and alike, in order or as ``op._merges`` says, and write the result to all ``outs``.
 
     An output is one of the rows, or shares no memory with any and may have another dtype, to which results are rounded
     once. ``AVG`` divides by ``size``; ``factors`` are the rows' (``PREMUL_SUM``).
@@ -43,11 +43,11 @@ def reduce_rows(
     dtype, count = rows[0].dtype, rows[0].size
     join = getattr(array_namespace(rows[0]), op._combining)
     common = _common_scale(factors)
-    if op.merges and common != 1:
+    if op._merges and common != 1:
         common = None  # a subnormal would be rounded here and not where one rank has several addends
     if common is not None:
         factors = None
-    merges = op.merges or (0, *(1 for _ in rows[1:]))
+    merges = op._merges or (0, *(1 for _ in rows[1:]))
     wide = accumulated_in(dtype)
     step = max(min(CHUNK_BYTES, CACHE_BYTES // len(rows)) // dtype.itemsize, 1)
     changing = wide != dtype or factors is not None

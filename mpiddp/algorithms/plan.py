@@ -183,7 +183,7 @@ def make(
     if not type(x) is type(output) is np.ndarray:
         return Plan(call, _device_steps(operation, link, largest, op, algorithm, call))
     chosen = algorithm_of(operation, link, largest.nbytes, algorithm)
-    if op is not None and op.merges and chosen not in _WITH_ALL_ROWS:
+    if op is not None and op._merges and chosen not in _WITH_ALL_ROWS:
         chosen = "exchange"
     if chosen == "one_shot":
         shots = one_shot.shots(link, operation, output, x, op, root)

@@ -38,7 +38,7 @@ class ReduceOp:
     0.5
     """
 
-    __slots__ = ("__weakref__", "_combining", "factor", "merges", "name", "value")
+    __slots__ = ("__weakref__", "_combining", "_merges", "factor", "name", "value")
 
     SUM: ClassVar[ReduceOp]
     AVG: ClassVar[ReduceOp]
@@ -59,7 +59,7 @@ class ReduceOp:
         """The name of NumPy's function that combines two ranks' elements."""
         self.value = value
         self.factor = factor
-        self.merges = merges
+        self._merges = merges
         """How many sums end with each rank's array, of a sum in pairs (see `in_pairs`)."""
 
     def __call__(self, factor: float) -> ReduceOp:
@@ -145,7 +145,7 @@ def check(dtype: np.dtype[Any], op: ReduceOp) -> None:
 @functools.lru_cache(1024)
 def mpi_op(dtype: np.dtype[Any], op: ReduceOp) -> MPI.Op | None:
     """Return MPI's reduction, or None if MPI has none for the dtype with the right result on all ranks."""
-    if op.merges is not None or op.name == "EXACT_SUM":
+    if op._merges is not None or op.name == "EXACT_SUM":
         return None
     if is_half(dtype) or dtype.kind not in "biufc" or (dtype.kind == "f" and op.name in ("MIN", "MAX")):
         return None

@@ -189,7 +189,7 @@ class Reducer:
             weight = self.partial.add_to(bucket, weight)
             if size == 1:
                 return completed(buffer)
-            if self._average.merges is None or self._average.factor != weight:
+            if self._average._merges is None or self._average.factor != weight:
                 self._average = in_pairs(weight, self.partial.across)
             return self._all_reduce(bucket._index, buffer)
         if self._hook is None:
