@@ -205,6 +205,7 @@ class GlobalBatchSampler(EpochSampler):
     ) -> None:
         super().__init__(dataset, num_replicas, rank, shuffle, seed)
         self.batch_size = checked_batch_size(batch_size)
+        self._virtual = virtual_ranks is not None
         self._parts = self.num_replicas if virtual_ranks is None else virtual_ranks
         if self.batch_size < self._parts:
             raise ValueError(
@@ -228,7 +229,8 @@ class GlobalBatchSampler(EpochSampler):
             self.position = begin + len(batch)
             for part in self.virtual_ranks:
                 mine = batch[part :: self._parts]
-                self.current = BatchShare(begin // self.batch_size, len(mine), len(batch), part, self.epoch)
+                virtual_rank = part if self._virtual else 0
+                self.current = BatchShare(begin // self.batch_size, len(mine), len(batch), virtual_rank, self.epoch)
                 yield mine if len(mine) else batch[:1]
         self._end(self.position)
 

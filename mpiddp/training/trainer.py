@@ -323,7 +323,7 @@ class Trainer:
             if share is None:
                 yield Batch(inputs, targets, len(targets), None)
             else:
-                place = (share.virtual_rank, share.epoch, share.index) if self.model.virtual_ranks else (0,)
+                place = (share.virtual_rank, share.epoch, share.index)
                 yield Batch(inputs, targets, share.samples, share.global_samples, place)
 
     def _steps_an_epoch(self) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from harness import hosts
 from harness.launcher import job, side_by_side
 
 ROWS = {
@@ -33,7 +36,7 @@ WAYS: dict[str, tuple[int, dict[str, str]]] = {
 }
 
 
-def train(output: Path, row: str, ranks: int, *options: object, **env: str) -> tuple[str, str]:
+def train(output: Path, row: str, ranks: int, *options: object, **env: Any) -> tuple[str, str]:
     """Return the hash of the model, and the losses."""
     words = (*ROWS[row], *COMMON, "--epochs", 3, *options, "--output", output)
     done = job("-m", "mpiddp", "train", *words, ranks=ranks, limit_s=120, **env)
@@ -57,12 +60,17 @@ def resumed(output: Path, row: str) -> tuple[str, str]:
     "row", [pytest.param(row, marks=() if row == "net, AdamW" else pytest.mark.long) for row in ROWS]
 )
 def test_model_and_metrics_have_the_same_bits_on_any_number_of_ranks(tmp_path, request, row):
-    ways = WAYS if request.config.getoption("long") else {name: WAYS[name] for name in ("1 rank", "3 ranks on 2 nodes")}
+    long = request.config.getoption("long")
+    ways = WAYS if long else {name: WAYS[name] for name in ("1 rank", "3 ranks on 2 nodes")}
     jobs = {
         name: partial(train, tmp_path / str(index), row, ranks, **env)
         for index, (name, (ranks, env)) in enumerate(ways.items())
     }
     jobs["resumed"] = partial(resumed, tmp_path / "resumed", row)
-    with side_by_side(jobs, places=2) as futures:
+    with contextlib.ExitStack() as stack:
+        if long and hosts.why_not() is None:
+            on = stack.enter_context(hosts.Hosts(2)).cyclic
+            jobs["4 ranks on 2 hosts"] = partial(train, tmp_path / "hosts", row, 4, on=on)
+        futures = stack.enter_context(side_by_side(jobs, places=2))
         found = {name: future.result() for name, future in futures.items()}
     assert len(set(found.values())) == 1, found
