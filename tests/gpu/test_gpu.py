@@ -21,7 +21,6 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [
-        ("probe", 1),
         ("correctness", 2),
         ("correctness", 4),
         ("nodes", 4),
