@@ -37,11 +37,11 @@ def test_values(environ):
     assert settings.takes_device_pointers() is None
     environ.setenv("MPIDDP_NODES", "0,0,1")
     environ.setenv("MPIDDP_TIMEOUT", "2.5")
-    environ.setenv("MPIDDP_DEBUG", "detail")
+    environ.setenv("MPIDDP_DEBUG", "info")
     environ.setenv("MPIDDP_CUDA_AWARE", "0")
     assert settings.pretended_nodes() == (0, 0, 1)
     assert settings.default_timeout_s() == 2.5
-    assert settings.debug_level() == "DETAIL"
+    assert settings.debug_level() == "INFO"
     assert settings.takes_device_pointers() is False
 
 

@@ -385,24 +385,6 @@ def test_overrides(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> No
     renew()
 
 
-def test_observed_operations(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MPIDDP_DEBUG", "DETAIL")
-    renew()
-    for count in (3, 900):
-        x = cupy.full(count, world.rank + 1.0)
-        dist.all_reduce(x)
-        dist.broadcast(x, 0)
-        outs = [cupy.empty(count) for _ in range(world.size)]
-        dist.all_gather(outs, x)
-        assert all((out.get() == world.size * (world.size + 1) / 2).all() for out in outs)
-    pending = dist.all_reduce(x, async_op=True)
-    x += 1
-    with pytest.raises(ArrayError, match="was changed before"):
-        pending.wait()
-    monkeypatch.undo()
-    renew()
-
-
 def test_one_no_is_everybodys(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPIDDP_CUDA_AWARE", "0" if world.rank == world.size - 1 else "1")
     renew()
