@@ -21,6 +21,7 @@ _WARM_UP = (
     "it is gone: use DiLoCo(params, period, warmup_steps=N); leave DistributedDataParallel by no_sync() after N steps"
 )
 _ADAM = "it is gone: use Adam or AdamW, or a subclass of Optimizer with an _update of your own"
+_NO_MESSAGE = "it is gone: use mpiddp.send and mpiddp.recv, and send the gradient back, as the example model_parallel"
 _INSTEAD = {
     "DDP": "use mpiddp.DistributedDataParallel",
     "cuda": "use mpiddp.device, such as mpiddp.device.device_count()",
@@ -44,6 +45,13 @@ _INSTEAD = {
     "distributed.reduce_op": "use ReduceOp, such as ReduceOp.SUM",
     "distributed.rpc": _TORCHS,
     "distributed.tensor": _TORCHS,
+    "nn.functional.all_to_all": "it is gone: use all_to_all_single of the blocks, joined",
+    "nn.functional.broadcast": "it is gone: use all_gather(tensor)[src]",
+    "nn.functional.gather": "it is gone: use all_gather, on every rank",
+    "nn.functional.recv": _NO_MESSAGE,
+    "nn.functional.reduce": "it is gone: use all_reduce, on every rank",
+    "nn.functional.scatter": "it is gone: use reduce_scatter of zeros on all ranks but the source",
+    "nn.functional.send": _NO_MESSAGE,
     "nn.parallel": "use mpiddp.DistributedDataParallel or mpiddp.DataParallel",
     "Adadelta": _ADAM,
     "Adagrad": _ADAM,

@@ -465,7 +465,6 @@ WITHOUT_TESTS = {
         "activation container conv dropout embedding init linear loss normalization parameter pooling shaping "
         "state utils window"
     ),
-    "nn/collectives": "p2p recorded rooted symmetric",
     "optim": "adam sgd",
     "parallel": "powersgd wrapper",
     "shm": "cma scratch ",
