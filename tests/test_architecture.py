@@ -451,7 +451,7 @@ WITHOUT_TESTS = {
     ),
     "algorithms/gpu": "nccl pointers ring staged staged_ring table",
     "autograd": "arithmetic conversion function gradcheck product reduction shaping",
-    "bench": "compare contenders ddp job overlap sweep timing with_torch",
+    "bench": "compare contenders ddp job sweep timing with_torch",
     "data": "samplers",
     "device": "conversion namespace packing pinned place transfer",
     "distributed": "parting",

@@ -33,14 +33,9 @@ class Panel(NamedTuple):
 
 
 _STEPS = ("alone", "ddp", "exposed", "torch", "torch-alone", "on-mpiddp", "in-ours")
-_WAYS = ("compute", "comm", "blocking", "unpolled", "overlapped", "wait")
 # For each kind of rows: the title, what x is, what y is and its factor, and the columns.
 _ROWS: dict[str, list[tuple[str, str, str, float, tuple[str, ...]]]] = {
     "ddp": [("DDP: a training step", "network", "time (ms)", 1e3, _STEPS)],
-    "overlap": [
-        ("Overlap: times", "buckets", "time (ms)", 1e3, _WAYS),
-        ("Overlap: hidden share of communication", "buckets", "1 - exposed / comm", 1, ("overlap",)),
-    ],
     "train": [("Training: samples a second", "ranks", "samples a second", 1, ("samples_per_s",))],
 }
 _EPOCHS = (

@@ -54,12 +54,7 @@ def test_bandwidths():
     assert series.bus_bandwidth(point) == pytest.approx(1.5e9)
 
 
-WAYS = ("compute", "comm", "blocking", "unpolled", "overlapped", "wait")
 ROWS = {
-    "overlap": [
-        {"buckets": buckets, **dict.fromkeys(WAYS, 0.01), "wait": 0.01 / buckets, "overlap": 1 - 1 / buckets}
-        for buckets in (1, 2, 4)
-    ],
     "ddp": [{"network": "net", "alone": 0.008, "ddp": 0.01, "exposed": 0.002, "torch": 0.012}],
     "train": [{"network": "net", "scaling": "weak", "ranks": 2, "batch": 64, "step_s": 1.0, "samples_per_s": 180.0}],
 }
@@ -87,9 +82,6 @@ def test_panels_have_what_was_measured(tmp_path):
     assert latency.title == "Latency: all_reduce sum of float32, 4 ranks" and other.title.startswith("Latency: broad")
     assert latency.lines["short"][SIZES[0]] == pytest.approx(1e6 * (1e-6 + SIZES[0] / 1e9))
     assert bandwidth.lines["long"][SIZES[-1]] == pytest.approx(1.5 * SIZES[-1] / (11e-6 + SIZES[-1] / 3e9) / 1e9)
-    times, shares = plot.panels([file_of(tmp_path / "b.json", kind="overlap", rows=ROWS["overlap"])])
-    assert shares.lines == {"overlap": {1: 0.0, 2: 0.5, 4: 0.75}}
-    assert times.lines["wait"] == pytest.approx({1: 10, 2: 5, 4: 2.5})
     (steps,) = plot.panels([file_of(tmp_path / "c.json", kind="ddp", rows=ROWS["ddp"])])
     assert steps.lines["torch"] == pytest.approx({"net": 12})
     loss, accuracy, _ = plot.panels([folder(tmp_path / "run", losses=(2.0, None, 1.5))])
@@ -121,7 +113,7 @@ def test_picture(tmp_path, suffix):
         assert picture.read_bytes().startswith(b"\x89PNG")
         return
     drawn = picture.read_text()  # the letters of an SVG are shapes; each text stands beside its own as a comment
-    for text in ("long", "Bus bandwidth: all_reduce", "DDP: a training step", "Overlap: times", "net, weak", "loss"):
+    for text in ("long", "Bus bandwidth: all_reduce", "DDP: a training step", "net, weak", "loss"):
         assert f"<!-- {text}" in drawn, text
 
 
