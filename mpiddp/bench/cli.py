@@ -136,17 +136,10 @@ def add_parser(commands: Any) -> None:
         found.set_defaults(run=_run, module=name)
     plot = commands.add_parser(
         "plot",
-        help="draw results of benchmarks and training runs",
-        description="Draw latency and bus bandwidth against size, or the scaling of training, from benchmarks' --json"
-        " files; or loss, accuracy and throughput from folders of training runs.",
+        help="draw results of benchmarks",
+        description="Draw latency and bandwidth against size, or steps and the scaling of training, from --json files.",
     )
-    plot.add_argument(
-        "files",
-        type=Path,
-        nargs="+",
-        metavar="FILE",
-        help="files of a benchmark's --json; or folders of `train --output`, to compare",
-    )
+    plot.add_argument("files", type=Path, nargs="+", metavar="FILE", help="files of a benchmark's --json")
     plot.add_argument(
         "-o", "--output", type=Path, default=Path("plot.png"), metavar="PICTURE", help="a .png or .svg (plot.png)"
     )
