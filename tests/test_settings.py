@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -10,24 +9,7 @@ import pytest
 
 from mpiddp import settings
 
-
-@pytest.fixture(autouse=True)
-def environ(monkeypatch):
-    """Start each test from an environment without launchers and settings."""
-    names = (
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "MPIDDP_",
-        "PMI",
-        "OMPI_",
-        "SLURM_",
-        "MPI_LOCAL",
-    )
-    for name in list(os.environ):
-        if name.startswith(names):
-            monkeypatch.delenv(name)
-    return monkeypatch
+pytestmark = pytest.mark.usefixtures("environ")
 
 
 def test_values(environ):
