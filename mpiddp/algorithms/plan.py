@@ -307,14 +307,6 @@ def _moving_on_device(operation: str, link: Link, x: Array, host: Callable[..., 
     return device_table.plan(operation, link, x.dtype, None, [(ANY_SIZE, host)], None)[0][1]
 
 
-def nested_gather(link: Link, outputs: Sequence[Array], x: Array) -> Steps:
-    """Return the steps for a part of another operation: every rank's ``x``, to an output for each."""
-    steps = handshake.without(native.all_gather_list)
-    if type(x) is not np.ndarray:
-        steps = _moving_on_device("all_gather_list", link, x, steps)
-    return steps(link, None, outputs, x)
-
-
 def offering(operation: str) -> list[str]:
     return ["one_shot", *(name for name, module in MODULES.items() if hasattr(module, operation))]
 
