@@ -65,6 +65,11 @@ def build_parser() -> argparse.ArgumentParser:
         " wrong. It works alone, and under mpirun or srun as a job would be started.",
     )
     info.add_argument("--json", action="store_true", help="print one JSON object")
+    info.add_argument(
+        "--probe-gpu",
+        action="store_true",
+        help="try whether MPI takes addresses of GPU memory, in a job of 2 ranks that may crash, and keep the answer",
+    )
     info.set_defaults(run=run_info)
     again = commands.add_parser(
         "run",
@@ -112,7 +117,7 @@ def run_train(arguments: argparse.Namespace) -> int:
 
 def run_info(arguments: argparse.Namespace) -> int:
     _limit_threads()
-    code: int = mpiddp.training.info.run(mpiddp.__version__, as_json=arguments.json)
+    code: int = mpiddp.training.info.run(mpiddp.__version__, as_json=arguments.json, probe_gpu=arguments.probe_gpu)
     return code
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+from pathlib import Path
 
 from .launchers import integer
 from .rank_process import MARKERS, RANK_PROCESS
@@ -36,7 +37,7 @@ def _number(name: str, default: str) -> tuple[str, float]:
 
 
 _VARIABLES = (
-    *("MPIDDP_ALGORITHM", "MPIDDP_CUDA_AWARE", "MPIDDP_DEBUG", "MPIDDP_DETERMINISTIC", "MPIDDP_EAGER"),
+    *("MPIDDP_ALGORITHM", "MPIDDP_CACHE", "MPIDDP_CUDA_AWARE", "MPIDDP_DEBUG", "MPIDDP_DETERMINISTIC", "MPIDDP_EAGER"),
     *("MPIDDP_FLIGHT_RECORDER", "MPIDDP_NODES", "MPIDDP_TIMELINE", "MPIDDP_TIMEOUT", "MPIDDP_WARN_AFTER"),
 )
 _OTHER_VARIABLES = ("MPIDDP_LAUNCH", "MPIDDP_RESTARTS", *MARKERS, RANK_PROCESS)  # the first two: of slurm/env.sh
@@ -133,6 +134,25 @@ def cray_gpu_support() -> bool:
     return os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
 
 
+_TRANSPORTS = (
+    *("OMPI_MCA_pml", "OMPI_MCA_btl", "OMPI_MCA_mtl", "OMPI_MCA_accelerator", "OMPI_MCA_opal_cuda_support"),
+    *("UCX_TLS", "FI_PROVIDER", "MPIR_CVAR_ENABLE_GPU", "MPIR_CVAR_CH4_NETMOD", "MPICH_GPU_SUPPORT_ENABLED"),
+    *("MV2_USE_CUDA", "I_MPI_OFFLOAD", "I_MPI_FABRICS"),
+)
+
+
+def transports() -> list[str]:
+    """Return the MPI libraries' transport variables as NAME=value: their use of GPU memory depends on them."""
+    return [f"{name}={os.environ[name]}" for name in _TRANSPORTS if name in os.environ]
+
+
 def eager() -> bool:
     """Return True if short arrays may use eager buffers."""
     return _switch("MPIDDP_EAGER") is not False
+
+
+def cache_folder() -> Path:
+    given = os.environ.get("MPIDDP_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mpiddp"

@@ -386,7 +386,7 @@ WITHOUT_TESTS = {
     "algorithms": (
         "exchange fallback handshake local_reduce native one_shot peer_access ring short tags tree two_shot"
     ),
-    "algorithms/gpu": "nccl pointers ring staged staged_ring table",
+    "algorithms/gpu": "nccl pointers probe ring staged staged_ring table",
     "autograd": "arithmetic conversion function gradcheck product reduction shaping",
     "bench": "compare contenders ddp job sweep timing with_torch",
     "data": "samplers",

@@ -6,8 +6,11 @@ An MPI library that does not would crash, so there has to be evidence on every r
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -110,22 +113,32 @@ def library_path() -> str | None:
     return next(iter(loaded_libraries("libmpi.so", "libmpi_abi.so", "libmpich")), None)
 
 
+def library_key() -> str:
+    """Return a name for the MPI library and its choice of transports, under which outcomes of the probe are kept."""
+    text = "\n".join([MPI.Get_library_version(), str(library_path()), *settings.transports()])
+    name = re.sub(r"[^a-z0-9.]+", "-", library_name().lower()).strip("-")
+    return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
 def device_pointers(comm: MPI.Intracomm | None = None) -> DevicePointers:
     """Return where MPI takes device pointers; the same on all ranks of ``comm``, which call this together.
 
     The evidence, in order of trust: ``MPIDDP_CUDA_AWARE``; MPI-4.1's memory kinds; the library's own answer
     (``MPIX_GPU_query_support``, ``MPIX_Query_cuda_support``); Cray's variable together with its GPU library, if that is
-    loaded.
+    loaded; the outcome of `probe`.
 
-    A wrong yes ends the process, and a wrong no only costs a copy. Open MPI's yes says nothing of the transport, so it
-    needs the user's. Its collectives reduce on the processor, and get no device pointers.
+    A failed probe overrules a yes, because a wrong yes ends the process and a wrong no only costs a copy. Open MPI's
+    yes says nothing of the transport, so it needs a probe. Its collectives reduce on the processor, and get no device
+    pointers.
 
     References
     ----------
     Open MPI's FAQ, "What kind of CUDA support exists in Open MPI?"; openucx#7845, ompi#9845, ompi#12045.
     """
     world = MPI.COMM_WORLD if comm is None else comm
-    everybody = world.allgather(_evidence())
+    key = library_key()
+    probed_key, outcomes = world.bcast((key, probed(key)) if world.rank == 0 else None)
+    everybody = world.allgather(_evidence(outcomes if key == probed_key else {}))
     return DevicePointers(*(lowest(answers, world.rank) for answers in zip(*everybody, strict=True)))
 
 
@@ -144,19 +157,26 @@ def lowest(answers: Sequence[Support], rank: int) -> Support:
     return Support(False, f"rank {against} cannot: {answers[against].reason}")
 
 
-def _evidence() -> DevicePointers:
-    told, name = settings.takes_device_pointers(), library_name()
-    answer = _weighed(_declared()) if told is None else Support(told, f"MPIDDP_CUDA_AWARE={int(told)}")
-    if answer.yes and not library.facts(name).queues_device_collectives:
-        return DevicePointers(answer, Support(False, f"{name} has no non-blocking collectives for GPU memory"))
-    return DevicePointers(answer, answer)
+def _evidence(outcomes: Mapping[str, Support]) -> DevicePointers:
+    told = settings.takes_device_pointers()
+    if told is not None:
+        answers = dict.fromkeys(KINDS, Support(told, f"MPIDDP_CUDA_AWARE={int(told)}"))
+    else:
+        declared = _declared()
+        answers = {kind: _weighed(declared, outcomes.get(kind)) for kind in KINDS}
+    name = library_name()
+    if answers["collectives"].yes and not library.facts(name).queues_device_collectives:
+        answers["collectives"] = Support(False, f"{name} has no non-blocking collectives for GPU memory")
+    return DevicePointers(**answers)
 
 
-def _weighed(declared: Support | None) -> Support:
-    name, cure = library_name(), "MPIDDP_CUDA_AWARE=1 says that it takes them"
+def _weighed(declared: Support | None, tried: Support | None) -> Support:
+    if tried is not None and (declared is None or not declared.yes or not tried.yes):
+        return tried
+    name, cure = library_name(), "`python -m mpiddp info --probe-gpu` tries it"
     if declared is None:
         return Support(False, f"{name} does not tell; {cure}")
-    if declared.yes and not library.facts(name).vouches_for_its_transport:
+    if declared.yes and tried is None and not library.facts(name).vouches_for_its_transport:
         return Support(False, f"{declared.reason}, but that is not known of what carries {name}'s messages; {cure}")
     return declared
 
@@ -184,3 +204,22 @@ def _answer(library: ctypes.CDLL) -> Support | None:
     else:
         return None
     return Support(answer == 1, f"{name}() says {answer}")
+
+
+FORMAT = "mpiddp-device-pointers/2"
+
+
+def outcomes_file(key: str) -> Path:
+    return settings.cache_folder() / f"device-pointers-{key}.json"
+
+
+def probed(key: str) -> dict[str, Support]:
+    try:
+        document = json.loads(outcomes_file(key).read_text())
+        if document["format"] != FORMAT:
+            return {}
+        return {
+            kind: Support(bool(yes), str(reason)) for kind, (yes, reason) in document["kinds"].items() if kind in KINDS
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}

@@ -22,10 +22,11 @@ from mpiddp.device import cuda_fault, device_count
 from mpiddp.distributed.groups import default_group
 from mpiddp.faults import this_job
 from mpiddp.faults.job import Job
-from mpiddp.mpi import cuda_aware
+from mpiddp.mpi import cuda_aware, probe
 from mpiddp.mpi.world import World
 from mpiddp.shm import segment
 
+from .config import UsageError
 from .ranks import gathered
 
 _PACKAGES = ("mpi4py", "numpy", "safetensors")
@@ -103,14 +104,30 @@ def text(found: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"warning: {complaint}" for complaint in complaints(found))])
 
 
-def run(version: str, as_json: bool) -> int:
-    """Start MPI, print the description, and return the exit code."""
+def run(version: str, as_json: bool, probe_gpu: bool = False) -> int:
+    """Start MPI, print the description, and return the exit code.
+
+    UsageError if ``probe_gpu`` cannot have a job of its own.
+    """
+    if probe_gpu:
+        _probe()
     dist.init_process_group()
     found = collect(version)
     if dist.get_rank() == 0:
         print(json.dumps(found | {"warnings": complaints(found)}, indent=2) if as_json else text(found), flush=True)
     dist.destroy_process_group()
     return 0
+
+
+def _probe() -> None:
+    """Run the probe, in a job of its own, before MPI runs here."""
+    announced = launchers.launch()
+    if announced is not None and announced.size > 1:
+        raise UsageError("--probe-gpu starts a job of its own: run it alone, without a launcher")
+    try:
+        probe.run()
+    except probe.ProbeError as error:
+        raise UsageError(f"--probe-gpu: {error}") from error
 
 
 def _place(world: World) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from mpiddp import launchers
 
 MODULES = {
     "machine": "machine",
+    "probe": "machine",
     "correctness": "correctness",
     "nodes": "correctness",
     "order": "correctness",
@@ -32,7 +33,7 @@ def main(name: str, small: bool) -> None:
         os.environ["FAKE_GPU_UUID"] = str(announced.rank)  # with --fake each rank has a GPU of its own
 
     section = getattr(importlib.import_module(f".{MODULES[name]}", __package__), name)
-    if name in ("nccl", "train"):  # which start the group, or a job, themselves
+    if name in ("probe", "nccl", "train"):  # which start the group, or a job, themselves
         section(small)
         return
     import mpiddp as dist

@@ -8,8 +8,10 @@ import os
 import cupy
 
 from mpiddp.device import nccl
+from mpiddp.mpi import probe as device_probe
 
 from .rows import say
+from .sections import PROBE_LIMIT_S
 
 
 def machine(small: bool) -> None:
@@ -38,3 +40,9 @@ def torch_fault() -> str | None:
     import torch
 
     return None if torch.cuda.is_available() else f"{torch.__version__} has no CUDA here"
+
+
+def probe(small: bool) -> None:
+    """Let MPI try device pointers as ``info --probe-gpu`` does: a job that hangs is ended."""
+    for kind, answer in device_probe.run(limit_s=PROBE_LIMIT_S).items():
+        say(f"probe, {kind.replace('_', ' ')}: {'yes' if answer.yes else 'no'}: {answer.reason}")

@@ -30,6 +30,7 @@ BUDGET_S = 560
 
 SECTIONS = {
     "machine": Section(1, 30),
+    "probe": Section(1, 30),
     "staged": Section(None, 30),
     "pointers": Section(None, 25),
     "nccl": Section(None, 25),
@@ -42,7 +43,11 @@ SECTIONS = {
     "train": Section(2, 30),
     "dlpack": Section(2, 20),
 }
-"""In the order in which they run; figures check their values, too."""
+"""In the order in which they run: "pointers" believes what "probe" has found; figures check their values, too."""
+
+
+PROBE_LIMIT_S = 12
+"""For each of the two jobs of the section "probe"."""
 
 
 def environment() -> dict[str, str | None]:
@@ -59,7 +64,7 @@ def run(section: Section, name: str, ranks: int, *, fake: bool, small: bool, lim
         yield {**about, "what": "no mpiexec", "wrong": True}
         return
     how = {"search": [*[FAKE] * fake, ROOT], "cwd": ROOT, **environment(), **section.environment}
-    if name != "train":  # it starts its job itself
+    if name not in ("probe", "train"):  # they start their jobs themselves
         how["ranks"] = ranks
     with launcher.start("-m", "tests.gpu.job", name, *["--small"] * small, **how) as job:
         end, count, ended = time.monotonic() + limit_s, 0, False

@@ -89,7 +89,7 @@ def staged(small: bool) -> None:
 
 
 def pointers(small: bool) -> None:
-    """All-reduce by device pointers, where MPI is known to take them."""
+    """All-reduce by device pointers, where the section "probe" has found that MPI takes them."""
     for kind, name in (("point_to_point", "device_ring"), ("collectives", "device_pointers")):
         answer = getattr(table.addresses, kind)
         if answer.yes:

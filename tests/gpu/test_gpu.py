@@ -21,6 +21,7 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [
+        ("probe", 1),
         ("correctness", 2),
         ("correctness", 4),
         ("nodes", 4),

@@ -25,7 +25,7 @@ HOW = {"cwd": ROOT, "PYTHONSAFEPATH": None}
 def test_sections_run_on_the_fake_device(tmp_path: Path) -> None:
     pytest.importorskip("ml_dtypes")  # of the fake
     rows_file = tmp_path / "out" / "rows.json"
-    names = ["machine", "staged", "pointers", "nccl", "nodes", "order", "dlpack"]
+    names = ["machine", "probe", "staged", "pointers", "nccl", "nodes", "order", "dlpack"]
     done = job(*GPU, *names, "--fake", "--ranks", 2, "--json", rows_file, limit_s=300, **HOW)
     assert done.rc == 0, done
     rows = json.loads(rows_file.read_text())
@@ -39,6 +39,7 @@ def test_sections_run_on_the_fake_device(tmp_path: Path) -> None:
 def test_the_limits_fit_the_budget() -> None:
     runs = [section.limit_s * (2 if section.ranks is None else 1) for section in sections.SECTIONS.values()]
     assert sum(runs) <= sections.BUDGET_S < 10 * 60
+    assert sections.SECTIONS["probe"].limit_s > 2 * sections.PROBE_LIMIT_S
 
 
 def test_a_row_of_several_lines_is_one_row_of_the_table() -> None:

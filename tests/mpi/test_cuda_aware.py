@@ -16,18 +16,40 @@ def library(**functions):
 
 
 YES, NO = Support(True, "says so"), Support(False, "says no")
+TRIED, FAILED = Support(True, "tried"), Support(False, "crashed")
+
+
+@pytest.mark.parametrize(
+    ("declared", "tried", "expected"),
+    [
+        (YES, None, YES),
+        (NO, None, NO),
+        (YES, TRIED, YES),
+        (YES, FAILED, FAILED),  # a library that says more than it can
+        (NO, TRIED, TRIED),
+        (NO, FAILED, FAILED),
+        (None, TRIED, TRIED),
+    ],
+)
+def test_weighing(monkeypatch, declared, tried, expected):
+    monkeypatch.setattr(cuda_aware, "library_name", lambda: "MPICH 5.0")
+    assert cuda_aware._weighed(declared, tried) == expected
 
 
 def test_nothing_is_known(monkeypatch):
     monkeypatch.setattr(cuda_aware, "library_name", lambda: "MPICH 3.4")
-    assert cuda_aware._weighed(None) == (False, "MPICH 3.4 does not tell; MPIDDP_CUDA_AWARE=1 says that it takes them")
+    assert cuda_aware._weighed(None, None) == (
+        False,
+        "MPICH 3.4 does not tell; `python -m mpiddp info --probe-gpu` tries it",
+    )
 
 
 def test_what_open_mpi_says_of_its_build_is_not_enough(monkeypatch):
     monkeypatch.setattr(cuda_aware, "library_name", lambda: "Open MPI v5.0.11")
-    found = cuda_aware._weighed(YES)
-    assert not found.yes and found.reason.startswith("says so, but that is not known of what carries Open MPI")
-    assert cuda_aware._weighed(NO) == NO
+    assert not cuda_aware._weighed(YES, None).yes
+    assert cuda_aware._weighed(YES, None).reason.startswith("says so, but that is not known of what carries Open MPI")
+    assert cuda_aware._weighed(YES, TRIED).yes and not cuda_aware._weighed(YES, FAILED).yes
+    assert cuda_aware._weighed(NO, None) == NO
 
 
 class World:
@@ -44,22 +66,22 @@ class World:
 def chain(monkeypatch):
     """Set what each link of the chain says; return the evidence."""
 
-    def evidence(override=None, kinds=None, says=None, cray=False, gtl=False, library="MPICH 5.0.2"):
+    def evidence(override=None, kinds=None, says=None, cray=False, gtl=False, tried=(), library="MPICH 5.0.2"):
         monkeypatch.setattr(cuda_aware.settings, "takes_device_pointers", lambda: override)
         monkeypatch.setattr(cuda_aware.settings, "cray_gpu_support", lambda: cray)
         monkeypatch.setattr(cuda_aware, "MPI", types.SimpleNamespace(COMM_WORLD=World(kinds), __file__=None))
         monkeypatch.setattr(cuda_aware, "_answer", lambda library: says)
         monkeypatch.setattr(cuda_aware, "loaded_libraries", lambda name: ["/opt/cray/libmpi_gtl_cuda.so"] * gtl)
         monkeypatch.setattr(cuda_aware, "library_name", lambda: library)
-        return cuda_aware._evidence()
+        return cuda_aware._evidence(dict(tried))
 
     return evidence
 
 
 def test_override_comes_first(chain):
-    found = chain(override=False, kinds="mpi,system,cuda", says=YES)
+    found = chain(override=False, kinds="mpi,system,cuda", says=YES, tried={"collectives": TRIED})
     assert found.point_to_point == found.collectives == (False, "MPIDDP_CUDA_AWARE=0")
-    assert chain(override=True, says=NO).collectives.yes
+    assert chain(override=True, says=NO, tried={"collectives": FAILED}).collectives.yes
 
 
 @pytest.mark.parametrize(
@@ -72,7 +94,7 @@ def test_override_comes_first(chain):
         ({"says": NO, "cray": True}, "says no"),
         ({"says": None, "cray": True, "gtl": True}, "MPICH_GPU_SUPPORT_ENABLED=1, and libmpi_gtl_cuda is loaded"),
         ({"says": NO, "gtl": True}, "says no"),
-        ({"kinds": "mpi,cudaish"}, "MPICH 5.0.2 does not tell; MPIDDP_CUDA_AWARE=1 says that it takes them"),
+        ({"kinds": "mpi,cudaish"}, "MPICH 5.0.2 does not tell; `python -m mpiddp info --probe-gpu` tries it"),
     ],
 )
 def test_chain(chain, links, reason):
@@ -82,10 +104,23 @@ def test_chain(chain, links, reason):
     assert found.collectives.yes == (reason.startswith(("mpi_memory", "MPICH_GPU")) or reason == "says so")
 
 
-def test_open_mpi_never_gets_device_pointers_in_collectives(chain):
-    found = chain(override=True, library="Open MPI v5.0.11")
+def test_kinds_are_known_apart(chain):
+    found = chain(tried={"point_to_point": TRIED, "collectives": FAILED})
+    assert found == (TRIED, FAILED)
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        {"override": True},
+        {"says": YES, "tried": {"point_to_point": TRIED, "collectives": TRIED}},
+        {"tried": {"collectives": TRIED}},
+    ],
+)
+def test_open_mpi_never_gets_device_pointers_in_collectives(chain, links):
+    found = chain(**links, library="Open MPI v5.0.11")
     assert found.collectives == (False, "Open MPI v5.0.11 has no non-blocking collectives for GPU memory")
-    assert found.point_to_point.yes
+    assert found.point_to_point.yes == ("override" in links or "point_to_point" in links["tried"])
 
 
 def test_answer_of_open_mpi():

@@ -1,0 +1,217 @@
+"""The probe for device pointers, whose job ends well, crashes, hangs, lies or never begins."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpiddp.algorithms.gpu import probe as device_probe
+from mpiddp.mpi import cuda_aware, probe
+from mpiddp.mpi.cuda_aware import KINDS, Support, lowest
+
+KNOWN = "import json, os, signal, sys, time\nprint(json.dumps({'library': 'mpich-5.0.2-abc'}), flush=True)\n"
+SAYS = KNOWN + "print(json.dumps({'tries': 'a kind', 'nodes': 1}), flush=True)\n"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPIDDP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def job(**scripts):
+    """Return a command for each kind: a script that plays the job."""
+    return lambda kind: [sys.executable, "-c", scripts.get(kind, scripts["else_"])]
+
+
+RIGHT = SAYS + "print(json.dumps({'right': sys.argv}))"
+
+
+def test_success(cache):
+    found = probe.run(job(else_=RIGHT))
+    assert set(found) == set(KINDS)
+    assert all(
+        answer.yes and answer.reason.startswith("a probe tried it (2 ranks on one node, ") for answer in found.values()
+    )
+    assert (cache / "device-pointers-mpich-5.0.2-abc.json").exists()
+    assert cuda_aware.probed("mpich-5.0.2-abc") == found
+
+
+def test_kinds_do_not_share_their_fate():
+    crash = SAYS + "os.kill(os.getpid(), signal.SIGSEGV)"
+    found = probe.run(job(point_to_point=RIGHT, else_=crash))
+    assert found["point_to_point"].yes
+    assert not found["collectives"].yes
+    assert "a probe was ended by SIGSEGV" in found["collectives"].reason
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (SAYS + "os.kill(os.getpid(), signal.SIGSEGV)", "a probe was ended by SIGSEGV: it said nothing"),
+        (SAYS + "sys.stderr.write('a\\nBAD TERMINATION\\n'); sys.exit(139)", "ended by SIGSEGV: BAD TERMINATION"),
+        (SAYS + "sys.exit('cuIpcOpen failed')", "a probe ended with exit code 1: cuIpcOpen failed"),
+        (SAYS, "a probe ended with exit code 0: it said nothing"),
+        (SAYS + "print(json.dumps({'right': 1}), flush=True); os.abort()", "a probe was ended by SIGABRT"),
+        (SAYS + "print(json.dumps({'wrong': 'Iallreduce of 1 int64 on rank 1'}))", "wrong values: Iallreduce of 1 int"),
+        ("print('[1,2]\\nnoise {')\n" + SAYS + "sys.exit(3)", "exit code 3"),
+    ],
+)
+def test_failure(script, reason):
+    found = probe.run(job(else_=script))
+    assert not any(answer.yes for answer in found.values())
+    assert reason in found["collectives"].reason
+
+
+def test_a_job_that_hangs_is_ended_with_all_that_it_started(tmp_path, monkeypatch):
+    script = SAYS + (
+        "import subprocess\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"open({str(tmp_path / 'new')!r}, 'w').write(str(child.pid))\n"
+        f"os.rename({str(tmp_path / 'new')!r}, {str(tmp_path / 'pid')!r})\n"
+        "time.sleep(60)"
+    )
+
+    class Begun(subprocess.Popen):
+        """Its time counts from when it hangs."""
+
+        def communicate(self, *args, **options):
+            while not (tmp_path / "pid").exists() and self.poll() is None:
+                time.sleep(0.01)
+            return super().communicate(*args, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", Begun)
+    key, answer = probe._try([sys.executable, "-c", script], limit_s=0.5)
+    assert key == "mpich-5.0.2-abc"
+    assert answer.reason.startswith("a probe did not end in 0.5 s") and not answer.yes
+    child = int((tmp_path / "pid").read_text())
+    for _ in range(50):
+        if not _alive(child):
+            break
+        time.sleep(0.1)
+    assert not _alive(child)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("import sys; sys.exit('no MPI library')", "it ended with exit code 1: no MPI library"),
+        (KNOWN + "print(json.dumps({'fault': 'CuPy is not installed'})); sys.exit(1)", "CuPy is not installed"),
+        (KNOWN + "sys.exit('no memory for a board')", "it ended with exit code 1: no memory for a board"),
+    ],
+)
+def test_a_job_that_tried_nothing_has_no_outcome(script, why, cache):
+    with pytest.raises(probe.ProbeError, match=why):
+        probe.run(job(else_=script))
+    assert not cache.exists()
+
+
+def test_no_launcher(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(probe.ProbeError, match="no mpiexec"):
+        probe.job_command("collectives")
+
+
+def test_the_job_is_outside_of_this_one(monkeypatch):
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("RANK", "1")
+    script = (
+        SAYS + "found = {'PMI_RANK', 'RANK'} & set(os.environ)\nprint(json.dumps({'wrong' if found else 'right': 1}))"
+    )
+    assert probe.run(job(else_=script))["collectives"].yes
+
+
+def test_the_cache_is_of_one_library():
+    assert cuda_aware.probed("this-one") == {}
+    probe._remember("this-one", "collectives", Support(True, "tried"))
+    probe._remember("another", "point_to_point", Support(True, "tried"))
+    assert cuda_aware.probed("this-one") == {"collectives": Support(True, "tried")}
+    probe._remember("this-one", "point_to_point", Support(False, "crashed"))
+    probe._remember("this-one", "collectives", Support(False, "now it crashes"))
+    assert cuda_aware.probed("this-one") == {
+        "collectives": (False, "now it crashes"),
+        "point_to_point": (False, "crashed"),
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", '{"format": "other", "kinds": {}}', json.dumps({"format": cuda_aware.FORMAT, "kinds": {"x": 1}})],
+)
+def test_a_damaged_cache_says_nothing(text, cache):
+    cache.mkdir()
+    (cache / "device-pointers-this-one.json").write_text(text)
+    assert cuda_aware.probed("this-one") == {}
+
+
+def test_two_builds_of_a_version_have_two_keys(monkeypatch):
+    class Library:
+        text = "MPICH Version:      5.0.2\nMPICH Device: ch4:ucx"
+
+        def Get_library_version(self):  # noqa: N802 (mpi4py's name)
+            return self.text
+
+    library = Library()
+    monkeypatch.setattr(cuda_aware, "MPI", library)
+    monkeypatch.setattr(cuda_aware, "library_name", lambda: "MPICH 5.0.2")
+    monkeypatch.setattr(cuda_aware, "library_path", lambda: "/opt/a/libmpi.so")
+    first = cuda_aware.library_key()
+    assert first.startswith("mpich-5.0.2-") and first == cuda_aware.library_key()
+    monkeypatch.setattr(cuda_aware, "library_path", lambda: "/opt/b/libmpi.so")
+    second = cuda_aware.library_key()
+    library.text += " --with-cuda"
+    third = cuda_aware.library_key()
+    monkeypatch.setenv("UCX_TLS", "sm,self")
+    assert len({first, second, third, cuda_aware.library_key()}) == 4
+
+
+def test_the_lowest_answer_counts():
+    yes, no = Support(True, "asked"), Support(False, "crashed")
+    assert lowest([yes, yes], 1) == yes
+    assert lowest([yes, no, yes], 0) == lowest([yes, no, yes], 2) == (False, "rank 1 cannot: crashed")
+    assert lowest([yes, no, yes], 1) == no
+
+
+def test_loaded_libraries(tmp_path):
+    maps = tmp_path / "maps"
+    maps.write_text(
+        "7f00-7f01 r-xp 00000000 08:01 12 /opt/mpi/lib/libmpi.so.12.5\n"
+        "7f01-7f02 rw-p 00000000 08:01 12 /opt/mpi/lib/libmpi.so.12.5\n"
+        "7f02-7f03 r-xp 00000000 08:01 13 /opt/with space/libmpi_gtl_cuda.so.0\n"
+        "7f03-7f04 rw-p 00000000 00:00 0\n"
+        "7f04-7f05 rw-p 00000000 00:00 0 [heap]\n"
+    )
+    assert cuda_aware.loaded_libraries("libmpi.so", maps=maps) == ["/opt/mpi/lib/libmpi.so.12.5"]
+    assert cuda_aware.loaded_libraries("libmpi_gtl_cuda", maps=maps) == ["/opt/with space/libmpi_gtl_cuda.so.0"]
+    assert cuda_aware.loaded_libraries("libcuda", maps=maps) == []
+    assert cuda_aware.loaded_libraries("libmpi", maps=tmp_path / "none") == []
+
+
+def test_the_job_tries_every_kind():
+    assert {device_probe.point_to_point.__name__, device_probe.collectives.__name__} == set(KINDS)
+    assert probe.job_command("collectives")[-2:] == [device_probe.__name__, "collectives"]
+
+
+def test_ended_by_its_number():
+    assert probe._end_of(-9) == "was ended by SIGKILL" and probe._end_of(137) == "was ended by SIGKILL"
+    assert probe._end_of(250) == "ended with exit code 250"
+
+
+def test_environment_of_a_job_is_a_copy():
+    before = dict(os.environ)
+    probe.settings.outside_of_jobs()["PATH"] = ""
+    assert dict(os.environ) == before
