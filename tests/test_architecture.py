@@ -460,7 +460,7 @@ WITHOUT_TESTS = {
         "hello messages model_parallel printing sgd torch_user"
     ),
     "faults": "abort activity job liveness marker monitor neighbour this_job uncaught",
-    "mpi": "child_processes finalize lazy link p2p_device requests world",
+    "mpi": "child_processes finalize link p2p_device requests world",
     "nn": (
         "activation container conv dropout embedding init linear loss normalization parameter pooling shaping "
         "state utils window"

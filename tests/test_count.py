@@ -42,21 +42,21 @@ def test_folders(tmp_path):
 BUDGET = {
     "mpiddp": 980,
     "mpiddp/algorithms": 2340,
-    "mpiddp/autograd": 1160,
+    "mpiddp/autograd": 1165,
     "mpiddp/bench": 1450,
     "mpiddp/data": 990,
     "mpiddp/device": 530,
     "mpiddp/distributed": 2170,
     "mpiddp/examples": 800,
     "mpiddp/faults": 2190,
-    "mpiddp/mpi": 2130,
+    "mpiddp/mpi": 2135,
     "mpiddp/nn": 1960,
     "mpiddp/optim": 510,
     "mpiddp/parallel": 1880,
     "mpiddp/shm": 440,
     "mpiddp/torch": 1330,
     "mpiddp/training": 2700,
-    "tests, all": 29_250,
+    "tests, all": 29_400,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
