@@ -40,7 +40,7 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 980,
+    "mpiddp": 990,
     "mpiddp/algorithms": 2340,
     "mpiddp/autograd": 1160,
     "mpiddp/bench": 1450,
@@ -54,9 +54,9 @@ BUDGET = {
     "mpiddp/optim": 510,
     "mpiddp/parallel": 1880,
     "mpiddp/shm": 440,
-    "mpiddp/torch": 1330,
+    "mpiddp/torch": 1500,
     "mpiddp/training": 2700,
-    "tests, all": 29_250,
+    "tests, all": 29_450,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
