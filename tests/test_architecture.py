@@ -470,8 +470,8 @@ WITHOUT_TESTS = {
     "parallel": "powersgd wrapper",
     "shm": "cma scratch ",
     "torch": (
-        "arrays backend cuda ddp default dispatch errors names operations options process_group rendezvous store "
-        "symmetric torch_backend work"
+        "arrays backend by_device cuda ddp default dispatch errors names operations options process_group rendezvous "
+        "store symmetric torch_backend work"
     ),
     "training": "ranks recovery train_step",
 }
