@@ -40,23 +40,23 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 980,
-    "mpiddp/algorithms": 2480,
-    "mpiddp/autograd": 1160,
-    "mpiddp/bench": 1460,
-    "mpiddp/data": 995,
+    "mpiddp": 1000,
+    "mpiddp/algorithms": 2470,
+    "mpiddp/autograd": 1170,
+    "mpiddp/bench": 1300,
+    "mpiddp/data": 960,
     "mpiddp/device": 530,
-    "mpiddp/distributed": 2170,
-    "mpiddp/examples": 800,
+    "mpiddp/distributed": 1990,
+    "mpiddp/examples": 720,
     "mpiddp/faults": 2190,
     "mpiddp/mpi": 2140,
-    "mpiddp/nn": 1960,
+    "mpiddp/nn": 1730,
     "mpiddp/optim": 510,
     "mpiddp/parallel": 2060,
     "mpiddp/shm": 440,
-    "mpiddp/torch": 1330,
-    "mpiddp/training": 2770,
-    "tests, all": 29_540,
+    "mpiddp/torch": 1500,
+    "mpiddp/training": 2760,
+    "tests, all": 29_080,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
