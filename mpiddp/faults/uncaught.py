@@ -44,7 +44,7 @@ def install() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if ending.size() == 1 or os.getpid() != _owner_pid or finalized():
+        if ending.alone() or os.getpid() != _owner_pid or finalized():
             previous(kind, error, trace)
         elif isinstance(error, SetupError):
             if ending.rank() != 0:

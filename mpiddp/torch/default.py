@@ -9,7 +9,7 @@ from datetime import timedelta
 from torch.distributed import distributed_c10d as c10d
 
 from mpiddp import distributed
-from mpiddp.distributed import groups
+from mpiddp.distributed import init
 
 from . import cuda
 
@@ -67,7 +67,7 @@ def end(group: distributed.ProcessGroup) -> None:
         raise  # the group has ended
     except distributed.DistError as error:
         warnings.warn(f"{error}; they are given up", stacklevel=2)
-        groups.discard(group)
+        init.give_up(group)
 
 
 def shrink_group(ranks_to_exclude: Sequence[int] = ()) -> None:
