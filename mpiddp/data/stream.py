@@ -31,7 +31,7 @@ _MODES = ("wait", "drop", "stop")
 _STOP = _MODES.index("stop")
 _FIELD = re.compile(r"\s*(\w+)\s+(bool|[a-z]+\d+)((?:\s+\d+)*)\s*")
 _POLLS_BEFORE_YIELD, _POLLS_BEFORE_SLEEP, _SLEEP_S = 50, 2_000, 50e-6
-_POLLS_PER_LOOK = 64
+_POLLS_OF_SAMPLES, _POLLS_PER_LOOK = 8, 64
 _LOOK_S = 1.0
 _TOO_LONG = -1
 
@@ -287,14 +287,14 @@ class Stream:
         self._told = [each for each in self._told if not each[0].Test()]
         self._told.append((self.comm.Isend([news, MPI.INT64_T], source, self._tag), news))
 
-    def _progress(self) -> bool:
-        """Take what has arrived; return True if a sample has."""
+    def _progress(self, listen: bool = True) -> bool:
+        """Take samples that have arrived, and return True if there are any; else ``listen`` to what is no sample."""
         status, posted, arrived = self._status, self._posted, False
         try:
             while posted and posted[0][0].Test(status):
                 self._arrive(status.source, status.count, posted.popleft()[1])
                 arrived = True
-            if not arrived or self._counts["received"] % _POLLS_PER_LOOK == 0:
+            if listen and not arrived:
                 self._hear()
         except MPI.Exception as error:
             if error.Get_error_class() == MPI.ERR_TRUNCATE and status.source in self._live:
@@ -386,12 +386,15 @@ class Stream:
     def _wait(self, done: Callable[[], bool]) -> None:
         began, polls = time.monotonic(), 0
         while not done():
-            if self._progress():
-                polls, now = 0, time.monotonic()
+            # Few calls of MPI between two looks at the sample that comes next.
+            others_too = polls % _POLLS_OF_SAMPLES == 0
+            if self._progress(others_too):
+                polls, now = 1, time.monotonic()
                 self._waited_s += now - began
                 began = now
                 continue
-            requests.poll()  # other ranks may wait for what is pending here
+            if others_too:
+                requests.poll()  # other ranks may wait for what is pending here
             polls += 1
             if polls > _POLLS_BEFORE_SLEEP:
                 time.sleep(_SLEEP_S)

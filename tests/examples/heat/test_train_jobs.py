@@ -50,6 +50,6 @@ def test_a_solver_that_knows_no_more_than_the_header_trains_a_model(tmp_path, so
     program = compiled(tmp_path, solver)
     command = [mpiexec(), "-n", "1", program, "60", ":", "-n", "2", sys.executable, HEAT / "train.py", "1"]
     with Program(command) as started:
-        done = started.wait(60)
+        done = started.wait(120)
     assert done.rc == 0, done
     assert "1200 samples" in done.stdout and "error" in done.stdout, done
