@@ -56,7 +56,7 @@ BUDGET = {
     "mpiddp/shm": 440,
     "mpiddp/torch": 1330,
     "mpiddp/training": 2700,
-    "tests, all": 29_250,
+    "tests, all": 29_750,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

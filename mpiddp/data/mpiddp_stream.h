@@ -13,6 +13,7 @@ typedef struct {
     MPI_Comm comm;
     int tag, fields, bytes[MPIDDP_MAX_FIELDS], trainers, known, stopped, next, mode;
     int64_t dropped, slowed;
+    double look; /* time of the next look for messages */
     mpiddp_trainer *trainer;
 } mpiddp_stream;
 
@@ -57,14 +58,17 @@ static void mpiddp_stream_open(mpiddp_stream *s, MPI_Comm comm, int tag, const c
 static int mpiddp_stream_put(mpiddp_stream *s, const void *const *sample) {
     mpiddp_trainer *to = NULL;
     for (int waits = 0, news = 0;; mpiddp_stream_hear(s)) {
-        MPI_Iprobe(MPI_ANY_SOURCE, s->tag, s->comm, &news, MPI_STATUS_IGNORE);
-        if (news) continue;
-        if (s->stopped == s->trainers) return -1;
+        to = NULL;
         for (int i = 0; i < s->trainers && !to; i++) {
             mpiddp_trainer *each = &s->trainer[(s->next + i) % s->trainers];
             if (each->credits > 0 && !each->stopped) to = each;
         }
+        if (to && MPI_Wtime() < s->look) break; /* a look costs as much as a short sample */
+        s->look = MPI_Wtime() + 0.005;
+        MPI_Iprobe(MPI_ANY_SOURCE, s->tag, s->comm, &news, MPI_STATUS_IGNORE);
+        if (news) continue;
         if (to) break;
+        if (s->stopped == s->trainers) return -1;
         if (s->mode == MPIDDP_DROP) return s->dropped++, 0;
         s->slowed += !waits++;
     }
