@@ -35,10 +35,10 @@ class Job(NamedTuple):
     @classmethod
     def gather(cls, comm: MPI.Intracomm, gathered: World, own: bool, raises: bool) -> Self:
         """Return the job of ``comm``, of which ``gathered`` tells; collective."""
-        failures, questions = Failures(comm), comm.Dup()
+        failures, questions = Failures(comm, gathered.outer), comm.Dup()
         failures.register_comm(questions)
         All.one_by_one = failures.survivable
-        liveness = Liveness(questions, gathered)
+        liveness = Liveness(questions, gathered, raises)
         reports = Reports(liveness, Dumps(liveness, gathered).collect)
         return cls(gathered, liveness, failures, BetweenNodes(liveness), reports, own, raises)
 

@@ -76,8 +76,10 @@ class Liveness:
     Watchdogs answer while programs compute, under MPI_THREAD_MULTIPLE.
     """
 
-    def __init__(self, comm: MPI.Intracomm, world: World) -> None:
+    def __init__(self, comm: MPI.Intracomm, world: World, raises: bool) -> None:
         self._comm = comm
+        self.raises = raises
+        """Whether errors are raised on all ranks."""
         self.world = world
         self._watched = world.thread_multiple
         self._lock = threading.RLock()  # a handler may send

@@ -61,6 +61,8 @@ def start(claims: Claims | None = None, comm: MPI.Intracomm | None = None, timeo
         requests.only_thread = 0 if MPI.Query_thread() == MPI.THREAD_MULTIPLE else get_ident()
         raises = claims.on_error == "raise"
         job = _begin(Job.start(given, comm is not None, raises, timeout_s if raises else math.inf))
+        if job.world.size < given.size:
+            _correct_ranks(job)
     elif job.failures.happened():
         job = regroup()
     try:
@@ -71,15 +73,21 @@ def start(claims: Claims | None = None, comm: MPI.Intracomm | None = None, timeo
     except MPI.Exception as error:
         job.failures.translate(error)
         raise
-    launchers.correct_ranks(job.world.rank, job.world.size, job.world.local_rank)
+    _correct_ranks(job)
     return job
+
+
+def _correct_ranks(job: Job) -> None:
+    launchers.correct_ranks(job.world.rank, job.world.size, job.world.local_rank)
 
 
 def regroup() -> Job:
     """Make the job anew; collective over the survivors."""
     assert _leaving is not None
     _leaving.stop()
-    return _begin(_jobs.pop().survivors())
+    job = _begin(_jobs.pop().survivors())
+    _correct_ranks(job)
+    return job
 
 
 def end(together: bool) -> None:
@@ -119,7 +127,6 @@ def _begin(job: Job) -> Job:
     segment.forget()
     abort.report_by(job.reports)
     abort.set_rank(*job.place())
-    launchers.correct_ranks(job.world.rank, job.world.size, job.world.local_rank)
     why = why_unwatched(job)
     watched = job.world.size > 1 and not why
     marker.begin(job.world.rank, watched, job.failures.survivable)

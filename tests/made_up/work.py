@@ -113,7 +113,7 @@ def asking(size: int) -> Callable[[], object]:
     request = SimpleNamespace(Test=lambda: False)
     comm.Isend = lambda *_: request
     world: Any = SimpleNamespace(thread_multiple=True)
-    return lambda: Liveness(comm, world).ask(1, range(size))
+    return lambda: Liveness(comm, world, False).ask(1, range(size))
 
 
 def publishing(ranks: int, last: bool) -> float:
