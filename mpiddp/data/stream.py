@@ -319,6 +319,7 @@ class Stream:
         else:
             self._free.append(slot)
             self._hear()  # its description says more
+            self._end_if_complete(source)
             size = "too long a sample" if count == _TOO_LONG else f"a sample of {count} bytes"
             raise MismatchError(
                 f"Stream got {size} from rank {source}, and expected one of {self.dtype.itemsize} bytes "
@@ -370,7 +371,7 @@ class Stream:
             self._end_if_complete(source)
 
     def _end_if_complete(self, source: int) -> None:
-        if self._ends.get(source) != self._received[source]:
+        if source not in self._live or self._ends.get(source) != self._received[source]:
             return  # MPI does not order messages of different tags
         self._live.remove(source)
         if not self._closing:
