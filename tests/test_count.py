@@ -46,17 +46,17 @@ BUDGET = {
     "mpiddp/bench": 1450,
     "mpiddp/data": 990,
     "mpiddp/device": 530,
-    "mpiddp/distributed": 2170,
+    "mpiddp/distributed": 2190,
     "mpiddp/examples": 800,
-    "mpiddp/faults": 2190,
-    "mpiddp/mpi": 2140,
+    "mpiddp/faults": 2430,
+    "mpiddp/mpi": 2160,
     "mpiddp/nn": 1960,
     "mpiddp/optim": 510,
     "mpiddp/parallel": 1880,
     "mpiddp/shm": 440,
-    "mpiddp/torch": 1500,
+    "mpiddp/torch": 1510,
     "mpiddp/training": 2700,
-    "tests, all": 29_600,
+    "tests, all": 30_000,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
