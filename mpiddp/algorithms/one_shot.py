@@ -160,7 +160,7 @@ class OneShot:
             if not eager.writable():
                 yield eager.spin_wait(eager.writable)
             current = eager.begin(rounds, record, None if shown is None else shown(x), change)
-            if awaited is not None:
+            if awaited is not None and not awaited():
                 yield eager.spin_wait(awaited)
             if end is not None:
                 rest = end(current, result(output))

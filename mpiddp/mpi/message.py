@@ -308,7 +308,7 @@ def _make_long(size_bytes: int) -> MPI.Datatype:
 def as_message(x: Array, size_bytes: int) -> list[Any]:
     """Return the first ``size_bytes`` of ``x`` as one message, which may be longer than MPI's count."""
     if size_bytes <= MAX_COUNT:
-        return [movable(x), size_bytes, MPI.BYTE]
+        return [x if _is_named(x.dtype) else as_bytes(x), size_bytes, MPI.BYTE]
     return [as_bytes(x), 1, _long(size_bytes)]
 
 

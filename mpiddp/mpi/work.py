@@ -274,8 +274,9 @@ class Queue:
     def submit(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> Work:
         """Run ``steps`` to their first wait, and queue the rest. The caller holds `requests.lock`."""
         work = Work(steps, operation, outputs)
-        self._works.append(work)
-        activate(self)
+        if self._works or not work._finished:
+            self._works.append(work)
+            activate(self)
         return work
 
     def behind_the_head(self) -> list[Operation]:
