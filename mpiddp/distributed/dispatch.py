@@ -186,7 +186,8 @@ def root_rank(group: ProcessGroup, global_rank: int | None, group_rank: int | No
 
 def expect_on_root(given: Sequence[Any] | None, group: ProcessGroup, root: int, name: str, role: str) -> None:
     """Raise ValueError unless the root, and no other rank, has given a list."""
-    if group.rank() == root and not given:
+    on_root = group._link.rank == root
+    if on_root and not given:
         raise ValueError(f"Argument ``{name}`` must be specified on {role} rank.")
-    if group.rank() != root and given:
+    if given and not on_root:
         raise ValueError(f"Argument ``{name}`` must NOT be specified on non-{role} ranks.")

@@ -128,6 +128,7 @@ def isend(
 def _begin(call: Call, group: ProcessGroup, x: Array, peer: int) -> Work:
     """Begin an isend or irecv."""
     operation, _ = begin(group, call, 4)
+    assert call.tag is not None, "a message has one"
     if call.operation == "irecv":
         return group._mailbox.irecv(x, peer, call.tag, operation, group.ranks)
     submitted = group._mailbox.isend(x, peer, call.tag, operation)
