@@ -292,7 +292,7 @@ def _through_blocks(
         outputs, inputs = cut_output(outputs[0]), cut_input(inputs[0])
     blocks = Blocks(link, name, outputs, inputs, root, (cut_output, cut_input))
     shot = OneShot(link, call, [blocks.shot()], (0, 1), blocks.apart if blocks.sends_long else None)
-    return Plan(call, shot.steps, shot.run if blocks.short else None)
+    return Plan(call, shot.steps, shot.run)
 
 
 def _cut(counts: list[int]) -> Cut:
