@@ -266,6 +266,9 @@ class Calls(Resource):
         self._size = len(self._ranks)
         self._memory = memory
         self._table = np.frombuffer(memory, RECORD, _ROWS * self._size).reshape(_ROWS, self._size)
+        self.ordered = shared and ORDERED
+        """Whether a rank's record means that it has made its call."""
+        self._words = memoryview(memory).cast("q")
         self._row_bytes = self._size * _PACKED.size
         self._own = self._rank * _PACKED.size
         self._distant = not link.one_node
@@ -328,6 +331,12 @@ class Calls(Resource):
             for first, (_, *fields), last in zip(before, records, after, strict=True)
         ]
 
+    def made_by_all(self, sequence: int) -> bool:
+        """Return True if all ranks of the node have made this call, or a later one in its row."""
+        first = sequence % _ROWS * self._row_bytes // 8
+        row = self._words[first : first + self._row_bytes // 8 : _PACKED.size // 8]
+        return min(row) >= _MARK | sequence
+
     def verify(self, sequence: int) -> None:
         """Compare a finished call, and later again if a rank has not made it yet."""
         record = self._unconfirmed.pop(sequence, None)
@@ -366,7 +375,7 @@ class Calls(Resource):
         self._unconfirmed.clear()
         self._finished.clear()
         self._table = np.empty((0, self._size), RECORD)
-        del self._memory
+        del self._memory, self._words
 
 
 def last_call(link: Link, rank: int) -> str:
