@@ -99,7 +99,7 @@ def run_without_mpi(ranks: list[Buffers]) -> None:
     blocks = [each.blocks(x) for each, x in zip(ranks, inputs, strict=True)]
     for each in ranks:
         match operation:
-            case "all_reduce":
+            case "all_reduce" | "all_reduce_async":
                 each.x[...] = sum(inputs)
             case "reduce" if each.rank == 0:
                 each.x[...] = sum(inputs)
@@ -115,8 +115,10 @@ def run_without_mpi(ranks: list[Buffers]) -> None:
                 each.output[...] = np.concatenate(inputs)
             case "all_to_all" | "all_to_all_list":
                 each.output[...] = np.concatenate([block[each.rank] for block in blocks])
-            case "send_recv":
+            case "send_recv" | "batch_isend_irecv":
                 each.output[...] = inputs[(each.rank - 1) % size]
+            case "ping_pong":
+                each.output[...] = inputs[each.rank - 1 if each.rank % 2 else min(each.rank + 1, size - 1)]
 
 
 @pytest.mark.parametrize("operation", [name for name in OPERATIONS if name != "barrier"])
