@@ -41,22 +41,22 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 980,
-    "mpiddp/algorithms": 2340,
+    "mpiddp/algorithms": 2380,
     "mpiddp/autograd": 1160,
-    "mpiddp/bench": 1450,
+    "mpiddp/bench": 1510,
     "mpiddp/data": 990,
     "mpiddp/device": 530,
-    "mpiddp/distributed": 2170,
+    "mpiddp/distributed": 2190,
     "mpiddp/examples": 800,
-    "mpiddp/faults": 2190,
-    "mpiddp/mpi": 2130,
+    "mpiddp/faults": 2200,
+    "mpiddp/mpi": 2150,
     "mpiddp/nn": 1960,
     "mpiddp/optim": 510,
     "mpiddp/parallel": 1880,
-    "mpiddp/shm": 440,
+    "mpiddp/shm": 465,
     "mpiddp/torch": 1330,
     "mpiddp/training": 2700,
-    "tests, all": 29_250,
+    "tests, all": 29_270,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
