@@ -40,23 +40,23 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 980,
+    "mpiddp": 990,
     "mpiddp/algorithms": 2380,
-    "mpiddp/autograd": 1160,
+    "mpiddp/autograd": 1170,
     "mpiddp/bench": 1510,
     "mpiddp/data": 990,
     "mpiddp/device": 530,
     "mpiddp/distributed": 2190,
     "mpiddp/examples": 800,
     "mpiddp/faults": 2200,
-    "mpiddp/mpi": 2150,
+    "mpiddp/mpi": 2160,
     "mpiddp/nn": 1960,
     "mpiddp/optim": 510,
     "mpiddp/parallel": 1880,
     "mpiddp/shm": 465,
-    "mpiddp/torch": 1330,
+    "mpiddp/torch": 1500,
     "mpiddp/training": 2700,
-    "tests, all": 29_270,
+    "tests, all": 29_660,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
