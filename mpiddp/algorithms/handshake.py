@@ -34,7 +34,8 @@ _MAX_VIEWS = 256
 ROW_BYTES = SLOT_START + SLOT_BYTES
 MAX_ROWS = 16
 """In larger groups on several nodes the first step reduces a hash, because a rank would receive too many rows."""
-_PLACE_AND_FACTOR = slice(32, 56)
+_CALL_BYTES, _PLACE_BYTES = 32, 24
+_PLACE_AND_FACTOR = slice(_CALL_BYTES, _CALL_BYTES + _PLACE_BYTES)
 
 
 class Entries(NamedTuple):
@@ -68,12 +69,12 @@ def _entries(segments: Array, offsets: Array, factors: Array) -> Entries:
 
 
 @functools.lru_cache(maxsize=256)
-def _equal_entries(size: int, entry: bytes) -> Entries:
-    """Return the entries of ranks that agree, cached for the next step of a training.
+def _cached_entries(size: int, entries: bytes) -> Entries:
+    """Return the entries of ranks whose calls agree, cached for the next step of a training.
 
-    ``entry`` is bytes because these tell a factor of 0.0 from -0.0.
+    ``entries`` is bytes because these tell a factor of 0.0 from -0.0.
     """
-    segments, offsets, factors = np.frombuffer(entry * size, np.int64).reshape(size, -1).T
+    segments, offsets, factors = np.frombuffer(entries, np.int64).reshape(size, -1).T
     return _entries(segments, offsets, factors.view(np.float64))
 
 
@@ -184,7 +185,13 @@ def _meet(link: Link, comm: MPI.Intracomm, call: Call, place: Location = NOWHERE
         yield slot.begin(comm, mine, None)
         agree, told = slot.agrees(), slot.told
         slots.give(slot)
-    return _equal_entries(link.size, mine[_PLACE_AND_FACTOR]) if agree else (yield from differing(link, told))
+    if agree:
+        return _cached_entries(link.size, mine[_PLACE_AND_FACTOR] * link.size)
+    starts = range(0, len(told), len(told) // link.size)
+    if link.one_node and all(told.startswith(mine[:_CALL_BYTES], start) for start in starts):
+        places = (told[start + _CALL_BYTES : start + _CALL_BYTES + _PLACE_BYTES] for start in starts)
+        return _cached_entries(link.size, b"".join(places))
+    return (yield from differing(link, told))
 
 
 def differing(link: Link, told: bytearray) -> Steps:

@@ -15,7 +15,7 @@ import functools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -34,24 +34,27 @@ from . import exchange, fallback, handshake, hierarchical, native, one_shot, rin
 from .blocks import Blocks, Cut
 from .gpu import table as device_table
 from .one_shot import OneShot
+from .ways import ATTACH, SCRATCH
 
 Rows: TypeAlias = tuple[tuple[float, str], ...]
 """Algorithms, each with the largest number of bytes for which it is best."""
 
-MODULES: dict[str, ModuleType] = {
+MODULES: dict[str, ModuleType | SimpleNamespace] = {
     "native": native,
     "two_shot": two_shot,
+    SCRATCH: two_shot.by(SCRATCH),
+    ATTACH: two_shot.by(ATTACH),
     "hierarchical": hierarchical,
     "exchange": exchange,
     "ring": ring,
     "tree": tree,
 }
 """Each has a function for every operation that it is good for."""
-_SELF_COMPARING = (two_shot, hierarchical)
+_SELF_COMPARING = (two_shot, MODULES[SCRATCH], MODULES[ATTACH], hierarchical)
 """Their functions are steps; those of the others are algorithms."""
 
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-_IN_MEMORY = ("one_shot", "two_shot")
+_IN_MEMORY = ("one_shot", "two_shot", SCRATCH, ATTACH)
 ANY_SIZE = float("inf")
 _KIB = 1 << 10
 
@@ -221,14 +224,16 @@ def _comparing(call: Call, steps: Callable[..., Steps]) -> Plan:
 
 def _module(
     operation: str, name: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, size_bytes: int
-) -> ModuleType:
+) -> ModuleType | SimpleNamespace:
     name = "native" if name in ("one_shot", "short") else name
     if op is not None and name == "native":
         return fallback.choose(operation, link, dtype, op, size_bytes)
     return MODULES[name]
 
 
-def _of_module(module: ModuleType, operation: str, link: Link, call: Call, *, inner: bool = False) -> Plan:
+def _of_module(
+    module: ModuleType | SimpleNamespace, operation: str, link: Link, call: Call, *, inner: bool = False
+) -> Plan:
     function = getattr(module, operation)
     if module in _SELF_COMPARING:
         return _comparing(call, function)

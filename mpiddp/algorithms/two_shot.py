@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -31,6 +32,8 @@ from mpiddp.typing import Array
 from . import fallback, handshake, native
 from .handshake import Entries
 from .local_reduce import bounds, reduce_rows
+from .peer_access import Copies, copied
+from .ways import ATTACH, SCRATCH, Ways
 
 ONE_SHOT_BYTES = 1 << 17
 """One shot saves a barrier; in two, more than two ranks read less."""
@@ -106,18 +109,37 @@ class Pipeline:
 
 class _Met(NamedTuple):
     rows: list[Array]
-    """All ranks' symmetric arrays, flat; none if ordinary arrays have passed through the scratch."""
+    """All ranks' symmetric arrays, flat; none if ordinary arrays have gone their way."""
     factors: list[float] | None
 
 
-def _meet(link: Link, call: Call, x: Array, build: Callable[[], Pipeline], op: ReduceOp | None = None) -> Steps:
-    """Meet all ranks, of which ``x`` is this one's array, and pass ordinary ones on; None without shared memory."""
+Attach: TypeAlias = Callable[[Copies, list[float] | None], None]
+"""Moves ordinary arrays by the kernel, with the factors of ``PREMUL_SUM``."""
+
+
+def _meet(
+    link: Link,
+    call: Call,
+    x: Array,
+    build: Callable[[], Pipeline],
+    attach: Attach,
+    way: str | None,
+    op: ReduceOp | None = None,
+) -> Steps:
+    """Meet all ranks, of which ``x`` is this one's array, and pass ordinary ones on; None if there is no way for them.
+
+    The way of ordinary arrays is ``way`` if there is this one, and the one that was the fastest by default.
+    """
+    ways = link.resource(Ways)
+    kind = (call.operation, x.nbytes.bit_length())
     pipeline = None
     place = NOWHERE if x.nbytes <= ONE_SHOT_BYTES else find(x)
     if not place.segment:
-        pipeline = build()
-        if pipeline.begin():
-            place = _BEGUN
+        place = Location(0, address_of(x))
+        if (way or ways.chosen(kind)) == SCRATCH:
+            pipeline = build()
+            if pipeline.begin():
+                place = _BEGUN
     entries: Entries = yield from handshake.exchange(link, call, place, op)
     factors = None if op is None else entries.factors_of(op)
     rows = entries.views(link, x)
@@ -125,30 +147,50 @@ def _meet(link: Link, call: Call, x: Array, build: Callable[[], Pipeline], op: R
         return _Met(rows, factors)
     begun = entries.segment == _BEGUN.segment
     """All first chunks are in the scratch."""
-    if not begun and not (yield from link.resource(Scratch).prepare()):
-        return None
     pipeline = pipeline or build()
     pipeline.factors = factors
-    yield from pipeline.run(begun)
+    if begun:
+        yield from pipeline.run(begun)
+        return _Met([], factors)
+    possible: dict[str, Steps] = {}
+    if (yield from link.resource(Scratch).prepare()):
+        possible[SCRATCH] = pipeline.run(begun)
+    if not entries.segments.any():
+        copies: Copies | None = yield from copied(link, x, entries)
+        if copies is not None:
+            possible[ATTACH] = _attached(link, attach, copies, factors)
+    if not possible:
+        return None
+    yield from ways.run(kind, possible, way)
     return _Met([], factors)
 
 
-def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
-    if not (yield from _reduce(link, call, x, op, NO_ROOT)):
+def _attached(link: Link, attach: Attach, copies: Copies, factors: list[float] | None) -> Steps:
+    attach(copies, factors)
+    yield link.later.Ibarrier()
+
+
+def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp, *, way: str | None = None) -> Steps:
+    if not (yield from _reduce(link, call, x, op, NO_ROOT, way)):
         yield from fallback.reduction(x.dtype, op).all_reduce(link.after(), x, op)
 
 
-def reduce(link: Link, call: Call, x: Array, root: int, op: ReduceOp) -> Steps:
-    if not (yield from _reduce(link, call, x, op, root)):
+def reduce(link: Link, call: Call, x: Array, root: int, op: ReduceOp, *, way: str | None = None) -> Steps:
+    if not (yield from _reduce(link, call, x, op, root, way)):
         yield from fallback.reduction(x.dtype, op).reduce(link.after(), x, root, op)
 
 
-def _reduce(link: Link, call: Call, x: Array, op: ReduceOp, root: int) -> Steps:
-    """Reduce into root's or, without a root, all ranks' ``x``; return False without shared memory."""
-    build = _in_one_shot if link.size == 2 or x.nbytes <= ONE_SHOT_BYTES else _in_two_shots
-    met: _Met | None = yield from _meet(link, call, x, functools.partial(build, link, x, op, root), op)
+def _reduce(link: Link, call: Call, x: Array, op: ReduceOp, root: int, way: str | None) -> Steps:
+    """Reduce into root's or, without a root, all ranks' ``x``; return False if no way leads there."""
+    shots = _in_one_shot if link.size == 2 or x.nbytes <= ONE_SHOT_BYTES else _in_two_shots
+    build = functools.partial(shots, link, x, op, root)
+    first, last = _own_slice(link, 0, x.size, x)
+
+    def attach(copies: Copies, factors: list[float] | None) -> None:
+        copies.reduce_for(op, first, last, range(link.size) if root == NO_ROOT else (root,), link.size, factors)
+
+    met: _Met | None = yield from _meet(link, call, x, build, attach, way, op)
     if met is not None and met.rows:
-        first, last = _own_slice(link, 0, x.size, x)
         rows = [row[first:last] for row in met.rows]
         reduce_rows(op, rows, rows if root == NO_ROOT else (rows[root],), link.size, met.factors)
         yield link.later.Ibarrier()
@@ -207,19 +249,23 @@ def _lies_in_others(part: Array, whole: Array, rank: int) -> bool:
     return np.may_share_memory(part, whole) and address_of(part) != address_of(whole) + rank * part.nbytes
 
 
-def reduce_scatter(link: Link, call: Call, output: Array, x: Array, op: ReduceOp) -> Steps:
+def reduce_scatter(link: Link, call: Call, output: Array, x: Array, op: ReduceOp, *, way: str | None = None) -> Steps:
     if _lies_in_others(output, x, link.rank):
         apart = np.empty_like(output)
-        yield from reduce_scatter(link, call, apart, x, op)
+        yield from reduce_scatter(link, call, apart, x, op, way=way)
         output[...] = apart
         return
     length, result = output.size, output.reshape(-1)
+    first, last = link.rank * length, (link.rank + 1) * length
+
+    def attach(copies: Copies, factors: list[float] | None) -> None:
+        copies.reduce_into(op, first, last, result, link.size, factors)
+
     build = functools.partial(_scattering, link, x, result, op)
-    met: _Met | None = yield from _meet(link, call, x, build, op)
+    met: _Met | None = yield from _meet(link, call, x, build, attach, way, op)
     if met is None:
         yield from fallback.reduction(x.dtype, op).reduce_scatter(link.after(), output, x, op)
     elif met.rows:
-        first, last = link.rank * length, (link.rank + 1) * length
         reduce_rows(op, [row[first:last] for row in met.rows], (result,), link.size, met.factors)
         yield link.later.Ibarrier()
 
@@ -241,17 +287,25 @@ def _scattering(link: Link, x: Array, result: Array, op: ReduceOp) -> Pipeline:
     return Pipeline(link, x, result.size, put, reduce_slice, rows=link.size)
 
 
-def all_gather(link: Link, call: Call, output: Array, x: Array) -> Steps:
+def all_gather(link: Link, call: Call, output: Array, x: Array, *, way: str | None = None) -> Steps:
     if _lies_in_others(x, output, link.rank):
         x = x.copy()
-    blocks = as_bytes(output).reshape(link.size, -1)
-    build = functools.partial(_gathering, link, as_bytes(x), blocks)
-    met: _Met | None = yield from _meet(link, call, x, build)
+    source, blocks = as_bytes(x), as_bytes(output).reshape(link.size, -1)
+
+    def attach(copies: Copies, _: object) -> None:
+        for rank, block in enumerate(blocks):
+            if rank != link.rank:
+                copies.read(rank, 0, block)
+            elif address_of(block) != address_of(source):
+                block[...] = source
+
+    build = functools.partial(_gathering, link, source, blocks)
+    met: _Met | None = yield from _meet(link, call, source, build, attach, way)
     if met is None:
         yield from native.all_gather(link.after(), output, x)
     elif met.rows:
         for row, block in zip(met.rows, blocks, strict=True):
-            block[...] = as_bytes(row)
+            block[...] = row
         yield link.later.Ibarrier()
 
 
@@ -266,13 +320,24 @@ def _gathering(link: Link, source: Array, blocks: Array) -> Pipeline:
     return Pipeline(link, source, source.size, put, take)
 
 
-def broadcast(link: Link, call: Call, x: Array, root: int) -> Steps:
-    met: _Met | None = yield from _meet(link, call, x, functools.partial(_spreading, link, as_bytes(x), root))
+def broadcast(link: Link, call: Call, x: Array, root: int, *, way: str | None = None) -> Steps:
+    target = as_bytes(x)
+
+    def attach(copies: Copies, _: object) -> None:
+        """Let all ranks copy equally much: the others read what the root does not write."""
+        cut = bounds(target.size, link.size, 1)[-2]
+        if link.rank == root:
+            copies.write(cut, target[cut:])
+        else:
+            copies.read(root, 0, target[:cut])
+
+    build = functools.partial(_spreading, link, target, root)
+    met: _Met | None = yield from _meet(link, call, target, build, attach, way)
     if met is None:
         yield from native.broadcast(link.after(), x, root)
     elif met.rows:
         if link.rank != root:
-            as_bytes(x)[...] = as_bytes(met.rows[root])
+            target[...] = met.rows[root]
         yield link.later.Ibarrier()
 
 
@@ -286,3 +351,9 @@ def _spreading(link: Link, target: Array, root: int) -> Pipeline:
             target[start:stop] = buffers[root]
 
     return Pipeline(link, target, target.size, put, take)
+
+
+def by(way: str) -> SimpleNamespace:
+    """Return these operations with one way for ordinary arrays, for ``MPIDDP_ALGORITHM``."""
+    operations = (all_reduce, reduce, reduce_scatter, all_gather, broadcast)
+    return SimpleNamespace(**{each.__name__: functools.partial(each, way=way) for each in operations})
