@@ -88,7 +88,7 @@ class Pipeline:
         self._put(0, stop, self._scratch.next_buffers(self._rows * stop, self._dtype))
         return True
 
-    def run(self, begun: bool) -> Steps:
+    def run(self, call: Call, begun: bool) -> Steps:
         """Run all chunks. ``begun`` says that all ranks have put the first one before they met."""
         before: tuple[int, int, list[Array]] | None = None
         for start in range(0, self._length, self._step):
@@ -96,14 +96,14 @@ class Pipeline:
             chunk = (start, stop, self._scratch.begin_round(self._rows * (stop - start), self._dtype))
             if start or not begun:
                 self._put(*chunk)
-                yield self._link.later.Ibarrier()
+                yield from handshake.barrier(self._link, call)
             if before is not None and self._collect is not None:
                 self._collect(*before)
             self._take(*chunk, self.factors)
             before = chunk
         if before is not None and self._collect is not None:
             self._scratch.begin_round(0, self._dtype)
-            yield self._link.later.Ibarrier()
+            yield from handshake.barrier(self._link, call)
             self._collect(*before)
 
 
@@ -150,24 +150,24 @@ def _meet(
     pipeline = pipeline or build()
     pipeline.factors = factors
     if begun:
-        yield from pipeline.run(begun)
+        yield from pipeline.run(call, begun)
         return _Met([], factors)
     possible: dict[str, Steps] = {}
     if (yield from link.resource(Scratch).prepare()):
-        possible[SCRATCH] = pipeline.run(begun)
+        possible[SCRATCH] = pipeline.run(call, begun)
     if not entries.segments.any():
         copies: Copies | None = yield from copied(link, x, entries)
         if copies is not None:
-            possible[ATTACH] = _attached(link, attach, copies, factors)
+            possible[ATTACH] = _attached(link, call, attach, copies, factors)
     if not possible:
         return None
     yield from ways.run(kind, possible, way)
     return _Met([], factors)
 
 
-def _attached(link: Link, attach: Attach, copies: Copies, factors: list[float] | None) -> Steps:
+def _attached(link: Link, call: Call, attach: Attach, copies: Copies, factors: list[float] | None) -> Steps:
     attach(copies, factors)
-    yield link.later.Ibarrier()
+    yield from handshake.barrier(link, call)
 
 
 def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp, *, way: str | None = None) -> Steps:
@@ -193,7 +193,7 @@ def _reduce(link: Link, call: Call, x: Array, op: ReduceOp, root: int, way: str 
     if met is not None and met.rows:
         rows = [row[first:last] for row in met.rows]
         reduce_rows(op, rows, rows if root == NO_ROOT else (rows[root],), link.size, met.factors)
-        yield link.later.Ibarrier()
+        yield from handshake.barrier(link, call)
     return met is not None
 
 
@@ -267,7 +267,7 @@ def reduce_scatter(link: Link, call: Call, output: Array, x: Array, op: ReduceOp
         yield from fallback.reduction(x.dtype, op).reduce_scatter(link.after(), output, x, op)
     elif met.rows:
         reduce_rows(op, [row[first:last] for row in met.rows], (result,), link.size, met.factors)
-        yield link.later.Ibarrier()
+        yield from handshake.barrier(link, call)
 
 
 def _scattering(link: Link, x: Array, result: Array, op: ReduceOp) -> Pipeline:
@@ -306,7 +306,7 @@ def all_gather(link: Link, call: Call, output: Array, x: Array, *, way: str | No
     elif met.rows:
         for row, block in zip(met.rows, blocks, strict=True):
             block[...] = row
-        yield link.later.Ibarrier()
+        yield from handshake.barrier(link, call)
 
 
 def _gathering(link: Link, source: Array, blocks: Array) -> Pipeline:
@@ -338,7 +338,7 @@ def broadcast(link: Link, call: Call, x: Array, root: int, *, way: str | None = 
     elif met.rows:
         if link.rank != root:
             target[...] = met.rows[root]
-        yield link.later.Ibarrier()
+        yield from handshake.barrier(link, call)
 
 
 def _spreading(link: Link, target: Array, root: int) -> Pipeline:
