@@ -39,38 +39,35 @@ from .ways import ATTACH, SCRATCH
 Rows: TypeAlias = tuple[tuple[float, str], ...]
 """Algorithms, each with the largest number of bytes for which it is best."""
 
+WAYS = {way: two_shot.by(way) for way in (SCRATCH, ATTACH)}
+"""Two shots with one way for ordinary arrays."""
 MODULES: dict[str, ModuleType | SimpleNamespace] = {
     "native": native,
     "two_shot": two_shot,
-    SCRATCH: two_shot.by(SCRATCH),
-    ATTACH: two_shot.by(ATTACH),
+    **WAYS,
     "hierarchical": hierarchical,
     "exchange": exchange,
     "ring": ring,
     "tree": tree,
 }
 """Each has a function for every operation that it is good for."""
-_SELF_COMPARING = (two_shot, MODULES[SCRATCH], MODULES[ATTACH], hierarchical)
+_SELF_COMPARING = (two_shot, *WAYS.values(), hierarchical)
 """Their functions are steps; those of the others are algorithms."""
 
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-_IN_MEMORY = ("one_shot", "two_shot", SCRATCH, ATTACH)
+_IN_MEMORY = ("one_shot", "two_shot", *WAYS)
 ANY_SIZE = float("inf")
 _KIB = 1 << 10
 
 # Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0 (`python -m mpiddp bench tune`). Bytes are of the
 # largest array.
 ONE_NODE: dict[str, Rows] = {
-    "all_reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-    "reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-    "reduce_scatter": ((128 * _KIB, "one_shot"), (256 * _KIB, "native"), (ANY_SIZE, "two_shot")),
-    "all_gather": ((256 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-    "broadcast": ((64 * _KIB, "one_shot"), (512 * _KIB, "native"), (ANY_SIZE, "two_shot")),
+    "all_reduce": ((256 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "reduce": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "reduce_scatter": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "all_gather": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "broadcast": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
 }
-TWO_RANKS: dict[str, Rows] = {
-    "broadcast": ((16 * _KIB, "one_shot"), (512 * _KIB, "native"), (ANY_SIZE, "two_shot")),
-}
-"""Rows for two ranks, in place of those in `ONE_NODE`."""
 _SHORT = (handshake.SLOT_BYTES, "short")
 SEVERAL_NODES: dict[str, Rows] = {
     "all_reduce": (_SHORT, (64 * _KIB, "native"), (ANY_SIZE, "hierarchical")),
@@ -349,8 +346,7 @@ def rows(operation: str, link: Link, algorithm: str | None = None) -> Rows:
     if link.size == 1:
         return ((ANY_SIZE, "native"),)
     if chosen is None or chosen in device_table.ALGORITHMS:
-        one_node = ONE_NODE | TWO_RANKS if link.size == 2 else ONE_NODE
-        table = one_node if link.one_node else SEVERAL_NODES
+        table = ONE_NODE if link.one_node else SEVERAL_NODES
         return tuple((limit, _available(name, link)) for limit, name in table[operation])
     if chosen in _IN_MEMORY and not link.one_node:
         raise ValueError(f"{operation}:{chosen} works in the memory of one node, and {link} is on several")

@@ -33,13 +33,15 @@ from . import fallback, handshake, native
 from .handshake import Entries
 from .local_reduce import bounds, reduce_rows
 from .peer_access import Copies, copied
-from .ways import ATTACH, SCRATCH, Ways
+from .ways import ATTACH, MPIS, SCRATCH, Kind, Ways
 
 ONE_SHOT_BYTES = 1 << 17
 """One shot saves a barrier; in two, more than two ranks read less."""
 CHUNK_BYTES = 1 << 19
 """What a pipeline moves at once: a part of the array and its copy stay in a core's cache."""
 _BEGUN = Location(-1, 0)
+_BLOCKING = -2
+"""In place of an ordinary array's segment: its rank blocks in the call."""
 
 Step: TypeAlias = Callable[[int, int, list[Array]], None]
 """A function of the start and stop of a chunk in the array, and of all ranks' buffers."""
@@ -125,17 +127,19 @@ def _meet(
     attach: Attach,
     way: str | None,
     op: ReduceOp | None = None,
+    mpis: Steps | None = None,
 ) -> Steps:
     """Meet all ranks, of which ``x`` is this one's array, and pass ordinary ones on; None if there is no way for them.
 
-    The way of ordinary arrays is ``way`` if there is this one, and the one that was the fastest by default.
+    The way of ordinary arrays is ``way`` if there is this one, and by default the one that was the fastest. ``mpis``
+    are the steps of MPI's own operation, which may be the fastest where no sum's bits depend on it.
     """
     ways = link.resource(Ways)
-    kind = (call.operation, x.nbytes.bit_length())
+    kind = Kind(call.operation, x.nbytes.bit_length(), link.busy)
     pipeline = None
     place = NOWHERE if x.nbytes <= ONE_SHOT_BYTES else find(x)
     if not place.segment:
-        place = Location(0, address_of(x))
+        place = Location(_BLOCKING if link.busy else 0, address_of(x))
         if (way or ways.chosen(kind)) == SCRATCH:
             pipeline = build()
             if pipeline.begin():
@@ -147,18 +151,18 @@ def _meet(
         return _Met(rows, factors)
     begun = entries.segment == _BEGUN.segment
     """All first chunks are in the scratch."""
-    pipeline = pipeline or build()
-    pipeline.factors = factors
-    if begun:
-        yield from pipeline.run(call, begun)
-        return _Met([], factors)
     possible: dict[str, Steps] = {}
-    if (yield from link.resource(Scratch).prepare()):
+    if begun or (yield from link.resource(Scratch).prepare()):
+        pipeline = pipeline or build()
+        pipeline.factors = factors
         possible[SCRATCH] = pipeline.run(call, begun)
-    if not entries.segments.any():
+    if {0, _BLOCKING}.issuperset(entries.segments.tolist()):
         copies: Copies | None = yield from copied(link, x, entries)
         if copies is not None:
             possible[ATTACH] = _attached(link, call, attach, copies, factors)
+        kind = kind._replace(blocking=entries.segment == _BLOCKING)
+        if mpis is not None and kind.blocking:
+            possible[MPIS] = mpis
     if not possible:
         return None
     yield from ways.run(kind, possible, way)
@@ -300,7 +304,9 @@ def all_gather(link: Link, call: Call, output: Array, x: Array, *, way: str | No
                 block[...] = source
 
     build = functools.partial(_gathering, link, source, blocks)
-    met: _Met | None = yield from _meet(link, call, source, build, attach, way)
+    met: _Met | None = yield from _meet(
+        link, call, source, build, attach, way, mpis=native.all_gather(link.after(), output, x)
+    )
     if met is None:
         yield from native.all_gather(link.after(), output, x)
     elif met.rows:
@@ -332,7 +338,9 @@ def broadcast(link: Link, call: Call, x: Array, root: int, *, way: str | None = 
             copies.read(root, 0, target[:cut])
 
     build = functools.partial(_spreading, link, target, root)
-    met: _Met | None = yield from _meet(link, call, target, build, attach, way)
+    met: _Met | None = yield from _meet(
+        link, call, target, build, attach, way, mpis=native.broadcast(link.after(), x, root)
+    )
     if met is None:
         yield from native.broadcast(link.after(), x, root)
     elif met.rows:

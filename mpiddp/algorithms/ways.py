@@ -1,18 +1,19 @@
-"""Ways of ordinary arrays within a node: through the scratch, or by cross-memory attach.
+"""Ways of ordinary arrays within a node: through the scratch, by cross-memory attach, or by MPI.
 
-Which one is faster depends on the processor, the kernel and the pages of the arrays. Therefore the first calls of an
-operation with arrays of a size take the ways in turn, and then all ranks agree on one. Reductions have the same bits
-either way.
+Which one is the fastest depends on the processor, the kernel and the pages of the arrays. Therefore the first calls of
+an operation with arrays of a size take the ways in turn, and then all ranks agree on one. Reductions have the same bits
+by the scratch and by attach, and MPI has no part in them.
 
-A way is judged by the processor time that a rank's own steps take, because other load and late ranks prolong waits, but
-hardly the work.
+A way is judged by processor time, because other load prolongs a call, but hardly its work. If all ranks block in the
+call, the time of the waits counts, in which MPI works and a rank spins. Else these belong to the program, and only the
+steps between them count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from time import thread_time
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,14 +21,21 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.requests import Steps
 
-SCRATCH, ATTACH = "scratch", "attach"
+SCRATCH, ATTACH, MPIS = "scratch", "attach", "native"
 TRIES = 3
 """Calls that take each way. The least time counts."""
 LEAD = 0.9
-"""Attach has to take less than this of the scratch's time: short arrays need a barrier more."""
+"""Another way than the scratch has to take less than this of its time, so that chance does not choose."""
 
-Kind: TypeAlias = tuple[str, int]
-"""An operation, and the number of bits of the arrays' length in bytes."""
+
+class Kind(NamedTuple):
+    """Calls that go the same way."""
+
+    operation: str
+    bits: int
+    """Of the arrays' length in bytes."""
+    blocking: bool
+    """All ranks block in the call."""
 
 
 class Ways(Resource):
@@ -51,11 +59,23 @@ class Ways(Resource):
         spent, start = 0.0, thread_time()
         for awaited in possible[way]:
             spent += thread_time() - start
+            before = thread_time()
             yield awaited
-            start = thread_time()
+            start = before if kind.blocking else thread_time()
         took[way].append(spent + thread_time() - start)
         if min(map(len, took.values())) == TRIES:
-            least = np.array([min(took[SCRATCH]), min(took[ATTACH])])
+            least = np.array([min(times) for times in took.values()])
             yield self._link.later.Iallreduce(MPI.IN_PLACE, least, MPI.MAX)
-            self._chosen[kind] = ATTACH if least[1] < LEAD * least[0] else SCRATCH
+            least[list(took).index(SCRATCH)] *= LEAD
+            self._chosen[kind] = list(took)[int(least.argmin())]
             del self._took[kind]
+
+    def described(self) -> dict[str, str]:
+        """Return, for each operation, what the ranks have agreed on, by sizes."""
+        found: dict[str, list[str]] = {}
+        for kind, way in sorted(self._chosen.items()):
+            limit = 1 << kind.bits
+            size = f"{limit >> 20} MiB" if limit >> 20 else f"{limit >> 10} KiB"
+            waiting = "" if kind.blocking else ", asynchronous"
+            found.setdefault(kind.operation, []).append(f"{way} (below {size}{waiting})")
+        return {operation: ", ".join(texts) for operation, texts in found.items()}
