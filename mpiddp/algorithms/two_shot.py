@@ -3,11 +3,12 @@
 In the handshake the ranks tell each other where their arrays lie, which decides what follows:
 
 - Symmetric arrays, unless they are short, are reduced without a copy, in about the time that one copy would take.
-- Other arrays pass through a scratch in chunks. For two ranks, and for short arrays, this is done in one shot, in which
-  every rank reduces everything.
+- Other arrays go the way that was the fastest on this machine (see `ways`). One way is cross-memory attach, by which a
+  rank reads its slice of the others' arrays piece by piece into its cache, and writes the result to them. The other one
+  passes chunks through a scratch. For two ranks, and for short arrays, this is done in one shot, in which every rank
+  reduces everything.
 
-The barriers are MPI's, because a rank that polls a flag in memory would not see that another has failed. The two shots
-are those of PyTorch's symmetric memory and NVIDIA's TensorRT-LLM.
+The two shots are those of PyTorch's symmetric memory and NVIDIA's TensorRT-LLM.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def _meet(
 ) -> Steps:
     """Meet all ranks, of which ``x`` is this one's array, and pass ordinary ones on; None if there is no way for them.
 
-    The way of ordinary arrays is ``way`` if there is this one, and by default the one that was the fastest. ``mpis``
+    Ordinary arrays go by ``way`` if that is possible, and by default as was the fastest. ``mpis``
     are the steps of MPI's own operation, which may be the fastest where no sum's bits depend on it.
     """
     ways = link.resource(Ways)
@@ -160,7 +161,8 @@ def _meet(
         copies: Copies | None = yield from copied(link, x, entries)
         if copies is not None:
             possible[ATTACH] = _attached(link, call, attach, copies, factors)
-        kind = kind._replace(blocking=entries.segment == _BLOCKING)
+        if kind.blocking and entries.segment != _BLOCKING:
+            kind = kind._replace(blocking=False)
         if mpis is not None and kind.blocking:
             possible[MPIS] = mpis
     if not possible:

@@ -54,7 +54,6 @@ def collect(version: str) -> dict[str, Any]:
         "dead_ranks": _failed_ranks(job),
         "shared_memory": _shared_memory(),
         "algorithms": _algorithms(),
-        "ordinary_arrays": _ways(),
         "blas": {"name": _blas_name(), "threads": blas_threads() or available_cores()},
         "cuda": cuda_fault() or "usable",
         "ranks": gathered(_place(world)),
@@ -116,7 +115,7 @@ def run(version: str, as_json: bool, probe_gpu: bool = False) -> int:
     if probe_gpu:
         _probe()
     dist.init_process_group()
-    found = collect(version)
+    found = collect(version) | {"ordinary_arrays": _ways()}
     if dist.get_rank() == 0:
         print(json.dumps(found | {"warnings": complaints(found)}, indent=2) if as_json else text(found), flush=True)
     dist.destroy_process_group()
