@@ -25,7 +25,7 @@ SCRATCH, ATTACH, MPIS = "scratch", "attach", "native"
 TRIES = 3
 """Calls that take each way. The least time counts."""
 LEAD = 0.9
-"""Another way than the scratch has to take less than this of its time, so that chance does not choose."""
+"""Another way has to take less than this of the first one's time, the scratch's, so that chance does not choose."""
 
 
 class Kind(NamedTuple):
@@ -66,7 +66,7 @@ class Ways(Resource):
         if min(map(len, took.values())) == TRIES:
             least = np.array([min(times) for times in took.values()])
             yield self._link.later.Iallreduce(MPI.IN_PLACE, least, MPI.MAX)
-            least[list(took).index(SCRATCH)] *= LEAD
+            least[0] *= LEAD
             self._chosen[kind] = list(took)[int(least.argmin())]
             del self._took[kind]
 
