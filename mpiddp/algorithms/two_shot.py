@@ -132,8 +132,8 @@ def _meet(
 ) -> Steps:
     """Meet all ranks, of which ``x`` is this one's array, and pass ordinary ones on; None if there is no way for them.
 
-    Ordinary arrays go by ``way`` if that is possible, and by default by the fastest one. ``mpis`` are the steps of MPI's
-    own operation, which is possible where no sum's bits depend on it.
+    Ordinary arrays go by ``way`` if that is possible, and by default by the fastest one. ``mpis`` are the steps of
+    MPI's own operation, which is possible where no sum's bits depend on it.
     """
     ways = link.resource(Ways)
     kind = Kind(call.operation, x.nbytes.bit_length(), link.busy)
