@@ -41,9 +41,9 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 980,
-    "mpiddp/algorithms": 2340,
+    "mpiddp/algorithms": 2460,
     "mpiddp/autograd": 1160,
-    "mpiddp/bench": 1450,
+    "mpiddp/bench": 1455,
     "mpiddp/data": 990,
     "mpiddp/device": 530,
     "mpiddp/distributed": 2170,
@@ -53,10 +53,10 @@ BUDGET = {
     "mpiddp/nn": 1960,
     "mpiddp/optim": 510,
     "mpiddp/parallel": 1880,
-    "mpiddp/shm": 440,
+    "mpiddp/shm": 450,
     "mpiddp/torch": 1330,
-    "mpiddp/training": 2700,
-    "tests, all": 29_250,
+    "mpiddp/training": 2715,
+    "tests, all": 29_350,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -8,7 +8,8 @@ In the handshake the ranks tell each other where their arrays lie, which decides
   passes chunks through a scratch. For two ranks, and for short arrays, this is done in one shot, in which every rank
   reduces everything.
 
-The two shots are those of PyTorch's symmetric memory and NVIDIA's TensorRT-LLM.
+The barriers are MPI's, because a rank that polls a flag in memory would not see that another has failed. The two shots
+are those of PyTorch's symmetric memory and NVIDIA's TensorRT-LLM.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ ONE_SHOT_BYTES = 1 << 17
 """One shot saves a barrier; in two, more than two ranks read less."""
 CHUNK_BYTES = 1 << 19
 """What a pipeline moves at once: a part of the array and its copy stay in a core's cache."""
+_MPIS_BYTES = 1 << 21
+"""Below, the handshake takes what MPI's own operation might save."""
 _BEGUN = Location(-1, 0)
 _BLOCKING = -2
 """In place of an ordinary array's segment: its rank blocks in the call."""
@@ -91,7 +94,7 @@ class Pipeline:
         self._put(0, stop, self._scratch.next_buffers(self._rows * stop, self._dtype))
         return True
 
-    def run(self, call: Call, begun: bool) -> Steps:
+    def run(self, begun: bool) -> Steps:
         """Run all chunks. ``begun`` says that all ranks have put the first one before they met."""
         before: tuple[int, int, list[Array]] | None = None
         for start in range(0, self._length, self._step):
@@ -99,14 +102,14 @@ class Pipeline:
             chunk = (start, stop, self._scratch.begin_round(self._rows * (stop - start), self._dtype))
             if start or not begun:
                 self._put(*chunk)
-                yield from handshake.barrier(self._link, call)
+                yield self._link.later.Ibarrier()
             if before is not None and self._collect is not None:
                 self._collect(*before)
             self._take(*chunk, self.factors)
             before = chunk
         if before is not None and self._collect is not None:
             self._scratch.begin_round(0, self._dtype)
-            yield from handshake.barrier(self._link, call)
+            yield self._link.later.Ibarrier()
             self._collect(*before)
 
 
@@ -156,14 +159,14 @@ def _meet(
     if begun or (yield from link.resource(Scratch).prepare()):
         pipeline = pipeline or build()
         pipeline.factors = factors
-        possible[SCRATCH] = pipeline.run(call, begun)
+        possible[SCRATCH] = pipeline.run(begun)
     if {0, _BLOCKING}.issuperset(entries.segments.tolist()):
         copies: Copies | None = yield from copied(link, x, entries)
         if copies is not None:
-            possible[ATTACH] = _attached(link, call, attach, copies, factors)
+            possible[ATTACH] = _attached(link, attach, copies, factors)
         if kind.blocking and entries.segment != _BLOCKING:
             kind = kind._replace(blocking=False)
-        if mpis is not None and kind.blocking:
+        if mpis is not None and kind.blocking and x.nbytes >= _MPIS_BYTES:
             possible[MPIS] = mpis
     if not possible:
         return None
@@ -171,9 +174,9 @@ def _meet(
     return _Met([], factors)
 
 
-def _attached(link: Link, call: Call, attach: Attach, copies: Copies, factors: list[float] | None) -> Steps:
+def _attached(link: Link, attach: Attach, copies: Copies, factors: list[float] | None) -> Steps:
     attach(copies, factors)
-    yield from handshake.barrier(link, call)
+    yield link.later.Ibarrier()
 
 
 def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp, *, way: str | None = None) -> Steps:
@@ -199,7 +202,7 @@ def _reduce(link: Link, call: Call, x: Array, op: ReduceOp, root: int, way: str 
     if met is not None and met.rows:
         rows = [row[first:last] for row in met.rows]
         reduce_rows(op, rows, rows if root == NO_ROOT else (rows[root],), link.size, met.factors)
-        yield from handshake.barrier(link, call)
+        yield link.later.Ibarrier()
     return met is not None
 
 
@@ -273,7 +276,7 @@ def reduce_scatter(link: Link, call: Call, output: Array, x: Array, op: ReduceOp
         yield from fallback.reduction(x.dtype, op).reduce_scatter(link.after(), output, x, op)
     elif met.rows:
         reduce_rows(op, [row[first:last] for row in met.rows], (result,), link.size, met.factors)
-        yield from handshake.barrier(link, call)
+        yield link.later.Ibarrier()
 
 
 def _scattering(link: Link, x: Array, result: Array, op: ReduceOp) -> Pipeline:
@@ -314,7 +317,7 @@ def all_gather(link: Link, call: Call, output: Array, x: Array, *, way: str | No
     elif met.rows:
         for row, block in zip(met.rows, blocks, strict=True):
             block[...] = row
-        yield from handshake.barrier(link, call)
+        yield link.later.Ibarrier()
 
 
 def _gathering(link: Link, source: Array, blocks: Array) -> Pipeline:
@@ -348,7 +351,7 @@ def broadcast(link: Link, call: Call, x: Array, root: int, *, way: str | None = 
     elif met.rows:
         if link.rank != root:
             target[...] = met.rows[root]
-        yield from handshake.barrier(link, call)
+        yield link.later.Ibarrier()
 
 
 def _spreading(link: Link, target: Array, root: int) -> Pipeline:

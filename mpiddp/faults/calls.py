@@ -395,6 +395,5 @@ def compare_eager(link: Link, rounds: Sequence[Sequence[tuple[int, int, int, int
     """Raise `MismatchError` if calls differ in a round of `EagerBuffers.calls`, which may hold parts of calls."""
     for first, *others in rounds:
         for other in others:
-            both_compare = Record(*first[2:]).self_comparing and Record(*other[2:]).self_comparing
-            if other[1:] != first[1:] and not both_compare:
+            if other[1:] != first[1:]:
                 raise _mismatch_of(link, first, other)

@@ -27,6 +27,7 @@ import numpy as np
 
 from mpiddp import settings
 from mpiddp.cores import available_cores
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.typing import Array
 
@@ -76,23 +77,23 @@ class Round(NamedTuple):
 
 
 class SpinWait:
-    """An event in shared memory. Whoever waits for it lets MPI make progress on the group's communicator meanwhile."""
+    """An event in shared memory. Whoever waits for it lets MPI make progress on ``comm`` meanwhile."""
 
-    __slots__ = ("_happened", "_link", "_looks")
+    __slots__ = ("_comm", "_happened", "_looks")
 
-    def __init__(self, happened: Callable[[], bool], link: Link) -> None:
-        self._happened, self._link, self._looks = happened, link, 0
+    def __init__(self, happened: Callable[[], bool], comm: MPI.Intracomm) -> None:
+        self._happened, self._comm, self._looks = happened, comm, 0
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
         if self._happened():
             return True
         self._looks += 1
         if self._looks % _LOOKS_PER_PROGRESS == 0:
-            self._link.later.Iprobe()
+            self._comm.Iprobe()
         return False
 
     def Wait(self) -> None:  # noqa: N802 - MPI's name
-        self.wait_checking(self._link.monitor.check, math.inf)
+        self.wait_checking(lambda: None, math.inf)
 
     def wait_checking(self, check: Callable[[], None], limit_s: float) -> bool:
         """Wait, and call ``check`` about every millisecond; return False after ``limit_s`` seconds."""
@@ -117,7 +118,8 @@ class EagerBuffers(Resource):
 
     def __init__(self, link: Link, memory: mmap.mmap, start: int) -> None:
         self._memory, self._start = memory, start
-        self._link, self._rank, self._size = link, link.rank, link.size
+        self._rank, self._size = link.rank, link.size
+        self._comm = link.later
         self._number = self._complete = 0
         """The last round that this rank has begun, and the last one in which all ranks are known to have arrived."""
         self._records = slice(0, 0)
@@ -196,18 +198,6 @@ class EagerBuffers(Resource):
         self._complete = self._number
         return True
 
-    def met(self) -> bool:
-        """Return True if all ranks have written their records of this round, with whatever calls."""
-        if not self.all_arrived():
-            if min(self._numbers[self._number % _BUFFERS]) < self._number:
-                return False
-            self._complete = self._number
-        return True
-
-    def records(self) -> Array:
-        """Return the ranks' records of this round, without its number."""
-        return np.frombuffer(self._memory[self._records], np.int64).reshape(self._size, -1)[:, 1:]
-
     def arrived(self, rank: int) -> Callable[[], bool]:
         """Return a function that tells whether ``rank`` has arrived in this round with the same call."""
         first = rank * _RECORD.size
@@ -228,7 +218,7 @@ class EagerBuffers(Resource):
         return False
 
     def spin_wait(self, happened: Callable[[], bool]) -> SpinWait:
-        return SpinWait(happened, self._link)
+        return SpinWait(happened, self._comm)
 
     def calls(self) -> list[list[tuple[int, int, int, int, int]]]:
         """Return the calls of the last rounds: for each a list of (rank, sequence, kind, count, root), this rank first.

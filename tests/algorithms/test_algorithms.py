@@ -176,7 +176,7 @@ def steps(operation: str, name: str, link: Link, *args: Any) -> requests.Steps:
     function = getattr(plan.MODULES[name], operation)
     if name not in IN_MEMORY:
         return function(link, *args)  # type: ignore[no-any-return]
-    call = make_call(link, operation, (x,), op=op, count=x.size, root=root, self_comparing=True)
+    call = make_call(link, operation, (x,), op=op, count=x.size, root=root)
     return function(link, call, *args)  # type: ignore[no-any-return]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
-from mpiddp.algorithms import two_shot, ways
+from mpiddp.algorithms import ways
 from mpiddp.distributed.groups import default_group
 from mpiddp.mpi.requests import READY, Steps, drive
 from mpiddp.shm.cma import CrossMemory
@@ -86,7 +86,7 @@ def test_calls_agree_on_a_way_and_then_take_it(world: Any, monkeypatch: pytest.M
     monkeypatch.setattr(CrossMemory, "read", lambda *args: reads.append(1) or read(*args))
     by_attach = []
     for call in range(2 * ways.TRIES + 3):
-        x = np.full(two_shot.ONE_SHOT_BYTES, 1.0 + world.rank, np.float32)
+        x = np.full(1 << 18, 1.0 + world.rank, np.float32)
         del reads[:]
         work = dist.all_reduce(x, async_op=async_op)
         if work is not None:
