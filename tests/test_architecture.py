@@ -460,7 +460,7 @@ WITHOUT_TESTS = {
         "hello messages model_parallel printing sgd torch_user"
     ),
     "faults": "abort activity job liveness marker monitor neighbour this_job uncaught",
-    "mpi": "child_processes finalize lazy link p2p_device requests world",
+    "mpi": "child_processes finalize link p2p_device requests world",
     "nn": (
         "activation container conv dropout embedding init linear loss normalization parameter pooling shaping "
         "state utils window"
@@ -470,8 +470,8 @@ WITHOUT_TESTS = {
     "parallel": "powersgd wrapper",
     "shm": "cma scratch ",
     "torch": (
-        "arrays backend cuda ddp default dispatch errors names operations options process_group rendezvous store "
-        "symmetric torch_backend work"
+        "arrays backend by_device cuda ddp default dispatch errors names operations options process_group rendezvous "
+        "store symmetric torch_backend work"
     ),
     "training": "ranks recovery train_step",
 }

@@ -40,23 +40,23 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 980,
+    "mpiddp": 990,
     "mpiddp/algorithms": 2460,
-    "mpiddp/autograd": 1160,
+    "mpiddp/autograd": 1170,
     "mpiddp/bench": 1455,
     "mpiddp/data": 990,
     "mpiddp/device": 530,
     "mpiddp/distributed": 2170,
     "mpiddp/examples": 800,
     "mpiddp/faults": 2190,
-    "mpiddp/mpi": 2130,
+    "mpiddp/mpi": 2140,
     "mpiddp/nn": 1960,
     "mpiddp/optim": 510,
     "mpiddp/parallel": 1880,
     "mpiddp/shm": 450,
-    "mpiddp/torch": 1330,
+    "mpiddp/torch": 1500,
     "mpiddp/training": 2715,
-    "tests, all": 29_350,
+    "tests, all": 29_600,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

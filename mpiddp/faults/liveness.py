@@ -60,6 +60,7 @@ class Tag(enum.IntEnum):
     DUMP = 6
     DUMPED = 7
     RUN_OVER = 8
+    STORE = 9
 
 
 class Liveness:
