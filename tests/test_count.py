@@ -36,7 +36,7 @@ def test_folders(tmp_path):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("x = 1\n")
     found = {folder: sizes.code for folder, sizes in count(tmp_path).items()}
-    assert found == {"mpiddp": 1, "mpiddp, all": 3, "mpiddp/nn": 2, "tests": 1, "tests, all": 1}
+    assert found == {"mpiddp": 1, "mpiddp, all": 3, "mpiddp/nn": 2, "tests": 1, "tests, all": 29_750}
 
 
 BUDGET = {
@@ -56,7 +56,7 @@ BUDGET = {
     "mpiddp/shm": 450,
     "mpiddp/torch": 1500,
     "mpiddp/training": 2715,
-    "tests, all": 29_600,
+    "tests, all": 29_750,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
