@@ -40,23 +40,23 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 990,
+    "mpiddp": 1000,
     "mpiddp/algorithms": 2460,
     "mpiddp/autograd": 1170,
-    "mpiddp/bench": 1455,
-    "mpiddp/data": 990,
+    "mpiddp/bench": 1305,
+    "mpiddp/data": 950,
     "mpiddp/device": 530,
-    "mpiddp/distributed": 2170,
-    "mpiddp/examples": 800,
+    "mpiddp/distributed": 1990,
+    "mpiddp/examples": 720,
     "mpiddp/faults": 2190,
-    "mpiddp/mpi": 2140,
-    "mpiddp/nn": 1960,
+    "mpiddp/mpi": 2120,
+    "mpiddp/nn": 1730,
     "mpiddp/optim": 510,
     "mpiddp/parallel": 1880,
     "mpiddp/shm": 450,
     "mpiddp/torch": 1500,
-    "mpiddp/training": 2715,
-    "tests, all": 29_750,
+    "mpiddp/training": 2705,
+    "tests, all": 28_950,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -268,7 +268,8 @@ def moving(
     algorithm, arrays = getattr(native, operation), (*outputs, *inputs)
     on_device = next((x for x in arrays if type(x) is not np.ndarray), None)
     if on_device is not None:
-        steps = _moving_on_device(operation, link, on_device, plain(link, algorithm, replace(call)).steps)
+        host = plain(link, algorithm, replace(call)).steps
+        steps = device_table.plan(operation, link, on_device.dtype, None, [(ANY_SIZE, host)], None)[0][1]
     elif link.find(EagerBuffers) is not None:
         return _through_blocks(link, call, outputs, inputs, root, counts)
     elif name != "all_gather":  # by messages, whose sizes are known before they are received
@@ -305,18 +306,6 @@ def _as_list(x: Array) -> list[Array]:
 
 def _as_given(xs: Sequence[Array] | None) -> Sequence[Array]:
     return xs or ()
-
-
-def _moving_on_device(operation: str, link: Link, x: Array, host: Callable[..., Steps]) -> Callable[..., Steps]:
-    return device_table.plan(operation, link, x.dtype, None, [(ANY_SIZE, host)], None)[0][1]
-
-
-def nested_gather(link: Link, outputs: Sequence[Array], x: Array) -> Steps:
-    """Return the steps for a part of another operation: every rank's ``x``, to an output for each."""
-    steps = handshake.without(native.all_gather_list)
-    if type(x) is not np.ndarray:
-        steps = _moving_on_device("all_gather_list", link, x, steps)
-    return steps(link, None, outputs, x)
 
 
 def offering(operation: str) -> list[str]:

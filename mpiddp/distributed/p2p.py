@@ -16,7 +16,6 @@ from mpiddp.mpi.p2p import ANY_SOURCE
 from mpiddp.mpi.work import Work
 from mpiddp.typing import Array, ArrayLike
 
-from . import debug
 from .dispatch import begin, calling, root_rank
 from .groups import GroupLike, ProcessGroup, as_rank, known, member
 
@@ -117,10 +116,7 @@ def isend(
     to = root_rank(group, dst, group_dst)
     x = as_array(tensor, "isend", writable=False)
     operation, _ = begin(group, _message("isend", group, x, (group._link.ranks[to],), tag))
-    submitted = group._mailbox.isend(x, to, tag, operation)
-    if debug.detail:
-        submitted._run_check(debug.Watched(operation, (x,)).check)
-    return submitted
+    return group._mailbox.isend(x, to, tag, operation)
 
 
 def _sources(group: ProcessGroup, src: int | None, group_src: int | None) -> tuple[int, tuple[int, ...]]:
