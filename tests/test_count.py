@@ -41,9 +41,9 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 1000,
-    "mpiddp/algorithms": 2330,
+    "mpiddp/algorithms": 2460,
     "mpiddp/autograd": 1170,
-    "mpiddp/bench": 1300,
+    "mpiddp/bench": 1305,
     "mpiddp/data": 950,
     "mpiddp/device": 530,
     "mpiddp/distributed": 1990,
@@ -53,10 +53,10 @@ BUDGET = {
     "mpiddp/nn": 1730,
     "mpiddp/optim": 510,
     "mpiddp/parallel": 1880,
-    "mpiddp/shm": 440,
+    "mpiddp/shm": 450,
     "mpiddp/torch": 1500,
-    "mpiddp/training": 2690,
-    "tests, all": 28_800,
+    "mpiddp/training": 2705,
+    "tests, all": 28_950,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
