@@ -15,7 +15,7 @@ import functools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -34,40 +34,42 @@ from . import exchange, fallback, handshake, hierarchical, native, one_shot, rin
 from .blocks import Blocks, Cut
 from .gpu import table as device_table
 from .one_shot import OneShot
+from .ways import ATTACH, SCRATCH
 
 Rows: TypeAlias = tuple[tuple[float, str], ...]
 """Algorithms, each with the largest number of bytes for which it is best."""
 
-MODULES: dict[str, ModuleType] = {
+WAYS = {way: two_shot.by(way) for way in (SCRATCH, ATTACH)}
+"""Two shots with one way for ordinary arrays."""
+MODULES: dict[str, ModuleType | SimpleNamespace] = {
     "native": native,
     "two_shot": two_shot,
+    **WAYS,
     "hierarchical": hierarchical,
     "exchange": exchange,
     "ring": ring,
     "tree": tree,
 }
 """Each has a function for every operation that it is good for."""
-_SELF_COMPARING = (two_shot, hierarchical)
+_SELF_COMPARING = (two_shot, *WAYS.values(), hierarchical)
 """Their functions are steps; those of the others are algorithms."""
 
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-_IN_MEMORY = ("one_shot", "two_shot")
+_IN_MEMORY = ("one_shot", "two_shot", *WAYS)
 ANY_SIZE = float("inf")
 _KIB = 1 << 10
 
 # Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0 (`python -m mpiddp bench tune`). Bytes are of the
 # largest array.
 ONE_NODE: dict[str, Rows] = {
-    "all_reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-    "reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-    "reduce_scatter": ((128 * _KIB, "one_shot"), (256 * _KIB, "native"), (ANY_SIZE, "two_shot")),
-    "all_gather": ((256 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-    "broadcast": ((64 * _KIB, "one_shot"), (512 * _KIB, "native"), (ANY_SIZE, "two_shot")),
+    "all_reduce": ((256 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "reduce": ((256 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "reduce_scatter": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "all_gather": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "broadcast": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
 }
-TWO_RANKS: dict[str, Rows] = {
-    "broadcast": ((16 * _KIB, "one_shot"), (512 * _KIB, "native"), (ANY_SIZE, "two_shot")),
-}
-"""Rows for two ranks, in place of those in `ONE_NODE`."""
+TWO_RANKS: dict[str, Rows] = {"all_reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot"))}
+"""Rows for two ranks, in place of those in `ONE_NODE`: two reduce 256 KiB of symmetric memory faster in two shots."""
 _SHORT = (handshake.SLOT_BYTES, "short")
 SEVERAL_NODES: dict[str, Rows] = {
     "all_reduce": (_SHORT, (64 * _KIB, "native"), (ANY_SIZE, "hierarchical")),
@@ -229,14 +231,16 @@ def _comparing(call: Call, steps: Callable[..., Steps]) -> Plan:
 
 def _module(
     operation: str, name: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, size_bytes: int
-) -> ModuleType:
+) -> ModuleType | SimpleNamespace:
     name = "native" if name in ("one_shot", "short") else name
     if op is not None and name == "native":
         return fallback.choose(operation, link, dtype, op, size_bytes)
     return MODULES[name]
 
 
-def _of_module(module: ModuleType, operation: str, link: Link, call: Call, *, inner: bool = False) -> Plan:
+def _of_module(
+    module: ModuleType | SimpleNamespace, operation: str, link: Link, call: Call, *, inner: bool = False
+) -> Plan:
     function = getattr(module, operation)
     if module in _SELF_COMPARING:
         return _comparing(call, function)
@@ -272,7 +276,8 @@ def moving(
     algorithm, arrays = getattr(native, operation), (*outputs, *inputs)
     on_device = next((x for x in arrays if type(x) is not np.ndarray), None)
     if on_device is not None:
-        steps = _moving_on_device(operation, link, on_device, plain(link, algorithm, replace(call)).steps)
+        host = plain(link, algorithm, replace(call)).steps
+        steps = device_table.plan(operation, link, on_device.dtype, None, [(ANY_SIZE, host)], None)[0][1]
     elif link.find(EagerBuffers) is not None:
         return _through_blocks(link, call, outputs, inputs, root, counts)
     elif name != "all_gather":  # by messages, whose sizes are known before they are received
@@ -316,18 +321,6 @@ def _as_list(x: Array) -> list[Array]:
 
 def _as_given(xs: Sequence[Array] | None) -> Sequence[Array]:
     return xs or ()
-
-
-def _moving_on_device(operation: str, link: Link, x: Array, host: Callable[..., Steps]) -> Callable[..., Steps]:
-    return device_table.plan(operation, link, x.dtype, None, [(ANY_SIZE, host)], None)[0][1]
-
-
-def nested_gather(link: Link, outputs: Sequence[Array], x: Array) -> Steps:
-    """Return the steps for a part of another operation: every rank's ``x``, to an output for each."""
-    steps = handshake.without(native.all_gather_list)
-    if type(x) is not np.ndarray:
-        steps = _moving_on_device("all_gather_list", link, x, steps)
-    return steps(link, None, outputs, x)
 
 
 def offering(operation: str) -> list[str]:

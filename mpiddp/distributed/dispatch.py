@@ -85,9 +85,9 @@ def dispatch(
     link = group._link
     if link.busy or requests.only_thread:
         expect_own_thread(link.busy, group)
-    if async_op or requests.pending or timeout_s is not None or debug.on:
+    if async_op or requests.pending or timeout_s is not None:
         return submit(group, plan, args, outputs, async_op, timeout_s)
-    if plan.run is None:
+    if plan.run is None or debug.on:
         perform(group, plan, args, outputs)
         return None
     link.busy = True
@@ -115,7 +115,7 @@ def expect_own_thread(busy: bool, group: ProcessGroup) -> None:
 def perform(group: ProcessGroup, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array] = ()) -> Any:
     """Return the value of the steps; block in MPI where nothing is pending."""
     link = group._link
-    if requests.pending or group._monitor.survivable or debug.on:
+    if requests.pending or group._monitor.survivable:
         work = submit(group, plan, args, outputs, True, None)
         assert work is not None
         work.wait()
@@ -146,17 +146,11 @@ def submit(
     """Queue a call; without ``async_op`` wait for it."""
     link = group._link
     with requests.lock:
-        operation, confirmed = begin(group, debug.self_comparing(plan.call) if debug.detail else plan.call)
-        check = None
-        if debug.detail:
-            steps, check = debug.traced(operation, link, plan, args, outputs)
-        else:
-            steps = plan.steps(link, plan.call, *args)
+        operation, confirmed = begin(group, plan.call)
+        steps = plan.steps(link, plan.call, *args)
         if not confirmed:
             steps = group._monitor.verifying(operation.number, steps)
         work = link.queue.submit(steps, operation, outputs)
-    if check is not None:
-        work._run_check(check)
     work._set_timeout(timeout_s)
     if async_op:
         return work

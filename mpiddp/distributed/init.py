@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from mpiddp import launchers, settings
+from mpiddp.algorithms import plan as planning
 from mpiddp.algorithms.gpu import table as device_table
 from mpiddp.device import choice
 from mpiddp.faults import monitor, this_job
@@ -122,6 +123,7 @@ def init_process_group(
         assigned_by_mpi = backend is not None and backend.lower() == "mpi"
         claims = Claims(rank, world_size, own_comm=comm is not None, assigned_by_mpi=assigned_by_mpi)
         debug.configure(debug_level)
+        planning.forget()  # the environment may have another choice of algorithms by now
         _start(claims, comm, timeout_s, kind)
 
 

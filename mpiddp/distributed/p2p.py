@@ -16,7 +16,6 @@ from mpiddp.mpi.p2p import ANY_SOURCE
 from mpiddp.mpi.work import Work
 from mpiddp.typing import Array, ArrayLike
 
-from . import debug
 from .dispatch import begin, calling, root_rank
 from .groups import GroupLike, ProcessGroup, as_rank, known, member
 
@@ -131,10 +130,7 @@ def _begin(call: Call, group: ProcessGroup, x: Array, peer: int) -> Work:
     assert call.tag is not None, "a message has one"
     if call.operation == "irecv":
         return group._mailbox.irecv(x, peer, call.tag, operation, group.ranks)
-    submitted = group._mailbox.isend(x, peer, call.tag, operation)
-    if debug.detail:
-        submitted._run_check(debug.Watched(operation, (x,)).check)
-    return submitted
+    return group._mailbox.isend(x, peer, call.tag, operation)
 
 
 def _source(group: ProcessGroup, src: int | None, group_src: int | None) -> int:

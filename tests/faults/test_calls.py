@@ -188,9 +188,6 @@ MOVING = {
     "all_gather_single": lambda x, g: dist.all_gather_single(np.empty(x.size * g.size(), x.dtype), x, g, True),
     "all_gather": lambda x, g: dist.all_gather([np.empty_like(x) for _ in range(g.size())], x, g, True),
     "all_to_all": lambda x, g: dist.all_to_all([np.empty_like(x) for _ in range(g.size())], [x] * g.size(), g, True),
-    "coalesced": lambda x, g: dist.all_gather_coalesced(
-        [[x.copy(), x.copy()] for _ in range(g.size())], [x, x], g, True
-    ),
 }
 
 
