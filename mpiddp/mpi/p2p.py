@@ -46,7 +46,7 @@ class Message(Work):
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         if not self._finished:
             self._mailbox.progress_of(self)
-        if timeout is None and self._finished and self._error is None and self._check is None:
+        if timeout is None and self._finished and self._error is None:
             return True
         return Work.wait(self, timeout)
 
