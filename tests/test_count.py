@@ -41,21 +41,21 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 1000,
-    "mpiddp/algorithms": 2460,
+    "mpiddp/algorithms": 2510,
     "mpiddp/autograd": 1170,
-    "mpiddp/bench": 1305,
+    "mpiddp/bench": 1360,
     "mpiddp/data": 950,
     "mpiddp/device": 530,
-    "mpiddp/distributed": 1990,
+    "mpiddp/distributed": 2010,
     "mpiddp/examples": 720,
-    "mpiddp/faults": 2190,
-    "mpiddp/mpi": 2120,
+    "mpiddp/faults": 2200,
+    "mpiddp/mpi": 2150,
     "mpiddp/nn": 1730,
     "mpiddp/optim": 510,
     "mpiddp/parallel": 1880,
-    "mpiddp/shm": 450,
+    "mpiddp/shm": 470,
     "mpiddp/torch": 1500,
-    "mpiddp/training": 2705,
+    "mpiddp/training": 2710,
     "tests, all": 28_950,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""

@@ -666,15 +666,12 @@ def test_what_follows_the_first_wait_is_sent_on_later(case: Case) -> None:
                     }[operation],
                 )
                 calls.clear()
-                try:
-                    awaited = next(running)
-                    first = set(calls)
-                    calls.clear()
-                    while True:
-                        awaited.Wait()
-                        awaited = next(running)
-                except StopIteration:
-                    pass
+                awaited = next(running, None)  # None at once where all ranks have arrived
+                first = set(calls)
+                calls.clear()
+                while awaited is not None:
+                    awaited.Wait()
+                    awaited = next(running, None)
                 what = f"{name} {operation} {kind} on rank {rank}"
                 assert all(call.endswith("now") for call in first), f"{what} sends {first} when it is submitted"
                 assert all(call.endswith("later") for call in calls), f"{what} sends {set(calls)} in later steps"
