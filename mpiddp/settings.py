@@ -105,10 +105,10 @@ def flight_recorder() -> str | None:
 
 
 def debug_level() -> str:
-    """Return OFF, INFO (log every operation) or DETAIL (compare every operation over the group)."""
+    """Return OFF or INFO (log every operation)."""
     level = os.environ.get("MPIDDP_DEBUG", "OFF").upper()
-    if level not in ("OFF", "INFO", "DETAIL"):
-        raise SettingError(f"MPIDDP_DEBUG must be OFF, INFO or DETAIL; got {level!r}")
+    if level not in ("OFF", "INFO"):
+        raise SettingError(f"MPIDDP_DEBUG must be OFF or INFO, and calls are always compared; got {level!r}")
     return level
 
 

@@ -40,23 +40,23 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 990,
-    "mpiddp/algorithms": 2330,
+    "mpiddp": 1000,
+    "mpiddp/algorithms": 2510,
     "mpiddp/autograd": 1170,
-    "mpiddp/bench": 1450,
-    "mpiddp/data": 990,
+    "mpiddp/bench": 1360,
+    "mpiddp/data": 950,
     "mpiddp/device": 530,
-    "mpiddp/distributed": 2190,
-    "mpiddp/examples": 800,
-    "mpiddp/faults": 2430,
-    "mpiddp/mpi": 2160,
-    "mpiddp/nn": 1960,
+    "mpiddp/distributed": 2030,
+    "mpiddp/examples": 720,
+    "mpiddp/faults": 2440,
+    "mpiddp/mpi": 2170,
+    "mpiddp/nn": 1730,
     "mpiddp/optim": 510,
     "mpiddp/parallel": 1880,
-    "mpiddp/shm": 440,
+    "mpiddp/shm": 470,
     "mpiddp/torch": 1510,
-    "mpiddp/training": 2700,
-    "tests, all": 30_000,
+    "mpiddp/training": 2710,
+    "tests, all": 29_350,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

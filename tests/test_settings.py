@@ -10,24 +10,7 @@ import pytest
 
 from mpiddp import settings
 
-
-@pytest.fixture(autouse=True)
-def environ(monkeypatch):
-    """Start each test from an environment without launchers and settings."""
-    names = (
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "MPIDDP_",
-        "PMI",
-        "OMPI_",
-        "SLURM_",
-        "MPI_LOCAL",
-    )
-    for name in list(os.environ):
-        if name.startswith(names):
-            monkeypatch.delenv(name)
-    return monkeypatch
+pytestmark = pytest.mark.usefixtures("environ")
 
 
 def test_values(environ):
@@ -37,11 +20,11 @@ def test_values(environ):
     assert settings.takes_device_pointers() is None
     environ.setenv("MPIDDP_NODES", "0,0,1")
     environ.setenv("MPIDDP_TIMEOUT", "2.5")
-    environ.setenv("MPIDDP_DEBUG", "detail")
+    environ.setenv("MPIDDP_DEBUG", "info")
     environ.setenv("MPIDDP_CUDA_AWARE", "0")
     assert settings.pretended_nodes() == (0, 0, 1)
     assert settings.default_timeout_s() == 2.5
-    assert settings.debug_level() == "DETAIL"
+    assert settings.debug_level() == "INFO"
     assert settings.takes_device_pointers() is False
 
 
