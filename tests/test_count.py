@@ -46,17 +46,17 @@ BUDGET = {
     "mpiddp/bench": 1360,
     "mpiddp/data": 950,
     "mpiddp/device": 530,
-    "mpiddp/distributed": 2010,
+    "mpiddp/distributed": 2030,
     "mpiddp/examples": 720,
-    "mpiddp/faults": 2200,
-    "mpiddp/mpi": 2150,
+    "mpiddp/faults": 2440,
+    "mpiddp/mpi": 2170,
     "mpiddp/nn": 1730,
     "mpiddp/optim": 510,
     "mpiddp/parallel": 1880,
     "mpiddp/shm": 470,
-    "mpiddp/torch": 1500,
+    "mpiddp/torch": 1510,
     "mpiddp/training": 2710,
-    "tests, all": 28_950,
+    "tests, all": 29_350,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -139,7 +139,7 @@ class OneShot:
         try:
             if not self._eager.spin_wait(happened).wait_checking(self._check, link.timeout_s):
                 error = requests.timed_out(operation, link.timeout_s)
-                link.abort(error)
+                monitor.abort(error)
                 raise error
         except Exception as error:
             monitor.translate(error)

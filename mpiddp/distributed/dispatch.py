@@ -115,7 +115,7 @@ def expect_own_thread(busy: bool, group: ProcessGroup) -> None:
 def perform(group: ProcessGroup, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array] = ()) -> Any:
     """Return the value of the steps; block in MPI where nothing is pending."""
     link = group._link
-    if requests.pending or group._monitor.survivable:
+    if requests.pending or group._monitor.polls:
         work = submit(group, plan, args, outputs, True, None)
         assert work is not None
         work.wait()

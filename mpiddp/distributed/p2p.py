@@ -90,7 +90,7 @@ def send(
         raise ValueError("Invalid destination rank: destination rank should not be the same as the current rank.")
     x = as_array(tensor, "send", writable=False)
     with calling(group, _message("send", group, x, to, tag)) as operation:
-        if requests.pending or group._monitor.survivable:
+        if requests.pending or group._monitor.polls:
             group._mailbox.isend(x, to, tag, operation).wait()
         else:
             group._mailbox.send(x, to, tag)
@@ -171,7 +171,7 @@ def recv(
     source = _source(group, src, group_src)
     x = as_array(tensor, "recv")
     with calling(group, _message("recv", group, x, source, tag)) as operation:
-        if requests.pending or group._monitor.survivable:
+        if requests.pending or group._monitor.polls:
             receive = group._mailbox.irecv(x, source, tag, operation)
             receive.wait()
             return group.ranks[receive.sender]

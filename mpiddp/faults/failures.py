@@ -14,6 +14,7 @@ import contextlib
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Protocol
 
 from mpiddp import launchers
@@ -33,8 +34,8 @@ class Revocable(Protocol):
 
 
 class Failures:
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = comm
+    def __init__(self, comm: MPI.Intracomm, outer: Sequence[int] = ()) -> None:
+        self._comm, self._outer = comm, outer
         self._comms = [comm]
         self._groups: weakref.WeakSet[Revocable] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -106,6 +107,8 @@ class Failures:
             MPI.COMM_SELF.Iprobe()
             time.sleep(0.001)
         who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else "a rank"
+        if self._outer and ranks:
+            who += f" ({', '.join(str(self._outer[rank]) for rank in ranks)} of the world)"
         failed = RankFailedError(f"{who} of {self._comm.size} died", ranks)
         with self._lock:
             groups = tuple(self._groups)
