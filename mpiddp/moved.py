@@ -21,6 +21,7 @@ _WARM_UP = (
     "it is gone: use DiLoCo(params, period, warmup_steps=N); leave DistributedDataParallel by no_sync() after N steps"
 )
 _ADAM = "it is gone: use Adam or AdamW, or a subclass of Optimizer with an _update of your own"
+_NO_MESSAGE = "it is gone: use mpiddp.send and mpiddp.recv, and send the gradient back, as the example model_parallel"
 _INSTEAD = {
     "DDP": "use mpiddp.DistributedDataParallel",
     "cuda": "use mpiddp.device, such as mpiddp.device.device_count()",
@@ -44,16 +45,24 @@ _INSTEAD = {
     "distributed.reduce_op": "use ReduceOp, such as ReduceOp.SUM",
     "distributed.rpc": _TORCHS,
     "distributed.tensor": _TORCHS,
+    "nn.functional.all_to_all": "it is gone: use all_to_all_single of the blocks, joined",
+    "nn.functional.broadcast": "it is gone: use all_gather(tensor)[src]",
+    "nn.functional.gather": "it is gone: use all_gather, on every rank",
+    "nn.functional.recv": _NO_MESSAGE,
+    "nn.functional.reduce": "it is gone: use all_reduce, on every rank",
+    "nn.functional.scatter": "it is gone: use reduce_scatter of zeros on all ranks but the source",
+    "nn.functional.send": _NO_MESSAGE,
     "nn.parallel": "use mpiddp.DistributedDataParallel or mpiddp.DataParallel",
     "Adadelta": _ADAM,
     "Adagrad": _ADAM,
+    "all_gather_coalesced": "it is gone, as torch deprecates it: use all_gather of each array, with async_op",
     "avg_pool2d": "it is gone: use adaptive_avg_pool2d, or conv2d with equal weights",
     "AvgPool2d": "it is gone: use AdaptiveAvgPool2d, or conv2d with equal weights",
     "clip_grad_value_": "it is gone: use clip_grad_norm_, or numpy.clip of each p.grad",
     "BatchDataset": "it is gone: a data set with a method batch(indices) needs no class",
     "BCEWithLogitsLoss": "it is gone: use CrossEntropyLoss with two classes, or the formula on tensors",
     "binary_cross_entropy_with_logits": "it is gone: use cross_entropy with two classes, or the formula on tensors",
-    "_coalescing_manager": "it is gone: use all_reduce_coalesced or all_gather_coalesced with the list of arrays",
+    "_coalescing_manager": "it is gone: use all_reduce_coalesced with the list of arrays",
     "conv1d": "it is gone: use conv2d of images of one row",
     "Conv1d": "it is gone: use Conv2d on images of one row",
     "ExponentialLR": "it is gone: use LambdaLR(optimizer, lambda step: gamma**step)",

@@ -162,11 +162,12 @@ def encode_arrays(arrays: Mapping[str, Array], metadata: dict[str, str] | None =
     return encoded
 
 
-def on_host(x: Any, copy: bool | None = None) -> np.ndarray[Any, Any]:
+def on_host(x: Any, copy: bool = False) -> np.ndarray[Any, Any]:
     """Return an array on the host, in C order and native byte order; copied where needed, or always."""
     host = x.get() if is_device_array(x) else x
     # safetensors writes memory as it lies, also of an array that is not in C order.
-    return np.array(host, host.dtype.newbyteorder("="), order="C", copy=copy)
+    make = np.array if copy else np.asarray
+    return make(host, host.dtype.newbyteorder("="), order="C")
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 from pathlib import Path
 
-from .launchers import integer
+from .launchers import integer, launch
 from .rank_process import MARKERS, RANK_PROCESS
 from .rank_process import outside_of_jobs as outside_of_jobs
 
@@ -38,7 +39,8 @@ def _number(name: str, default: str) -> tuple[str, float]:
 
 _VARIABLES = (
     *("MPIDDP_ALGORITHM", "MPIDDP_CACHE", "MPIDDP_CUDA_AWARE", "MPIDDP_DEBUG", "MPIDDP_DETERMINISTIC", "MPIDDP_EAGER"),
-    *("MPIDDP_FLIGHT_RECORDER", "MPIDDP_NODES", "MPIDDP_TIMELINE", "MPIDDP_TIMEOUT", "MPIDDP_WARN_AFTER"),
+    *("MPIDDP_FLIGHT_RECORDER", "MPIDDP_NODES", "MPIDDP_ONE_DEVICE", "MPIDDP_TIMELINE", "MPIDDP_TIMEOUT"),
+    "MPIDDP_WARN_AFTER",
 )
 _OTHER_VARIABLES = ("MPIDDP_LAUNCH", "MPIDDP_RESTARTS", *MARKERS, RANK_PROCESS)  # the first two: of slurm/env.sh
 
@@ -53,6 +55,21 @@ def unknown_variables() -> list[str]:
         cure = f"did you mean {near[0]}?" if near else f"there are {', '.join(_VARIABLES)}"
         found.append(f"{name} is set, and mpiddp has no such variable: {cure}")
     return found
+
+
+def show_one_device() -> None:
+    """Leave only this rank's device in the variable that MPIDDP_ONE_DEVICE names, such as CUDA_VISIBLE_DEVICES.
+
+    It is the one of the rank's number on its node, out of those that the variable lists, or out of all.
+    """
+    name, found = os.environ.get("MPIDDP_ONE_DEVICE"), launch()
+    if not name:
+        return
+    if not re.fullmatch("[A-Z][A-Z_]+", name):
+        raise SettingError(f"MPIDDP_ONE_DEVICE must be the name of a variable, as CUDA_VISIBLE_DEVICES; got {name!r}")
+    if found is not None and found.local_rank is not None:
+        listed = os.environ.get(name, str(found.local_rank)).split(",")
+        os.environ[name] = listed[found.local_rank % len(listed)]
 
 
 def pretended_nodes() -> tuple[int, ...] | None:
@@ -88,10 +105,10 @@ def flight_recorder() -> str | None:
 
 
 def debug_level() -> str:
-    """Return OFF, INFO (log every operation) or DETAIL (compare every operation over the group)."""
+    """Return OFF or INFO (log every operation)."""
     level = os.environ.get("MPIDDP_DEBUG", "OFF").upper()
-    if level not in ("OFF", "INFO", "DETAIL"):
-        raise SettingError(f"MPIDDP_DEBUG must be OFF, INFO or DETAIL; got {level!r}")
+    if level not in ("OFF", "INFO"):
+        raise SettingError(f"MPIDDP_DEBUG must be OFF or INFO, and calls are always compared; got {level!r}")
     return level
 
 

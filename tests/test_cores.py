@@ -8,25 +8,7 @@ import pytest
 
 from mpiddp import cores
 
-
-@pytest.fixture(autouse=True)
-def environ(monkeypatch):
-    """Start each test from an environment without launchers and settings."""
-    names = (
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "MPIDDP_",
-        "PMI",
-        "OMPI_",
-        "SLURM_",
-        "MPI_LOCAL",
-        *cores.THREAD_VARIABLES,
-    )
-    for name in list(os.environ):
-        if name.startswith(names):
-            monkeypatch.delenv(name)
-    return monkeypatch
+pytestmark = pytest.mark.usefixtures("environ")
 
 
 @pytest.mark.parametrize(

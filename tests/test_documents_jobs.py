@@ -93,3 +93,15 @@ def test_the_version_stands_in_one_place():
 @pytest.mark.once
 def test_size():
     assert PAGES[0].stat().st_size < MAX_README_BYTES
+
+
+@pytest.mark.once
+def test_recipes_have_this_version_and_its_dependencies():
+    recipes = ROOT / "slurm/packages"
+    conda, spack = (recipes / "recipe.yaml").read_text(), (recipes / "package.py").read_text()
+    assert f'version: "{mpiddp.__version__}"' in conda and f'version("{mpiddp.__version__}"' in spack
+    (easybuild,) = recipes.glob(f"mpiddp-{mpiddp.__version__}-*.eb")
+    for dependency in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]:
+        name, least = dependency.split(">=")
+        assert f"- {name} >={least}\n" in conda and f'depends_on("py-{name}@{least}:"' in spack, name
+        assert name == "numpy" or f"('{name}'," in easybuild.read_text().lower(), name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -43,30 +42,6 @@ def suite(tmp_path):
     return run
 
 
-TIERS = """
-def sum_is_right(): assert world.allreduce(1) == world.size
-
-@pytest.mark.core
-def test_core(): sum_is_right()
-
-@pytest.mark.ranks(4)
-def test_rest(): sum_is_right()
-
-@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_thinned(n):
-    if world.size == 2: pytest.skip("needs three")
-"""
-
-
-@pytest.mark.once
-def test_tiers(suite):
-    names = ("test_core", "test_rest", "test_thinned[1]", "test_thinned[2]")
-    done = suite(TIERS, "--collect-only", "-q", "--long")
-    assert done.rc == 0, done
-    found = set(re.findall(r"sample.py::(\S+)$", done.stdout, re.M))
-    assert found == {f"{name}[np={n}]" for name in names for n in (1, 2, 3, 4)}, done
-
-
 @pytest.mark.once
 def test_units_and_tests_for_ranks_in_one_file(suite):
     tests = """
@@ -80,16 +55,6 @@ def test_on_ranks(): assert world.size == 2
     assert done.rc == 0 and re.search("unit: 1 passed.*\n2 ranks: 1 passed", done.stdout), done
     done = suite(tests + "from mpi4py import MPI")
     assert done.rc == 1 and "tests/test_sample.py starts MPI when it is imported" in done.stdout, done
-
-
-@pytest.mark.once
-def test_what_is_printed(suite):
-    done = suite(TIERS)
-    assert done.rc == 0, done
-    for line in ("1 rank: 1 passed", "2 ranks: 1 passed, 1 skipped", "3 ranks: 2 passed", "4 ranks: 2 passed"):
-        assert re.search(rf"^{line} in \d+ s$", done.stdout, re.M), done
-    assert "skipped 1: run on other numbers of ranks" in done.stdout, done
-    assert "test_sample" not in done.stdout, "dots, and no names of files or skipped tests"
 
 
 @pytest.mark.once
@@ -186,15 +151,6 @@ def test_bad_end_after_the_last_test_is_an_error(suite):
 
 
 @pytest.mark.once
-def test_ranks_that_collect_differently_do_not_run(suite):
-    done = suite(
-        "if not is_rank or world.rank == 0:\n    def test_mine(): pass\ndef test_ours(): pass\n", "--ranks", "2"
-    )
-    assert done.rc == 1, done
-    assert "the ranks do not collect the same tests" in done.stdout
-
-
-@pytest.mark.once
 @pytest.mark.parametrize("ranks", thinned([None, 2], None))
 def test_skipping_everything_is_a_failure(suite, ranks):
     tests = "@pytest.mark.mpi(min_size=5)\ndef test_big(): pass\n"
@@ -258,21 +214,6 @@ def test_fails(): assert world.rank != 2
     assert "test_fails (rank 2 of 3)" in done.stdout
 
 
-@pytest.mark.once
-def test_no_mpiexec_is_a_failure_with_a_cure(suite, tmp_path):
-    # An interpreter without mpiexec beside it, with the packages of this one.
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").symlink_to(Path(sys.executable).resolve())
-    packages = ":".join(path for path in sys.path if "site-packages" in path)
-    command = [tmp_path / "bin" / "python", "-m", "pytest", "-p", "no:cacheprovider"]
-    (tmp_path / "tests" / "test_sample.py").write_text("import pytest\n@pytest.mark.mpi\ndef test_fine(): pass\n")
-    env = {"PATH": str(tmp_path / "bin"), "PYTHONPATH": packages}
-    with launcher.Program(command, env, cwd=tmp_path) as program:
-        done = program.wait(60)
-    assert done.rc != 0, done
-    assert "pip install 'mpiddp[mpich]'" in done.stdout
-
-
 @pytest.mark.parametrize("forked", thinned([True, False], True))
 def test_pytest_that_is_ended_leaves_no_process(tmp_path, forked):
     code = f"""
@@ -325,20 +266,3 @@ time.sleep(60)
             time.sleep(0.05)
         assert len(program.members()) >= 5, "the launcher, two ranks, two sleepers"
     assert program.members() == []
-
-
-SEMAPHORE = """
-import multiprocessing, time
-lock = multiprocessing.get_context("spawn").Lock()
-print(lock._semlock.name, flush=True)
-time.sleep(60)
-"""
-
-
-@pytest.mark.once
-def test_killed_program_leaves_no_semaphore():
-    with launcher.start(SEMAPHORE) as program:
-        program.wait_for("\n")
-        left = launcher.SHARED / f"sem.{program.output[0].strip().removeprefix('/')}"
-        assert left.exists()
-    assert not left.exists()

@@ -166,15 +166,6 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30) 
         time.sleep(0.05)
 
 
-@pytest.mark.long
-def test_overlap_is_measured_with_a_rank_on_each_host(two):
-    options = ("--bytes", "256K", "--buckets", "2", "--layers", "4", "--rounds", "1", "--compute", "0.01")
-    printed = measure_hosts.run(two, 1, "-m", "mpiddp", "bench", "overlap", *options)
-    assert "2 ranks on 2 nodes" in printed
-    assert re.findall(r"^ +(\d+) ", printed, re.MULTILINE) == ["1", "2"]  # UCX may print a warning, too
-    assert "# Wrong values: 0 OK" in printed
-
-
 def test_main_job(two, tmp_path):
     options = ("--epochs", "2", "--batch-size", "100", "--output", str(tmp_path))
     done = run(two.block, 4, "-m", "mpiddp", "train", *options)

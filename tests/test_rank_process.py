@@ -10,24 +10,7 @@ import pytest
 
 from mpiddp import launchers, rank_process, settings
 
-
-@pytest.fixture(autouse=True)
-def environ(monkeypatch):
-    """Start each test from an environment without launchers and settings."""
-    names = (
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "MPIDDP_",
-        "PMI",
-        "OMPI_",
-        "SLURM_",
-        "MPI_LOCAL",
-    )
-    for name in list(os.environ):
-        if name.startswith(names):
-            monkeypatch.delenv(name)
-    return monkeypatch
+pytestmark = pytest.mark.usefixtures("environ")
 
 
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}

@@ -157,6 +157,15 @@ def test_calls_keep_nothing():
         assert work.kept(lambda: [meet() for _ in range(64)] and None) < SMALL * 64
 
 
+def test_collectives_of_mpi_make_a_group():
+    counts = []
+    for size in (SMALL, 2 * SMALL):
+        with made_up.default_group(size, 1):
+            counts.append(work.collectives(new_groups.new_group))
+    small, large = counts
+    assert 0 < len(small) == len(large) < 12 and {*large} == {1, 2 * SMALL}
+
+
 def test_messages_between_many_nodes_are_not_short():
     with made_up.mpi(64):
         sizes = work.crossing(64, 8)

@@ -10,24 +10,7 @@ import pytest
 
 from mpiddp import settings
 
-
-@pytest.fixture(autouse=True)
-def environ(monkeypatch):
-    """Start each test from an environment without launchers and settings."""
-    names = (
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "MPIDDP_",
-        "PMI",
-        "OMPI_",
-        "SLURM_",
-        "MPI_LOCAL",
-    )
-    for name in list(os.environ):
-        if name.startswith(names):
-            monkeypatch.delenv(name)
-    return monkeypatch
+pytestmark = pytest.mark.usefixtures("environ")
 
 
 def test_values(environ):
@@ -37,12 +20,30 @@ def test_values(environ):
     assert settings.takes_device_pointers() is None
     environ.setenv("MPIDDP_NODES", "0,0,1")
     environ.setenv("MPIDDP_TIMEOUT", "2.5")
-    environ.setenv("MPIDDP_DEBUG", "detail")
+    environ.setenv("MPIDDP_DEBUG", "info")
     environ.setenv("MPIDDP_CUDA_AWARE", "0")
     assert settings.pretended_nodes() == (0, 0, 1)
     assert settings.default_timeout_s() == 2.5
-    assert settings.debug_level() == "DETAIL"
+    assert settings.debug_level() == "INFO"
     assert settings.takes_device_pointers() is False
+
+
+@pytest.mark.parametrize(
+    ("listed", "local_rank", "left"), [(None, 3, "3"), ("4,GPU-5,6", 1, "GPU-5"), ("4,5", 3, "5"), ("", 1, "")]
+)
+def test_one_device_of_those_that_are_listed(environ, listed, local_rank, left):
+    settings.show_one_device()
+    environ.setenv("MPIDDP_ONE_DEVICE", "ROCR_VISIBLE_DEVICES")
+    environ.setenv("ROCR_VISIBLE_DEVICES", listed or "")
+    if listed is None:
+        environ.delenv("ROCR_VISIBLE_DEVICES")
+    settings.show_one_device()
+    assert os.environ.get("ROCR_VISIBLE_DEVICES") == listed, "no launcher, no rank"
+    for name, value in {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": str(local_rank)}.items():
+        environ.setenv(name, value)
+    for _ in range(2):  # a program that the rank starts changes nothing
+        settings.show_one_device()
+        assert os.environ["ROCR_VISIBLE_DEVICES"] == left
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,7 @@ def test_values(environ):
         ("MPIDDP_DEBUG", settings.debug_level),
         ("MPIDDP_CUDA_AWARE", settings.takes_device_pointers),
         ("MPIDDP_DETERMINISTIC", settings.deterministic),
+        ("MPIDDP_ONE_DEVICE", settings.show_one_device),
     ],
 )
 def test_nonsense_is_named(environ, name, read):

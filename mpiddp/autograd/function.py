@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+from numpy.exceptions import AxisError
 
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.device.half import sum_dtype
@@ -264,6 +266,14 @@ def unbroadcast(grad: Array, shape: Shape) -> Array:
 
 Operand = Any
 """A tensor, an array or a number."""
+
+
+def normalize_axis_index(axis: int, ndim: int) -> int:
+    """Return the axis counted from the first one; NumPy has its own function under a public name since 2.0."""
+    axis = operator.index(axis)
+    if not -ndim <= axis < ndim:
+        raise AxisError(axis, ndim)
+    return axis % ndim
 
 
 def constant(array: Any) -> Any:

@@ -6,14 +6,12 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, Self
 
-from numpy.lib.array_utils import normalize_axis_index
-
 from mpiddp.device import array_namespace
 from mpiddp.device.half import is_half, sum_dtype, widened
 from mpiddp.typing import Array, Shape
 
 from .arithmetic import Maximum, Minimum
-from .function import Function, constant
+from .function import Function, constant, normalize_axis_index
 from .shaping import Shaping
 
 Dim = int | tuple[int, ...] | list[int] | None

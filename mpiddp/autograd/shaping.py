@@ -7,14 +7,13 @@ import math
 from typing import Any, Self
 
 import numpy as np
-from numpy.lib.array_utils import normalize_axis_index
 
 from mpiddp.device import array_namespace
 from mpiddp.device.half import widened
 from mpiddp.typing import Array, Shape
 
 from .arithmetic import Arithmetic
-from .function import Function, Operand, unbroadcast, values_of
+from .function import Function, Operand, normalize_axis_index, unbroadcast, values_of
 
 
 class Copy(Function):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.lib.array_utils import normalize_axis_index
 
 from mpiddp.device import array_namespace, download
 from mpiddp.device.place import place_of
@@ -26,6 +25,7 @@ from .function import (
     as_array,
     is_differentiable,
     mode,
+    normalize_axis_index,
     values_of,
 )
 from .reduction import Reductions
@@ -127,7 +127,8 @@ class Tensor(Reductions, Conversions):
         return download(self.data)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        return np.array(self.numpy(), dtype=dtype, copy=copy)
+        host = self.numpy()
+        return np.asarray(host, dtype) if copy is None else np.array(host, dtype, copy=copy)
 
     @property
     def __mpiddp_array__(self) -> Array:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +17,10 @@ from .results import parse_size, size_range
 
 OPERATIONS = (
     *("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"),
-    *("gather", "scatter", "all_to_all", "all_gather_list", "all_to_all_list", "send_recv", "barrier"),
+    *("gather", "scatter", "all_to_all", "all_gather_list", "all_to_all_list", "send_recv"),
+    *("batch_isend_irecv", "ping_pong", "all_reduce_async", "barrier"),
 )
+ALL = "all"
 
 REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 DTYPES = (
@@ -47,17 +48,7 @@ def natural(text: str) -> int:
     return int(text)
 
 
-def seconds(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not 0 < found < math.inf:
-        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, got {text!r}")
-    return found
-
-
-_METAVARS: dict[Any, str] = {size: "SIZE", positive: "N", natural: "N", seconds: "SECONDS", Path: "FILE"}
+_METAVARS: dict[Any, str] = {size: "SIZE", positive: "N", natural: "N", Path: "FILE"}
 
 # Each option's flags, type (choices, a flag's value, or a function), default, and help.
 _OPTIONS: dict[str, tuple[str, Any, Any, str]] = {
@@ -69,17 +60,12 @@ _OPTIONS: dict[str, tuple[str, Any, Any, str]] = {
     "warmup": ("-w --warmup", natural, 5, "iterations before these"),
     "dtype": ("--dtype", DTYPES, "float32", ", ".join(DTYPES)),
     "op": ("--op", REDUCTIONS, "sum", ", ".join(REDUCTIONS)),
-    "operation": ("operation", OPERATIONS, "all_reduce", ", ".join(OPERATIONS)),
+    "operation": ("operation", (*OPERATIONS, ALL), "all_reduce", f"{', '.join(OPERATIONS)}, or {ALL} of them"),
     "check": ("-c --check", (0, 1), 1, "check the result of each size, 1, or not, 0"),
     "algorithm": ("--algorithm", str, "auto", "one for all sizes, such as native, two_shot, ring"),
     "symmetric": ("--symmetric", True, None, "arrays in memory that the ranks of a node share"),
-    "ordinary": ("--no-symmetric", False, None, "buckets in ordinary memory"),
     "rounds": ("--rounds", positive, 5, "rounds in which all take turns"),
     "torch": ("--no-torch", False, None, "without torch, and with it Gloo"),
-    "bytes": ("--bytes", size, "64M", "all gradients together"),
-    "buckets": ("--buckets", positive, 16, "1 to so many buckets, doubling"),
-    "layers": ("--layers", positive, 64, "pieces of the computation"),
-    "compute": ("--compute", seconds, None, "of computation (as long as communication)"),
     "batch": ("--batch", positive, 64, "samples a rank"),
     "strong": ("--strong-batch", positive, 256, "samples of all ranks"),
     "weak": ("--weak-batch", positive, 64, "samples of each rank"),
@@ -101,11 +87,6 @@ COMMANDS = {
         "mpiddp, plain mpi4py, one copy of the bytes and torch, in turns",
         f"operation {_SWEEP} rounds torch json",
         {"factor": 8},
-    ),
-    "overlap": Command(
-        "the share of communication that hides behind computation",
-        "bytes buckets layers compute rounds ordinary json",
-        {},
     ),
     "ddp": Command("training steps: alone, with averaged gradients, and torch's", "batch steps rounds torch json", {}),
     "train": Command(
@@ -157,17 +138,10 @@ def add_parser(commands: Any) -> None:
         found.set_defaults(run=_run, module=name)
     plot = commands.add_parser(
         "plot",
-        help="draw results of benchmarks and training runs",
-        description="Draw latency and bus bandwidth against size, or the scaling of training, from benchmarks' --json"
-        " files; or loss, accuracy and throughput from folders of training runs.",
+        help="draw results of benchmarks",
+        description="Draw latency and bandwidth against size, or steps and the scaling of training, from --json files.",
     )
-    plot.add_argument(
-        "files",
-        type=Path,
-        nargs="+",
-        metavar="FILE",
-        help="files of a benchmark's --json; or folders of `train --output`, to compare",
-    )
+    plot.add_argument("files", type=Path, nargs="+", metavar="FILE", help="files of a benchmark's --json")
     plot.add_argument(
         "-o", "--output", type=Path, default=Path("plot.png"), metavar="PICTURE", help="a .png or .svg (plot.png)"
     )

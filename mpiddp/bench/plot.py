@@ -1,9 +1,8 @@
-"""``plot``: pictures of benchmarks' results and of training runs, by matplotlib, without MPI."""
+"""``plot``: pictures of benchmarks' results, by matplotlib, without MPI."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,23 +32,11 @@ class Panel(NamedTuple):
 
 
 _STEPS = ("alone", "ddp", "exposed", "torch", "torch-alone", "on-mpiddp", "in-ours")
-_WAYS = ("compute", "comm", "blocking", "unpolled", "overlapped", "wait")
 # For each kind of rows: the title, what x is, what y is and its factor, and the columns.
-_ROWS: dict[str, list[tuple[str, str, str, float, tuple[str, ...]]]] = {
-    "ddp": [("DDP: a training step", "network", "time (ms)", 1e3, _STEPS)],
-    "overlap": [
-        ("Overlap: times", "buckets", "time (ms)", 1e3, _WAYS),
-        ("Overlap: hidden share of communication", "buckets", "1 - exposed / comm", 1, ("overlap",)),
-    ],
-    "train": [("Training: samples a second", "ranks", "samples a second", 1, ("samples_per_s",))],
+_ROWS: dict[str, tuple[str, str, str, float, tuple[str, ...]]] = {
+    "ddp": ("DDP: a training step", "network", "time (ms)", 1e3, _STEPS),
+    "train": ("Training: samples a second", "ranks", "samples a second", 1, ("samples_per_s",)),
 }
-_EPOCHS = (
-    ("Loss", "loss"),
-    ("Loss of test data", "test_loss"),
-    ("Accuracy on test data", "accuracy"),
-    ("Training samples a second, all ranks", "samples_per_s"),
-    ("Exposed communication, share of the time", "comm_exposed"),
-)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,11 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def panels(paths: list[Path]) -> list[Panel]:
-    """Return the panels of files and folders; of several, lines have the files' names."""
+    """Return the panels of files; of several, lines have the files' names."""
     found: dict[str, Panel] = {}
     for path in paths:
-        mark = f" ({path.resolve().name if path.is_dir() else path.stem})" if len(paths) > 1 else ""
-        for title, x_label, y_label, name, points in _of_run(path) if path.is_dir() else _of_file(path):
+        mark = f" ({path.stem})" if len(paths) > 1 else ""
+        for title, x_label, y_label, name, points in _of_file(path):
             lines = found.setdefault(title, Panel(title, x_label, y_label, {})).lines
             # Runs of `bench train` on several numbers of ranks make one line.
             lines.setdefault(name if x_label == "ranks" else name + mark, {}).update(points)
@@ -77,7 +64,8 @@ def panels(paths: list[Path]) -> list[Panel]:
 
 def _of_file(file: Path) -> Iterator[Curve]:
     document, series = results.read(file)
-    for title, x, y, factor, columns in _ROWS.get(document["kind"], []):
+    if document["kind"] in _ROWS:
+        title, x, y, factor, columns = _ROWS[document["kind"]]
         for row in document["rows"]:
             for column in columns:
                 if column in row:
@@ -90,21 +78,6 @@ def _of_file(file: Path) -> Iterator[Curve]:
             rates = {point.size_bytes: each.bus_bandwidth(point) / 1e9 for point in each.points}
             yield Curve(f"Latency: {title}", "size (bytes)", "time (us)", each.name, times)
             yield Curve(f"Bus bandwidth: {title}", "size (bytes)", "GB/s", each.name, rates)
-
-
-def _of_run(folder: Path) -> Iterator[Curve]:
-    try:
-        lines = (folder / "metrics.jsonl").read_text()
-        # A killed run leaves a line without its end.
-        epochs = [json.loads(line) for line in lines[: lines.rfind("\n") + 1].splitlines()]
-    except OSError as error:
-        raise UsageError(f"{folder} is no folder of `train --output`: {error.filename}: {error.strerror}") from error
-    except ValueError as error:
-        raise UsageError(f"{folder}: metrics.jsonl is damaged ({error!r})") from error
-    for title, key in _EPOCHS:
-        points = {each["epoch"]: each[key] for each in epochs if each.get(key) is not None}
-        if points:
-            yield Curve(title, "epoch", key, key, points)
 
 
 def draw(found: list[Panel], path: Path) -> None:

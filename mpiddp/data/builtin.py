@@ -7,17 +7,12 @@ entry ``README`` says the same.
 
 from __future__ import annotations
 
-import hashlib
-import http.client
-from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import numpy as np
 
-from mpiddp.serialization import write_atomically
 from mpiddp.typing import Array, Shape
 
 from .dataset import ArrayDataset
@@ -66,52 +61,34 @@ MNIST_MEAN = 0.1307
 """Mean of all pixels of the training images, scaled to 0..1."""
 MNIST_STD = 0.3081
 
-SOURCES = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
-SHA256 = {
-    "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-    "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-    "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-    "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-}
+SOURCE = "https://ossci-datasets.s3.amazonaws.com/mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz"
+"""MNIST's four files, for curl."""
 
 
 def find_idx(data_dir: Path, name: str) -> Path:
-    """Return the path of a file of `SHA256` below ``data_dir``, gzipped or not; FileNotFoundError names the cure."""
+    """Return the path of one of MNIST's files below ``data_dir``, gzipped or not; FileNotFoundError names the cure."""
     folders = [data_dir, data_dir / "MNIST" / "raw"]
-    plain = name.removesuffix(".gz")
     for folder in folders:
-        for candidate in (folder / plain, folder / name):
+        for candidate in (folder / name, folder / f"{name}.gz"):
             if candidate.is_file():
                 return candidate
     raise FileNotFoundError(
-        f"{plain} (or {name}) is neither in {folders[0]} nor in {folders[1]}; put MNIST's four IDX files there, or "
-        "pass download=True"
+        f"{name} (or {name}.gz) is neither in {folders[0]} nor in {folders[1]}; fetch MNIST's four files: curl"
+        f" --create-dirs --output-dir {data_dir} --remote-name-all '{SOURCE}'"
     )
 
 
-def download_mnist(data_dir: Path) -> None:
-    """Fetch the missing ones of MNIST's four files, 11 MB in all; errors as of `fetch_file`."""
-    for name, digest in SHA256.items():
-        try:
-            find_idx(data_dir, name)
-        except FileNotFoundError:
-            fetch_file(name, data_dir, SOURCES, digest)
-
-
-def mnist(data_dir: str | Path, train: bool = True, *, download: bool = False) -> ArrayDataset:
+def mnist(data_dir: str | Path, train: bool = True) -> ArrayDataset:
     """Return MNIST's 60,000 training or 10,000 test images, normalized.
 
     Images are float32 (n, 1, 28, 28), labels int64 (n,). ``data_dir`` has the four IDX files, gzipped or not, or
-    torchvision's ``MNIST/raw``. With ``download`` several ranks may fetch missing files at once; `shared_on_node` lets
-    one a node do it. OSError, with the cure, if a file is missing or cannot be fetched; ValueError if one is damaged or
+    torchvision's ``MNIST/raw``. FileNotFoundError, with the cure, if a file is missing; ValueError if one is damaged or
     images and labels do not match.
     """
     folder = Path(data_dir)
     part = "train" if train else "t10k"
-    if download:
-        download_mnist(folder)
-    images_path = find_idx(folder, f"{part}-images-idx3-ubyte.gz")
-    labels_path = find_idx(folder, f"{part}-labels-idx1-ubyte.gz")
+    images_path = find_idx(folder, f"{part}-images-idx3-ubyte")
+    labels_path = find_idx(folder, f"{part}-labels-idx1-ubyte")
     images, labels = read_idx(images_path), read_idx(labels_path)
     if images.ndim != 3 or labels.shape != images.shape[:1]:
         raise ValueError(
@@ -123,38 +100,6 @@ def mnist(data_dir: str | Path, train: bool = True, *, download: bool = False) -
     pixels -= MNIST_MEAN
     pixels /= MNIST_STD
     return ArrayDataset(pixels, np.array(labels, np.int64))
-
-
-STALLED_S = 30.0
-"""Seconds without a byte after which a source is abandoned."""
-
-
-def fetch_file(name: str, folder: Path, sources: Sequence[str], sha256: str) -> Path:
-    """Fetch a small file unless it is there; several processes may do so at once, as it is renamed when whole.
-
-    ``name`` is the file's in ``folder`` and behind each address of ``sources``. OSError if no source has the right
-    content, or the folder is not writable: the text has each answer and the cure.
-    """
-    path = folder / name
-    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
-        return path
-    answers = []
-    for source in sources:
-        try:
-            with urlopen(source + name, timeout=STALLED_S) as reply:
-                content: bytes = reply.read()
-        except (OSError, http.client.HTTPException) as error:
-            answers.append(f"{source}{name}: {error}")
-            continue
-        digest = hashlib.sha256(content).hexdigest()
-        if digest == sha256:
-            write_atomically(path, content)
-            return path
-        answers.append(f"{source}{name}: it sent {len(content)} bytes of SHA-256 {digest}, not those of the file")
-    raise OSError(
-        f"cannot fetch {name} ({'; '.join(answers)}). Without a network, fetch it elsewhere and put it into {folder}; "
-        f"its SHA-256 is {sha256}"
-    )
 
 
 def synthetic(

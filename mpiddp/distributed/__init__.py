@@ -51,7 +51,7 @@ from .backends import (
     is_ucc_available,
     is_xccl_available,
 )
-from .coalescing import all_gather_coalesced, all_reduce_coalesced
+from .coalescing import all_reduce_coalesced
 from .collectives import (
     all_gather,
     all_gather_into_tensor,
@@ -122,7 +122,6 @@ __all__ = [
     "ReduceOp",
     "Work",
     "all_gather",
-    "all_gather_coalesced",
     "all_gather_into_tensor",
     "all_gather_object",
     "all_gather_single",

@@ -1,8 +1,6 @@
 """Device meshes: ranks as an array of several dimensions, with a process group along each.
 
-The mesh that a program makes is the root of its slices. A layout says which of the root's dimensions make up each
-dimension of a mesh: that of a root of three dimensions is ``((0,), (1,), (2,))``, that of a slice ``((0,), (2,))``, and
-that of this slice, flattened, ``((0, 2),)``.
+The mesh that a program makes is the root of its slices, whose dimensions are axes of the root.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from .groups import ProcessGroup, default_group, get_rank, is_initialized
 from .init import init_process_group
 from .new_groups import agree, checked_ranks, split
 
-Layout: TypeAlias = tuple[tuple[int, ...], ...]
 Names: TypeAlias = tuple[str, ...]
 
 
@@ -74,7 +71,7 @@ class DeviceMesh:
         ranks, names = self._check(device_type, mesh, mesh_dim_names)
         self._be_root(device_type, ranks, names)
         agree(default_group(), "init_device_mesh", (ranks.tolist(), names))
-        made = [self._make_group(axes, str(dim)) for dim, axes in enumerate(self._layout)]
+        made = [self._make_group(axis) for axis in self._axes]
         self._groups = [group for group in made if group is not None]
 
     @staticmethod
@@ -101,34 +98,30 @@ class DeviceMesh:
     def _be_root(self, device_type: str, ranks: np.ndarray[Any, Any], names: Names | None) -> None:
         self.device_type, self.mesh, self.mesh_dim_names = device_type, ranks, names
         self._root = self
-        self._layout: Layout = tuple((axis,) for axis in range(ranks.ndim))
+        self._axes = tuple(range(ranks.ndim))
         self._groups = []
-        self._flattened: dict[str, DeviceMesh] = {}
 
-    def _rows(self, layout: Layout) -> np.ndarray[Any, Any]:
-        """Return all slices of the root mesh by a layout, of shape (number of slices, *shape of a slice)."""
+    def _rows(self, axes: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """Return all slices of the root mesh along some axes, of shape (number of slices, *shape of a slice)."""
         ranks = self._root.mesh
-        used = [axis for axes in layout for axis in axes]
-        rest = [axis for axis in range(ranks.ndim) if axis not in used]
-        shape = tuple(math.prod(ranks.shape[axis] for axis in axes) for axes in layout)
-        return ranks.transpose(rest + used).reshape(-1, *shape)
+        rest = [axis for axis in range(ranks.ndim) if axis not in axes]
+        return ranks.transpose(*rest, *axes).reshape(-1, *(ranks.shape[axis] for axis in axes))
 
-    def _make_group(self, axes: tuple[int, ...], name: str) -> ProcessGroup | None:
-        names = self._root.mesh_dim_names
-        parts = self._rows((axes,)).tolist()
+    def _make_group(self, axis: int) -> ProcessGroup | None:
+        parts = self._rows((axis,)).tolist()
         parent = default_group()
         if parts == [list(range(parent.size()))]:
             return parent
-        described = "_".join(names[axis] for axis in axes) if names else f"dim_{name}"
+        described = self.mesh_dim_names[axis] if self.mesh_dim_names else f"dim_{axis}"
         return split(parent, parts, "init_device_mesh", None, f"mesh_{described}", backend_of(parent._link))
 
-    def _part(self, layout: Layout, names: Names, groups: list[ProcessGroup]) -> DeviceMesh:
+    def _part(self, axes: tuple[int, ...], names: Names, groups: list[ProcessGroup]) -> DeviceMesh:
         """Return the slice that this rank is in; on a rank outside of the root mesh, the first slice."""
-        rows = self._rows(layout)
+        rows = self._rows(axes)
         mine = np.argwhere(rows == get_rank())
         part = DeviceMesh.__new__(DeviceMesh)
         part.device_type, part.mesh, part.mesh_dim_names = self.device_type, rows[mine[0][0] if len(mine) else 0], names
-        part._root, part._layout, part._groups = self._root, layout, groups
+        part._root, part._axes, part._groups = self._root, axes, groups
         return part
 
     @classmethod
@@ -160,49 +153,27 @@ class DeviceMesh:
             )
         made = cls.__new__(cls)
         made._be_root(device_type, ranks, names)
-        for axes, each in zip(made._layout, groups, strict=True):
-            if not any(tuple(row) == each.ranks for row in made._rows((axes,)).tolist()):
+        for axis, each in enumerate(groups):
+            if not any(tuple(row) == each.ranks for row in made._rows((axis,)).tolist()):
                 raise ValueError(
-                    f"Invalid mesh {ranks.tolist()} for ProcessGroup with ranks {list(each.ranks)} as dimension"
-                    f" {axes[0]}"
+                    f"Invalid mesh {ranks.tolist()} for ProcessGroup with ranks {list(each.ranks)} as dimension {axis}"
                 )
         made._groups = groups
         return made
 
     def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
-        """Return this rank's slice along named dimensions, as ``mesh["dp", "tp"]``, or the flattened mesh of a name."""
+        """Return this rank's slice along named dimensions, as ``mesh["dp", "tp"]``."""
         if not self.mesh_dim_names:
             raise RuntimeError("Cannot slice a DeviceMesh without mesh_dim_names!")
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
         if names == self.mesh_dim_names:
             return self
-        if len(names) == 1 and names[0] in self._root._flattened:
-            return self._root._flattened[names[0]]
         if not names or len(set(names)) != len(names) or not set(names) <= set(self.mesh_dim_names):
-            valid = [*self.mesh_dim_names, *self._root._flattened]
+            valid = list(self.mesh_dim_names)
             raise KeyError(f"Invalid mesh_dim_names {names} specified. Valid mesh_dim_names are {valid}.")
         dims = [self.mesh_dim_names.index(name) for name in names]
         groups = [self._groups[dim] for dim in dims] if self._groups else []
-        return self._part(tuple(self._layout[dim] for dim in dims), names, groups)
-
-    def _flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
-        """Return a mesh of one dimension with the same ranks. All ranks of the default group call it.
-
-        Without a name it joins the names of the dimensions by ``_``. ValueError if another mesh has the name.
-        """
-        if not self.mesh_dim_names:
-            raise RuntimeError("Cannot flatten a DeviceMesh without mesh_dim_names!")
-        name = mesh_dim_name or "_".join(self.mesh_dim_names)
-        if self.mesh_dim_names == (name,):
-            return self
-        root, layout = self._root, (tuple(axis for axes in self._layout for axis in axes),)
-        known = root._flattened.get(name)
-        if name in (root.mesh_dim_names or ()) or (known is not None and known._layout != layout):
-            raise ValueError(f"{name} already exists for submesh of the {root}. Please specify another valid name.")
-        if known is None:
-            group = self._make_group(layout[0], name)
-            known = root._flattened[name] = self._part(layout, (name,), [] if group is None else [group])
-        return known
+        return self._part(tuple(self._axes[dim] for dim in dims), names, groups)
 
     def _dim(self, mesh_dim: int | str | None) -> int:
         if mesh_dim is None:
@@ -226,11 +197,9 @@ class DeviceMesh:
     def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
         """Return this rank's group along a dimension.
 
-        ``mesh_dim`` is a number, a name, or the name of a flattened mesh; None only for a mesh of one dimension, else
+        ``mesh_dim`` is a number or a name; None only for a mesh of one dimension, else
         RuntimeError. RuntimeError also on a rank that is not in the mesh.
         """
-        if isinstance(mesh_dim, str) and mesh_dim in self._root._flattened:
-            return self._root._flattened[mesh_dim].get_group()
         dim = self._dim(mesh_dim)
         if not self._groups:
             raise RuntimeError(f"rank {get_rank()} is not in {self}: it has no group there")

@@ -25,20 +25,20 @@ from . import debug
 from .groups import ProcessGroup
 
 
-def begin(group: ProcessGroup, call: Call) -> tuple[Operation, bool]:
+def begin(group: ProcessGroup, call: Call, depth: int = 3) -> tuple[Operation, bool]:
     """Begin a call: number, record and publish it; return it, and True if all ranks are known to make it.
 
-    A call of some ranks, such as a message, is numbered apart and not published.
+    A call of some ranks, such as a message, is numbered apart and not published. ``depth`` is `recorder.begin`'s.
     """
-    link = group._link
-    if call.record is None:
+    link, record = group._link, call.record
+    if record is None:
         link.message_count = number = link.message_count + 1
     else:
         link.sequence = number = link.sequence + 1
-    operation = recorder.begin(call, number)
+    operation = recorder.begin(call, number, depth)
     if debug.on:
         debug.log(operation)
-    return operation, call.record is None or group._monitor.publish(number, call.record)
+    return operation, record is None or group._monitor.publish(number, record)
 
 
 class calling:  # noqa: N801 - a statement's context
@@ -48,17 +48,20 @@ class calling:  # noqa: N801 - a statement's context
 
     def __init__(self, group: ProcessGroup, call: Call) -> None:
         self._monitor = group._monitor
-        self._operation, self._confirmed = begin(group, call)
+        self._operation, self._confirmed = begin(group, call, 4)
 
     def __enter__(self) -> Operation:
-        operation = self._operation
         self._thread = thread = get_ident()
         self._outer = waiting.get(thread)
-        waiting[thread] = operation
+        waiting[thread] = operation = self._operation
         return operation
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         operation = self._operation
+        if error is None and self._confirmed and self._outer is None:
+            del waiting[self._thread]
+            operation.end = monotonic()
+            return
         try:
             if isinstance(error, Exception) and operation.call.record is not None:
                 self._monitor.verify_failed(operation.number, error)
@@ -82,9 +85,9 @@ def dispatch(
     link = group._link
     if link.busy or requests.only_thread:
         expect_own_thread(link.busy, group)
-    if async_op or requests.pending or timeout_s is not None or debug.on:
+    if async_op or requests.pending or timeout_s is not None:
         return submit(group, plan, args, outputs, async_op, timeout_s)
-    if plan.run is None:
+    if plan.run is None or debug.on:
         perform(group, plan, args, outputs)
         return None
     link.busy = True
@@ -112,7 +115,7 @@ def expect_own_thread(busy: bool, group: ProcessGroup) -> None:
 def perform(group: ProcessGroup, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array] = ()) -> Any:
     """Return the value of the steps; block in MPI where nothing is pending."""
     link = group._link
-    if requests.pending or group._monitor.polls or debug.on:
+    if requests.pending or group._monitor.polls:
         work = submit(group, plan, args, outputs, True, None)
         assert work is not None
         work.wait()
@@ -143,17 +146,11 @@ def submit(
     """Queue a call; without ``async_op`` wait for it."""
     link = group._link
     with requests.lock:
-        operation, confirmed = begin(group, debug.self_comparing(plan.call) if debug.detail else plan.call)
-        check = None
-        if debug.detail:
-            steps, check = debug.traced(operation, link, plan, args, outputs)
-        else:
-            steps = plan.steps(link, plan.call, *args)
+        operation, confirmed = begin(group, plan.call)
+        steps = plan.steps(link, plan.call, *args)
         if not confirmed:
             steps = group._monitor.verifying(operation.number, steps)
         work = link.queue.submit(steps, operation, outputs)
-    if check is not None:
-        work._run_check(check)
     work._set_timeout(timeout_s)
     if async_op:
         return work
@@ -166,6 +163,10 @@ def root_rank(group: ProcessGroup, global_rank: int | None, group_rank: int | No
 
     ValueError if both are given, or neither without a ``default``, or a rank that is no member.
     """
+    if type(global_rank) is int and group_rank is None:
+        found = group._group_rank_of.get(global_rank)
+        if found is not None:
+            return found
     if group_rank is not None:
         if global_rank is not None:
             raise ValueError("Can't specify both group_rank and global_rank")
@@ -179,7 +180,8 @@ def root_rank(group: ProcessGroup, global_rank: int | None, group_rank: int | No
 
 def expect_on_root(given: Sequence[Any] | None, group: ProcessGroup, root: int, name: str, role: str) -> None:
     """Raise ValueError unless the root, and no other rank, has given a list."""
-    if group.rank() == root and not given:
+    on_root = group._link.rank == root
+    if on_root and not given:
         raise ValueError(f"Argument ``{name}`` must be specified on {role} rank.")
-    if group.rank() != root and given:
+    if given and not on_root:
         raise ValueError(f"Argument ``{name}`` must NOT be specified on non-{role} ranks.")

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from mpiddp import launchers, settings
+from mpiddp.algorithms import plan as planning
 from mpiddp.algorithms.gpu import table as device_table
 from mpiddp.device import choice
 from mpiddp.faults import monitor, this_job
@@ -135,6 +136,7 @@ def init_process_group(
     with contextlib.nullcontext() if raises else time_limit(timeout_s, "init_process_group"):
         assigned_by_mpi = backend is not None and backend.lower() == "mpi"
         debug.configure(debug_level)
+        planning.forget()  # the environment may have another choice of algorithms by now
         claims = Claims(rank, world_size, comm is not None, "raise" if raises else "abort", assigned_by_mpi)
         _start(claims, comm, timeout_s, kind)
 

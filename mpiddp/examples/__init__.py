@@ -8,7 +8,6 @@ Ranks and messages
     hello              4  ranks, nodes, barrier; what is a backend, and why does nobody need MASTER_ADDR?
     messages           4  send and recv; reduce and all_reduce by hand; why other ranks hold partial sums in torch
     collectives        4  all of them, in pictures; must I know the shapes before all_gather? among some of the ranks
-    collective_costs   -  what do collectives save?
 
 Training on many ranks
 

@@ -21,6 +21,7 @@ from mpiddp import launchers
 from mpiddp.errors import DistError, RankFailedError
 from mpiddp.mpi import library
 from mpiddp.mpi.lazy import MPI
+from mpiddp.shm.cma import UnreachableError
 
 _NEWS_S = 0.2
 """Longest time between news of a failure and of its rank."""
@@ -62,9 +63,11 @@ class Failures:
 
     def caused(self, error: BaseException) -> bool:
         """Return True if a failed rank is the cause of an error, which may come before its news."""
-        if not self.survivable or not isinstance(error, MPI.Exception):
+        if not self.survivable or not isinstance(error, (MPI.Exception, UnreachableError)):
             return self.happened()
-        if error.Get_error_class() == MPI.ERR_REVOKED:  # another rank knew first, and revokes all
+        if (
+            isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_REVOKED
+        ):  # another rank knew first, and revokes all
             self.revoke()
         return self.awaited()
 

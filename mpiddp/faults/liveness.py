@@ -67,7 +67,8 @@ class Tag(enum.IntEnum):
     DUMP = 6
     DUMPED = 7
     RUN_OVER = 8
-    LEFT = 9
+    STORE = 9
+    LEFT = 10
 
 
 class Liveness:

@@ -76,7 +76,7 @@ def inspect(comm: MPI.Intracomm | None = None) -> Capability:
 
 def _abi(file: str) -> str:
     """Return mpi4py's ABI from its file's name, such as ``MPI.mpich.cpython-312-x86_64-linux-gnu.so``."""
-    return next((abi for abi in ("mpich", "openmpi", "impi") if f".{abi}." in file), "as built")
+    return next((abi for abi in ("mpich", "openmpi", "impi", "mpiabi") if f".{abi}." in file), "as built")
 
 
 def installed_wheels() -> tuple[str, ...]:

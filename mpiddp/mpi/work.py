@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     # The exception hook asks here, perhaps before NumPy may be imported.
     from mpiddp.typing import Array
 
-_abandoned: list[tuple[Steps | None, Awaited | TracebackType | None]] = []
+_abandoned: list[tuple[Steps | Awaited | None, Awaited | TracebackType | None]] = []
 """Operations that were given up. They are kept, because MPI may still write to their memory."""
 
 
-def abandon(steps: Steps, error: MPI.Exception) -> None:
-    """Keep the memory of steps that MPI has failed: its other requests, or their parts, may still be on their way."""
+def abandon(steps: Steps | Awaited, error: MPI.Exception) -> None:
+    """Keep the memory of what MPI has failed: its other requests, or their parts, may still be on their way."""
     assert error.__traceback__ is not None, "it has been raised"
     _abandoned.append(
         (steps, error.__traceback__.tb_next)
@@ -66,7 +66,6 @@ class Work:
     _awaited: Awaited | None = None
     _error: BaseException | None = None
     _finished = False
-    _check: Callable[[], None] | None = None
     _limit_s: float | None = None
     _callbacks: tuple[Callable[[], None], ...] = ()
     _value: Any = None
@@ -104,7 +103,6 @@ class Work:
         """Call all callbacks, also after one has raised."""
         callbacks, self._callbacks = self._callbacks, ()
         if callbacks:
-            self._check = None  # they may change the arrays
             call_all(callbacks)
 
     def _advance(self) -> bool:
@@ -146,8 +144,6 @@ class Work:
         if self._error is not None:
             self._operation.call.members.monitor.translate(self._error)
             raise self._error
-        if self._check is not None:
-            self._verify_result()
         return True
 
     def _is_finished(self) -> bool:
@@ -156,15 +152,6 @@ class Work:
     def _set_timeout(self, timeout_s: float | None) -> None:
         """Set the time limit of `wait`; None stands for the group's."""
         self._limit_s = timeout_s
-
-    def _run_check(self, check: Callable[[], None]) -> None:
-        """Let ``check``, which may raise, be called when the program learns that the operation has ended."""
-        self._check = check
-
-    def _verify_result(self) -> None:
-        check, self._check = self._check, None
-        if check is not None:
-            check()
 
     def _abandon(self) -> None:
         """End an operation that has been withdrawn."""
@@ -187,8 +174,6 @@ class Work:
         if not self._finished:
             poll()
             self._look_for_faults()
-        if self._finished and self._check is not None:
-            self._verify_result()
         return self._finished
 
     def _look_for_faults(self) -> None:
@@ -274,8 +259,9 @@ class Queue:
     def submit(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> Work:
         """Run ``steps`` to their first wait, and queue the rest. The caller holds `requests.lock`."""
         work = Work(steps, operation, outputs)
-        self._works.append(work)
-        activate(self)
+        if self._works or not work._finished:
+            self._works.append(work)
+            activate(self)
         return work
 
     def behind_the_head(self) -> list[Operation]:

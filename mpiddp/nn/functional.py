@@ -5,19 +5,7 @@ from mpiddp.autograd import cat, stack
 
 from .activation import gelu, log_softmax, relu, sigmoid, softmax, tanh
 from .attention import scaled_dot_product_attention
-from .collectives import (
-    all_gather,
-    all_reduce,
-    all_to_all,
-    all_to_all_single,
-    broadcast,
-    gather,
-    recv,
-    reduce,
-    reduce_scatter,
-    scatter,
-    send,
-)
+from .collectives import all_gather, all_reduce, all_to_all_single, reduce_scatter
 from .conv import conv2d
 from .dropout import dropout, dropout2d
 from .embedding import embedding
@@ -30,17 +18,14 @@ __all__ = [
     "adaptive_avg_pool2d",
     "all_gather",
     "all_reduce",
-    "all_to_all",
     "all_to_all_single",
     "batch_norm",
-    "broadcast",
     "cat",
     "conv2d",
     "cross_entropy",
     "dropout",
     "dropout2d",
     "embedding",
-    "gather",
     "gelu",
     "layer_norm",
     "linear",
@@ -48,13 +33,9 @@ __all__ = [
     "max_pool2d",
     "mse_loss",
     "nll_loss",
-    "recv",
-    "reduce",
     "reduce_scatter",
     "relu",
     "scaled_dot_product_attention",
-    "scatter",
-    "send",
     "sigmoid",
     "softmax",
     "stack",

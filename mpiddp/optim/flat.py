@@ -72,7 +72,8 @@ class ContiguousRun:
     def __init__(self, data: Sequence[Array], grads: Sequence[Array], records: Sequence[Record]) -> None:
         self._records = records
         self._shapes: list[Shape] = [x.shape for x in data]
-        first, large = data[0], data[0].size > BLOCK
+        # NumPy 1 computes with scalars and numbers, as it does with a parameter of no dimension, in float64.
+        first, large = data[0], data[0].size > BLOCK or not data[0].ndim
         self._flat = len(data) > 1 or (large and first.flags.c_contiguous and grads[0].flags.c_contiguous)
         self.data = self._whole(data)
         self.grad = self._whole(grads)

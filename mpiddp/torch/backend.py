@@ -7,6 +7,7 @@ for. Nothing here starts MPI before ``init_process_group``.
 from __future__ import annotations
 
 import contextlib
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -39,6 +40,7 @@ def _create(options: Any, _: Any) -> Any:
     from . import default
     from .process_group import ProcessGroup
 
+    by_torch = _group_by_torch()
     with translated():
         if options.global_ranks_in_group:
             ranks = list(options.global_ranks_in_group)
@@ -47,11 +49,36 @@ def _create(options: Any, _: Any) -> Any:
             assert isinstance(group, distributed.ProcessGroup), "torch asks members only"
         else:
             group = default.begin(options.timeout, options.group_rank, options.group_size)
+    if by_torch is not None:
+        from .by_device import GroupByDevice
+
+        return GroupByDevice(group, options.timeout, options.store, by_torch)
     made = ProcessGroup(group, options.timeout, options.store)
     if torch.__version__ >= _FIRST_WITH_BACKENDS:
         from .torch_backend import Backend
 
         made.own(Backend(group, options.timeout))
+    return made
+
+
+def _group_by_torch() -> torch.distributed.ProcessGroup | None:
+    """Return a group of torch's with the backends that "cpu:mpiddp,cuda:nccl" names beside mpiddp; None if none.
+
+    torch would leave them out where a group is written in Python, and tells no creator of them: its frame does.
+    """
+    helper = sys._getframe(2)
+    asked = helper.f_locals["backend_config"].get_device_backend_map()
+    others = {device: backend for device, backend in asked.items() if backend != NAME}
+    if not others:
+        return None
+    named = {name: helper.f_locals[name] for name in ("backend_options", "timeout", "device_id")}
+    place = [helper.f_locals[name] for name in ("group_size", "group_rank", "global_ranks_in_group")]
+    name = f"{helper.f_locals['group_name']}:others"
+    store = helper.f_locals["store"]
+    text = ",".join(f"{device}:{backend}" for device, backend in others.items())
+    made = c10d._new_process_group_helper(*place, text, store, group_name=name, pg_tag=name, **named)[0]
+    made._set_default_backend(c10d.Backend.backend_type_map[next(iter(others.values()))])
+    c10d._world.pg_group_ranks[made] = {}  # as init_process_group and new_group do, and as its end expects
     return made
 
 

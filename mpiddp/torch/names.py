@@ -16,15 +16,15 @@ _UNDECIDED = str(c10d.Backend.UNDEFINED)
 def replace(names: Collection[str]) -> None:
     """Let these names, and no name, mean mpiddp in every group made from now on.
 
-    A list by device ("cpu:gloo,cuda:nccl") must hold no other names: a group has one backend.
+    A list by device ("cpu:gloo,cuda:nccl") keeps its other names.
     """
     original = c10d._new_process_group_helper
+    meant = dict.fromkeys((*names, _UNDECIDED), NAME)
 
     def helper(size: int, rank: int, ranks: list[int], backend: Any, *arguments: Any, **named: Any) -> Any:
-        asked = {part.rpartition(":")[2] for part in str(backend).split(",")}
-        if not asked <= {*names, _UNDECIDED}:
-            return original(size, rank, ranks, backend, *arguments, **named)
-        made = original(size, rank, ranks, NAME, *arguments, **named)
+        parts = (part.rpartition(":") for part in str(backend).split(","))
+        by_us = ",".join(f"{device}{colon}{meant.get(name, name)}" for device, colon, name in parts)
+        made = original(size, rank, ranks, by_us, *arguments, **named)
         group = made[0]
         if isinstance(group, ProcessGroup) and str(backend) != _UNDECIDED:
             c10d._world.pg_map[group] = (backend, c10d._world.pg_map[group][1])

@@ -100,13 +100,16 @@ class ProcessGroup(Operations, torch.distributed.ProcessGroup):
         return self._backend or self
 
 
-for _name in (
+METHODS = (
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier", "gather", "scatter", "alltoall"),
     *("allgather", "allgather_coalesced", "_allgather_base", "all_gather_single"),
     *("allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
     *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single"),
     *("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
     *("alltoall_base", "all_to_all_single", "send", "recv", "recv_anysource"),
-):
+)
+"""The calls that communicate."""
+
+for _name in METHODS:
     if hasattr(torch.distributed.ProcessGroup, _name):  # some are newer
         setattr(ProcessGroup, _name, dispatch.entry(_name, getattr(Operations, _name)))

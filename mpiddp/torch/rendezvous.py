@@ -6,6 +6,7 @@ import atexit
 import functools
 import multiprocessing
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,8 +30,13 @@ _SCHEMES = ("env", "tcp", "file")
 _latest: Any = None
 
 
-def meet(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """Give torch a store, this process's rank, and the number of ranks; all ranks call."""
+def meet(
+    url: str, timeout: timedelta = timedelta(minutes=30), listens: bool = True, **_: Any
+) -> Iterator[tuple[Any, int, int]]:
+    """Give torch a store, this process's rank, and the number of ranks; all ranks call.
+
+    ``listens``: the group to be made needs the store.
+    """
     from . import default, store  # slow: `import torch` would wait for it
 
     global _latest
@@ -39,7 +45,7 @@ def meet(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iter
         group = default.begin(timeout, told.get("rank", -1), told.get("world_size", -1))
         rank_process.claim_rank()
         _latest = store.Store(timeout)
-        _latest.announce()
+        _latest.announce(listens)
     yield _latest, group.rank(), group.size()
     raise RuntimeError("ranks of an MPI job do not change: there is no second rendezvous")
 
@@ -47,7 +53,7 @@ def meet(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iter
 def renew() -> None:
     """Let the remaining ranks meet in the store of the first of them; all of them call."""
     if _latest is not None:
-        _latest.announce()
+        _latest.announce(listens=False)
 
 
 def install() -> None:
@@ -55,24 +61,23 @@ def install() -> None:
 
     Under an MPI launcher other backends do where the environment names none. ``mpi://`` always means MPI.
     """
-    handlers["mpi"] = meet
-    for scheme in _SCHEMES:
-        handlers[scheme] = functools.partial(_meet_or, handlers[scheme])
+    for scheme in ("mpi", *_SCHEMES):
+        handlers[scheme] = functools.partial(_meet_or, handlers.get(scheme, meet))
 
 
 def prefer_mpi() -> None:
     """Let every backend meet through MPI: addresses are there for scripts that read them."""
     for scheme in _SCHEMES:
-        handlers[scheme] = meet
+        handlers[scheme] = functools.partial(meet, listens=False)
 
 
 def _meet_or(original: Callable[..., Iterator[Any]], url: str, **options: Any) -> Iterator[Any]:
     launch, backend = launchers.launch(), _backend()
-    by_address = not url.startswith("env:") or "MASTER_ADDR" in os.environ
-    if backend == "mpiddp":
+    by_address = "MASTER_ADDR" in os.environ if url.startswith("env:") else not url.startswith("mpi:")
+    if "mpiddp" in re.split("[:,]", backend or ""):
         if by_address and (launch is None or launch.rank == 0):
             warnings.warn(f'the ranks of "mpiddp" meet through MPI, not at {_address(url)}', stacklevel=7)
-        return meet(url, **options)
+        return meet(url, **options, listens=backend != "mpiddp")
     if launch is not None and launch.size > 1:
         _refuse_spawned(launch)
         _watch_for_gloo(launch, backend)

@@ -1,20 +1,31 @@
-"""The store that torch wants; MPI tells the ranks where it is.
+"""The store that torch wants: rank 0 keeps it, and nobody but this job's ranks can read or write it.
 
-It is a ``TCPStore`` of torch's on rank 0, at a port that the system chooses. A rank connects on first use, which
-mpiddp's own groups never make.
+Rank 0 listens once another backend's group needs the store, or a rank uses it; mpiddp's own groups never do. Where all
+ranks are on one node it listens at a Unix socket, else at a port. MPI tells the ranks the address and a secret, which
+each connection has to begin with.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hmac
+import json
+import secrets
 import socket
+import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch.distributed
-from torch.distributed import TCPStore
+from torch.distributed import DistNetworkError, DistStoreError, HashStore
 
 from mpiddp import distributed
+from mpiddp.faults import this_job
+from mpiddp.faults.liveness import Liveness, Tag
 
 _CALLS = (
     *("add", "append", "check", "compare_set", "delete_key", "get", "has_extended_api", "list_keys", "multi_get"),
@@ -22,10 +33,70 @@ _CALLS = (
 )
 _NAMES_IN_CPP = {"deleteKey": "delete_key", "getNumKeys": "num_keys"}
 """Two calls have other names in a PrefixStore, which never asks for the queues and `list_keys`."""
-
+_PATIENCE_S = 30.0
+"""How long a connection may say nothing, and an answer may be late."""
 
 _kept: list[Store] = []
 """All stores: torch's C++ may hold only its half of one."""
+_servers: list[_Server] = []
+"""Those of this process, by their numbers."""
+_addresses: dict[int, _Address] = {}
+"""Where other ranks' are, as far as this rank has been told."""
+
+_Address = tuple[str, int, str]
+"""A host and a port, or a Unix socket and 0; and the secret."""
+
+
+class _Server:
+    """The store itself."""
+
+    def __init__(self) -> None:
+        self._values = HashStore()
+        _servers.append(self)
+
+    def apply(self, name: str, arguments: tuple[Any, ...], timeout: timedelta) -> Any:
+        if name in ("get", "multi_get", "wait"):
+            keys, *limit = arguments
+            keys = [keys] if name == "get" else keys
+            try:
+                self._values.wait(keys, *limit or [timeout])
+            except DistStoreError:
+                raise DistStoreError(f"wait timeout: no rank has set {keys} in {(limit or [timeout])[0]}") from None
+        return None if name == "wait" else getattr(self._values, name)(*arguments)
+
+    @functools.cached_property
+    def address(self) -> _Address:
+        """The address where this process listens from now on."""
+        job, host = this_job.current(), socket.gethostname()
+        if job is None or any(job.world.nodes):
+            several = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if several else socket.AF_INET
+            listener = socket.create_server(("", 0), family=family, dualstack_ipv6=several)
+            port = listener.getsockname()[1]
+        else:
+            host, port = f"\0mpiddp-store-{secrets.token_hex(8)}", 0
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(host)
+            listener.listen()
+        secret = secrets.token_hex()
+        threading.Thread(target=self._listen, args=(listener, secret), daemon=True).start()
+        return host, port, secret
+
+    def _listen(self, listener: socket.socket, secret: str) -> None:
+        while True:
+            caller, _ = listener.accept()
+            threading.Thread(target=self._serve, args=(Connection(caller.detach()), secret), daemon=True).start()
+
+    def _serve(self, caller: Connection, secret: str) -> None:
+        with caller, contextlib.suppress(OSError, EOFError):
+            first = caller.recv_bytes(len(secret)) if caller.poll(_PATIENCE_S) else b""
+            while hmac.compare_digest(first, secret.encode()):
+                request = caller.recv()
+                try:
+                    answer = True, self.apply(*request)
+                except Exception as error:
+                    answer = False, error
+                caller.send(answer)
 
 
 class Store(torch.distributed.Store):
@@ -35,39 +106,64 @@ class Store(torch.distributed.Store):
         super().__init__()
         _kept.append(self)
         self._timeout = timeout
-        self._server: TCPStore | None = None  # on rank 0
-        self._store: TCPStore | None = None
-        self._address: tuple[str, int] | None = None
+        self._server: _Server | None = None  # on rank 0
+        self._number = -1
+        self._connections = threading.local()  # a wait of one thread keeps no other one
 
-    def announce(self) -> None:
-        """Make the store at rank 0 if there is none, and tell all ranks its address; all ranks call."""
-        address: list[Any] = [None]
-        if distributed.get_rank() == 0:
-            if self._server is None:
-                self._server = TCPStore("127.0.0.1", 0, None, True, self._timeout, wait_for_workers=False)
-            address = [(socket.gethostname(), self._server.port)]
-        distributed.broadcast_object_list(address, src=0)
-        if address[0] != self._address:
-            self._address, self._store = address[0], self._server
+    def announce(self, listens: bool) -> None:
+        """Make the store at rank 0 if there is none, and let it listen at once or when it is asked to; collective."""
+        found: list[Any] = [None]
+        job = this_job.current()
+        assert job is not None
+        job.liveness.handlers[Tag.STORE] = functools.partial(_hear, job.liveness)
+        if job.world.rank == 0:
+            self._server = self._server or _Server()
+            listens = listens or bool(this_job.why_unwatched(job))
+            found = [(_servers.index(self._server), self._server.address if listens else None)]
+        distributed.broadcast_object_list(found, src=0)
+        self._number, address = found[0]
+        _addresses.pop(self._number, None)
+        if address is not None:
+            _addresses[self._number] = address
+        self._connections = threading.local()
 
     def clone(self) -> Store:
         made = Store(self._timeout)
-        made._address, made._server, made._store = self._address, self._server, self._server
+        made._server, made._number = self._server, self._number
         return made
 
-    def connected(self) -> TCPStore:
-        if self._store is None:
-            # A host's own name need not resolve.
-            assert self._address is not None, "announced"
-            name, port = self._address
-            host = "127.0.0.1" if name == socket.gethostname() else name
-            self._store = TCPStore(host, port, None, False, self._timeout, wait_for_workers=False)
-        return self._store
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Return what rank 0's store answers."""
+        if self._server is not None:
+            return self._server.apply(name, arguments, self._timeout)
+        limit = next((each for each in arguments if isinstance(each, timedelta)), self._timeout)
+        try:
+            connection = self._connection()
+            connection.send((name, arguments, self._timeout))
+            if not connection.poll(limit.total_seconds() + _PATIENCE_S):
+                raise TimeoutError("no answer")
+            succeeded, value = connection.recv()
+        except (OSError, EOFError) as error:
+            raise DistNetworkError(f"rank 0, which keeps the store, cannot be reached: {error!r}") from error
+        if not succeeded:
+            raise value
+        return value
+
+    def _connection(self) -> Connection:
+        found: Connection | None = getattr(self._connections, "found", None)
+        if found is None:
+            host, port, secret = _ask(self._number, self._timeout)
+            if port:  # a host's own name need not resolve
+                caller = socket.create_connection(("127.0.0.1" if host == socket.gethostname() else host, port))
+            else:
+                caller = socket.socket(socket.AF_UNIX)
+                caller.connect(host)
+            found = self._connections.found = Connection(caller.detach())
+            found.send_bytes(secret.encode())
+        return found
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
-        if self._store is not None:
-            self._store.set_timeout(timeout)
 
     @property
     def timeout(self) -> timedelta:
@@ -75,9 +171,32 @@ class Store(torch.distributed.Store):
         return self._timeout
 
 
+def _ask(number: int, timeout: timedelta) -> _Address:
+    """Return the address of rank 0's store of this number, which its watchdog tells."""
+    job, deadline = this_job.current(), time.monotonic() + timeout.total_seconds()
+    assert job is not None
+    if number not in _addresses:
+        job.liveness.send(0, Tag.STORE, json.dumps([number]).encode())
+    while number not in _addresses:
+        if time.monotonic() > deadline:
+            raise TimeoutError("its watchdog does not answer")
+        job.liveness.progress()
+        time.sleep(0.01)
+    return _addresses[number]
+
+
+def _hear(liveness: Liveness, source: int, message: bytearray) -> None:
+    """Take a question for the address of a store, or the answer."""
+    number, *address = json.loads(message)
+    if address:
+        _addresses[number] = address
+    else:
+        liveness.send(source, Tag.STORE, json.dumps([number, *_servers[number].address]).encode())
+
+
 def _forward(name: str) -> Callable[..., Any]:
     def call(self: Store, *arguments: Any) -> Any:
-        return getattr(self.connected(), name)(*arguments)
+        return self.call(name, *arguments)
 
     call.__name__ = name
     return call

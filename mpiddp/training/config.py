@@ -99,7 +99,6 @@ class Config:
         metavar="NAME",
     )
     data_dir: Path | None = option(None, "input", "folder of MNIST's four IDX files, gzipped or not", metavar="DIR")
-    download: bool = option(False, "input", "fetch MNIST's files into --data-dir where they are missing")
     context: int = option(64, "input", "bytes of text in a sample", within=AT_LEAST_1)
     batch_size: int = option(64, "input", "samples a batch, over all ranks together", within=AT_LEAST_1)
     workers: int = option(0, "input", "threads of each rank that fetch batches ahead; 0: none", within=AT_LEAST_0)

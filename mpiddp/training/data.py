@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import mpiddp.distributed as dist
 from mpiddp.data import ArrayDataset, Dataset, digits, labelled, mnist, open_labelled, shared_on_node, synthetic
-from mpiddp.data.builtin import download_mnist, map_text, split_text
+from mpiddp.data.builtin import map_text, split_text
 from mpiddp.errors import MismatchError
 
 from .config import FILES, Config, UsageError
@@ -62,13 +61,7 @@ def _synthetic(config: Config) -> Split:
 def _mnist(config: Config) -> Split:
     folder = config.data_dir
     assert folder is not None, "Config has checked it"
-    if config.download:
-        # Nodes that share the folder find the files of rank 0; others fetch their own.
-        raise_on_all_ranks(lambda: download_mnist(folder) if dist.get_rank() == 0 else None)
-    try:
-        return _shared(lambda train: mnist(folder, train, download=config.download))
-    except FileNotFoundError as error:
-        raise UsageError(f"{error}; here: --download") from error
+    return _shared(lambda train: mnist(folder, train))
 
 
 _MADE = {"digits": _digits, "synthetic": _synthetic, "mnist": _mnist}

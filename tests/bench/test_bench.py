@@ -11,7 +11,7 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.algorithms import plan
-from mpiddp.bench import contenders, overlap, results, sweep, train, tune
+from mpiddp.bench import compare, contenders, results, sweep, train, tune
 from mpiddp.bench.cli import OPERATIONS
 from mpiddp.bench.contenders import Contender
 from mpiddp.bench.job import Bench, job, symmetric
@@ -42,6 +42,8 @@ def wrong_after(here: Bench, who: Contender, buffers: Buffers) -> int:
     buffers.reset()
     call()
     buffers.fill()
+    if here.size > 1 and buffers.count > 1000:
+        assert here.sum(buffers.count_wrong()) > 0, "doing nothing passes"
     call()
     return here.sum(buffers.count_wrong())
 
@@ -53,6 +55,9 @@ def test_operations_are_right(here, operation, name):
     for size_bytes in SIZES:
         buffers = Buffers(operation, here.rank, here.size, size_bytes, np.dtype("float32"), "sum", allocate)
         assert wrong_after(here, contender(name, here), buffers) == 0
+        if here.rank == 0 and buffers.count:
+            buffers.output[-1] += 1
+            assert buffers.count_wrong() == 1
 
 
 @pytest.mark.parametrize(
@@ -190,35 +195,6 @@ def test_ways_take_turns_in_rotating_order(here):
     assert {name: [len(turn) for turn in turns] for name, turns in took.items()} == {"a": [2, 2, 2], "b": [2, 2, 2]}
 
 
-@pytest.mark.mpi(min_size=2)
-def test_overlap_notices_a_bucket_that_is_not_reduced(here, monkeypatch, capsys):
-    submit = dist.all_reduce
-    launched = []
-
-    def forget_one(tensor, *args, **kwargs):
-        if kwargs.get("async_op"):
-            launched.append(tensor)
-            if len(launched) % 3 == 0:
-                tensor = tensor.copy()
-        return submit(tensor, *args, **kwargs)
-
-    monkeypatch.setattr("mpiddp.distributed.all_reduce", forget_one)
-    assert overlap.run(options("overlap", "--bytes", "1K", "--buckets", "4", "--layers", "4", "--rounds", "1")) == 1
-
-
-def test_overlap_reduces_every_bucket_and_tells_what_it_saw(here, tmp_path, capsys):
-    file = here.comm.bcast(tmp_path) / "overlap.json"
-    given = ("--bytes", "40K", "--buckets", "5", "--layers", "7", "--compute", "0.001", "--rounds", "2")
-    assert overlap.run(options("overlap", *given, "--json", str(file))) == 0
-    if here.rank == 0:
-        rows = results.read(file)[0]["rows"]
-        assert [row["buckets"] for row in rows] == [1, 2, 4]
-        for row in rows:
-            assert row["wrong"] == 0
-            assert all(row[name] > 0 for name in ("compute", "comm", "blocking", "unpolled", "overlapped"))
-        assert "overlap" in capsys.readouterr().out
-
-
 @pytest.fixture
 def lines(here, capsys):
     def run() -> list[str]:
@@ -281,3 +257,13 @@ def test_train_shares_the_strong_batch_and_multiplies_the_weak_one(here, monkeyp
 def test_train_needs_a_sample_for_each_rank(here):
     with pytest.raises(UsageError, match="--strong-batch 1"):
         train.run(options("train", "--strong-batch", "1"))
+
+
+def test_a_row_is_slower_beyond_a_tenth_and_three_microseconds():
+    def series(name, operation, *microseconds):
+        points = [results.Point(8**size, 1, each * 1e-6, 0, 0, 1) for size, each in enumerate(microseconds)]
+        return results.Series(name, operation, "float32", "sum", 2, 1.0, points)
+
+    theirs = [series("mpi4py", "reduce", 1, 1, 100, 100), series("mpi4py", "gather", 1)]
+    ours = [series("mpiddp", "reduce", 4, 4.2, 112, 114), series("mpiddp", "scatter", 9)]
+    assert compare.count_slower([*ours, *theirs, series("mpiddp symmetric", "reduce", 99)]) == (2, 4)

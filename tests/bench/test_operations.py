@@ -92,54 +92,11 @@ def test_patterns_of_ranks_differ():
             assert np.count_nonzero(one != other) > operations.PERIOD / 2
 
 
-def run_without_mpi(ranks: list[Buffers]) -> None:
-    """Do the operation on the arrays of all ranks, by plain NumPy."""
-    operation, size = ranks[0].operation, len(ranks)
-    inputs = [each.x.copy() for each in ranks]
-    blocks = [each.blocks(x) for each, x in zip(ranks, inputs, strict=True)]
-    for each in ranks:
-        match operation:
-            case "all_reduce":
-                each.x[...] = sum(inputs)
-            case "reduce" if each.rank == 0:
-                each.x[...] = sum(inputs)
-            case "broadcast":
-                each.x[...] = inputs[0]
-            case "reduce_scatter":
-                each.output[...] = sum(block[each.rank] for block in blocks)
-            case "scatter":
-                each.output[...] = blocks[0][each.rank]
-            case "all_gather" | "all_gather_list":
-                each.output[...] = np.concatenate(inputs)
-            case "gather" if each.rank == 0:
-                each.output[...] = np.concatenate(inputs)
-            case "all_to_all" | "all_to_all_list":
-                each.output[...] = np.concatenate([block[each.rank] for block in blocks])
-            case "send_recv":
-                each.output[...] = inputs[(each.rank - 1) % size]
-
-
-@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name != "barrier"])
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-@pytest.mark.parametrize("size_bytes", [1, 4 * 1021, 40_004])
-def test_a_right_result_is_right_and_none_is_wrong(operation, size, size_bytes):
-    ranks = [Buffers(operation, rank, size, size_bytes, np.dtype("float32")) for rank in range(size)]
-    for each in ranks:
-        each.fill()
-    if size > 1 and size_bytes > 1000:
-        assert sum(each.count_wrong() for each in ranks) > 0, "doing nothing passes"
-    run_without_mpi(ranks)
-    assert [each.count_wrong() for each in ranks] == [0] * size
-    written = ranks[0].output
-    written[-1] += 1
-    assert [each.count_wrong() for each in ranks] == [1] + [0] * (size - 1)
-
-
 def test_partial_sums_on_other_ranks_are_wrong_unless_they_are_expected():
     ranks = [Buffers("reduce", rank, 2, 4000, np.dtype("float32")) for rank in range(2)]
     for each in ranks:
         each.fill()
-    run_without_mpi(ranks)
+    ranks[0].x += ranks[1].x
     ranks[1].x[...] = ranks[0].x
     assert ranks[1].count_wrong() > 0
     assert [each.count_wrong(spoils_inputs=True) for each in ranks] == [0, 0]

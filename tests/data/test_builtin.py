@@ -102,7 +102,7 @@ def test_missing_mnist_names_the_file_and_the_cure(tmp_path: Path) -> None:
     write_mnist(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").unlink()
     assert len(mnist(tmp_path, train=False)) == 3
-    with pytest.raises(FileNotFoundError, match=r"train-labels-idx1-ubyte .*download=True") as caught:
+    with pytest.raises(FileNotFoundError, match=r"train-labels-idx1-ubyte .*curl --create-dirs --output-dir") as caught:
         mnist(tmp_path)
     assert str(tmp_path) in str(caught.value)
 

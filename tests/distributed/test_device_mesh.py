@@ -78,24 +78,6 @@ def test_slices(world):
         destroy(mesh)
 
 
-def test_flatten(world):
-    shape = (1, world.size, 1) if world.size in (1, 3) else (2, world.size // 2, 1)
-    mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=("dp", "cp", "tp"))
-    part = mesh["dp", "tp"]
-    flat = part._flatten()
-    assert flat.mesh_dim_names == ("dp_tp",)
-    assert members(flat.get_group()) == flat.mesh.tolist() == part.mesh.reshape(-1).tolist()
-    assert part._flatten() is flat is mesh["dp_tp"]
-    assert mesh.get_group("dp_tp") is flat.get_group()
-    assert flat._flatten() is flat
-    whole = mesh._flatten("all")
-    assert whole.mesh.tolist() == list(range(world.size)) and whole.get_group() is dist.group.WORLD
-    for name in ("dp", "all"):
-        with pytest.raises(ValueError, match=f"{name} already exists"):
-            part._flatten(name)
-    destroy(mesh, flat)
-
-
 def test_any_order_of_ranks(world):
     order = list(range(world.size))[::-1]
     mesh = dist.DeviceMesh("cpu", [order], mesh_dim_names=("a", "b"))
@@ -183,8 +165,6 @@ def test_errors(world):
     plain = dist.init_device_mesh("cpu", (size,))
     with pytest.raises(RuntimeError, match="without mesh_dim_names"):
         plain["a"]
-    with pytest.raises(RuntimeError, match="without mesh_dim_names"):
-        plain._flatten()
     assert repr(mesh) == f"DeviceMesh((a={size}, b=1), 'cpu', {np.arange(size).reshape(size, 1).tolist()})"
     destroy(mesh)
 

@@ -21,7 +21,6 @@ from harness.launcher import job
 from harness.tiers import thinned
 
 from mpiddp import cores
-from mpiddp.examples import collective_costs as costs
 from mpiddp.examples import torch_user
 
 pytestmark = pytest.mark.once
@@ -148,42 +147,13 @@ def test_examples_of_one_process_print_once_under_mpirun():
     program = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name).main()\n"
     done = job("-c", program, *(f"mpiddp.examples.{example.name}" for example in alone), ranks=2)
     assert done.rc == 0, done
-    assert len(alone) > 1 and same("\n".join(example.output for example in alone), done.stdout.strip()), done
+    assert alone and same("\n".join(example.output for example in alone), done.stdout.strip()), done
 
 
 def test_ranks_share_the_cores():
     """Without a warning of more BLAS threads than cores."""
     done = job("-m", "mpiddp.examples.hello", ranks=2, **dict.fromkeys(cores.THREAD_VARIABLES))
     assert done.rc == 0 and "BLAS threads" not in done.stderr, done
-
-
-def test_costs_are_those_of_schedules_that_work():
-    """Every rank begins with its own number in every part; a message adds, or copies, its sender's."""
-    ranks, everybody = range(costs.RANKS), frozenset(range(costs.RANKS))
-    for name, rounds, ranks_per_machine in costs.table():
-        machine = {rank: [r for r in ranks if r // ranks_per_machine == rank // ranks_per_machine] for rank in ranks}
-        known = {(rank, part): {rank} for rank in ranks for part in ranks}
-        if ranks_per_machine > 1:  # each rank of a machine sums its slice in memory
-            slices = costs.RANKS // ranks_per_machine
-            known |= {(rank, part): set() for rank in ranks for part in ranks}
-            for rank in ranks:
-                first = rank % ranks_per_machine * slices
-                known |= {(rank, part): set(machine[rank]) for part in range(first, first + slices)}
-        if name.startswith("broadcast"):
-            known = {(rank, part): {0} if rank == 0 else set() for rank in ranks for part in ranks}
-        for messages in rounds:
-            assert len({m.src for m in messages}) == len({m.dst for m in messages}) == len(messages), name
-            arriving = [(m.dst, part, set(known[m.src, part])) for m in messages for part in m.parts]
-            for rank, part, news in arriving:
-                assert not name.startswith("reduce") or not known[rank, part] & news, f"{name} adds twice"
-                known[rank, part] |= news
-        for rank in ranks:
-            for part in ranks:
-                found = set().union(*(known[r, part] for r in machine[rank]))
-                if name.startswith("broadcast"):
-                    assert found == {0}, name
-                elif name.startswith("all_reduce") or rank == 0:
-                    assert found == everybody, (name, rank, part)
 
 
 def test_torch_runs_the_torch_script(monkeypatch, capsys):

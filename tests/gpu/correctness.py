@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import cupy
 import numpy as np
+from harness.inputs import draw, dtype_of, means_something, reduced
 
 import mpiddp as dist
 
@@ -47,38 +47,8 @@ class Checks:
         )
 
 
-def dtype_of(name: str) -> np.dtype[Any]:
-    return np.dtype(importlib.import_module("ml_dtypes").bfloat16 if name == "bfloat16" else name)
-
-
-def inputs(dtype: np.dtype[Any], length: int, seed: int) -> list[np.ndarray]:
-    """Return every rank's array: small whole numbers, whose sums and products are exact."""
-    rng, size = np.random.default_rng(seed), dist.get_world_size()
-    rows = rng.integers(0, 3, (size, length))
-    return [row.astype(bool) if dtype.kind == "b" else (row - (dtype.kind != "u")).astype(dtype) for row in rows]
-
-
-def reduced(op: Any, xs: list[np.ndarray]) -> np.ndarray:
-    dtype = xs[0].dtype
-    if dtype.kind == "b":
-        return np.any(xs, axis=0)
-    wide = np.stack(
-        [x.astype({"i": np.int64, "u": np.uint64, "c": np.complex128}.get(dtype.kind, np.float64)) for x in xs]
-    )
-    folds: dict[str, Callable[..., Any]] = {"PRODUCT": np.multiply, "MIN": np.minimum, "MAX": np.maximum}
-    folds["BOR"] = np.bitwise_or
-    total = functools.reduce(folds.get(op.name, np.add), wide)
-    if op.name == "AVG":
-        total = total / len(xs)
-    return (total * op.factor if op.factor is not None else total).astype(dtype)
-
-
-def meaningful(op: Any, dtype: np.dtype[Any]) -> bool:
-    if op.name in ("AVG", "PREMUL_SUM"):
-        return dtype.kind in "fV"
-    if op.name == "BOR":
-        return dtype.kind in "iub"
-    return not (dtype.kind == "c" and op.name in ("MIN", "MAX")) and not (dtype.kind == "b" and op.name != "SUM")
+def inputs(dtype: np.dtype[Any], length: int) -> list[np.ndarray]:
+    return draw(np.random.default_rng(length), dist.get_world_size(), (length,), dtype)
 
 
 def run(call: Any, async_op: bool, *args: Any, **options: Any) -> None:
@@ -102,8 +72,8 @@ def correctness(small: bool) -> None:
         dtype = dtype_of(name)
         if length > 10**7 and name not in ("float32", "float16"):
             continue
-        xs = inputs(dtype, length, len(name) + length)
-        for op in (each for each in OPS if meaningful(each, dtype)):
+        xs = inputs(dtype, length)
+        for op in (each for each in OPS if means_something(each, dtype)):
             if length > 2_000 and op.name in ("PRODUCT", "BOR") and name != "int64":
                 continue
             x = cupy.asarray(xs[rank])
@@ -158,7 +128,7 @@ def nodes(small: bool) -> None:
     checks = Checks()
     for name in ("float32", "float16", "int64"):
         for length in (40_009, 100_003 if small else 12_000_017):
-            xs = inputs(np.dtype(name), length, length)
+            xs = inputs(np.dtype(name), length)
             x = cupy.asarray(xs[dist.get_rank()])
             dist.all_reduce(x)
             checks.equal(f"all_reduce of {length} {name}", x, reduced(Op.SUM, xs))

@@ -170,6 +170,5 @@ def calls(group: Any) -> dict[str, Callable[[], Any]]:
         "broadcast_object_list": ([1], 0),
         "scatter_object_list": ([1],),
         "all_reduce_coalesced": ([x],),
-        "all_gather_coalesced": ([xs], [x]),
     }
     return {name: functools.partial(getattr(dist, name), *given, group=group) for name, given in arguments.items()}

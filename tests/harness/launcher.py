@@ -45,14 +45,18 @@ _MAPPED = re.compile(r" (/\S+)$", re.MULTILINE)
 YOUNG_S = 2.0
 """Age up to which a living job may have made shared memory without mapping it."""
 _TUNING = {
-    # Open MPI refuses root and more ranks than cores, and takes a second to look for networks.
+    # Open MPI refuses root and more ranks than cores, and takes a second to look for networks. Version 4 has other
+    # names for some of it, which version 5 ignores or knows as well.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_pml": "ob1",
-    "OMPI_MCA_btl": "self,sm,tcp",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "OMPI_MCA_btl": "self,vader,tcp",
     "OMPI_MCA_mpi_yield_when_idle": "1",
+    "I_MPI_THREAD_YIELD": "3",  # sleeps: with more ranks than cores its other ways take 20 times as long
     # Four ranks with a BLAS pool each would fight for the cores.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",

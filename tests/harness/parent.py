@@ -22,6 +22,7 @@ from _pytest._code.code import ReprFileLocation, TerminalRepr
 
 from harness import launcher, tiers, workers
 from harness.summary import Summary
+from mpiddp.cores import THREAD_VARIABLES
 
 if TYPE_CHECKING:
     from _pytest._io import TerminalWriter
@@ -343,6 +344,15 @@ def _environment() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Start a test from an environment without launchers, settings and numbers of threads."""
+    ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MPIDDP_", "PMI", "OMPI_", "SLURM_", "MPI_LOCAL")
+    for name in [each for each in os.environ if each.startswith((*ranks, *THREAD_VARIABLES))]:
+        monkeypatch.delenv(name)
+    return monkeypatch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -68,11 +68,32 @@ def starting(size: int, per_node: int) -> Callable[[], object]:
     comm: Any = Comm(size, size - per_node, per_node)
 
     def start() -> object:
-        found = world.gather(comm)
-        world.check_claims(comm, Claims())
+        found = world.gather(comm, comm.allgather)
+        world.check_claims(comm, Claims(), {})
         return found
 
     return start
+
+
+_COLLECTIVES = ("Dup", "Split", "Allgather", "Allreduce", "Iallgather", "Iallreduce", "Ibarrier", "Ibcast")
+
+
+def collectives(call: Callable[[], object]) -> list[int]:
+    """Return the sizes of the communicators in which a call makes its collectives of MPI."""
+    sizes: list[int] = []
+
+    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def collective(comm: Comm, *arguments: Any) -> Any:
+            sizes.append(comm.size)
+            return original(comm, *arguments)
+
+        return collective
+
+    with contextlib.ExitStack() as stack:
+        for name in (*_COLLECTIVES, "allgather", "bcast"):
+            stack.enter_context(mock.patch.object(Comm, name, counted(getattr(Comm, name))))
+        call()
+    return sizes
 
 
 def meeting(link: Link) -> Callable[[], object]:

@@ -6,7 +6,6 @@ all_reduce   16 MiB on two ranks each by hierarchical, flat ring and MPI's own, 
 latency      all_reduce of 8 bytes to 1 MiB on one rank each; --against CHECKOUT: in turns with another version
 train        on two ranks each, with buckets of several sizes and with compressed gradients
 local        on one rank each: averages every 8 steps and DiLoCo, beside DDP and PowerSGD
-overlap      ``bench overlap`` of 16 MiB on one rank each
 """
 
 from __future__ import annotations
@@ -88,17 +87,11 @@ def local(some: hosts.Hosts, given: argparse.Namespace) -> None:
         row([name, sent, took, f"{each['loss']:.3f}", f"{each['accuracy']:.1%}"])
 
 
-def overlap(some: hosts.Hosts, given: argparse.Namespace) -> None:
-    options = ("--bytes", f"{given.mib}M", "--rounds", str(given.rounds))
-    print(run(some, 1, "-m", "mpiddp", "bench", "overlap", *options), end="", flush=True)
-
-
 PARTS: dict[str, Callable[[hosts.Hosts, argparse.Namespace], None]] = {
     "all_reduce": all_reduce,
     "latency": latency,
     "train": train,
     "local": local,
-    "overlap": overlap,
 }
 
 

@@ -20,7 +20,9 @@ import numpy as np
 from harness import launcher
 from made_up import work
 
+from mpiddp.algorithms import native
 from mpiddp.distributed import new_groups
+from mpiddp.mpi.requests import drive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,6 +100,27 @@ def made_up_rows() -> Iterator[Row]:
     yield ("a poll of it, while one rank is an operation ahead", *polls)
 
 
+def connection_rows() -> Iterator[Row]:
+    """Count messages and connections, each rank on a node of its own.
+
+    A collective of MPI is counted as a dissemination or Bruck's algorithm, which sends to the ranks at distances 1, 2,
+    4 and so on. Gloo connects each rank to all others before a group's first call; its barrier is a dissemination.
+    """
+    for size in (10, 100, 1_000, 10_000):
+        partners = (size - 1).bit_length()
+        with made_up.default_group(size, 1) as group:
+            made = work.collectives(new_groups.new_group)
+            waited = work.collectives(lambda group=group: drive(native.barrier(group._link)))  # type: ignore[misc]
+        making, barrier = (sum((each - 1).bit_length() for each in sizes) for sizes in (made, waited))
+        ours = f"{making} messages, {size * partners:,} connections", f"{barrier} messages"
+        yield (
+            f"{size:,}",
+            *ours,
+            f"{size - 1:,} connections, in all {size * (size - 1) // 2:,}",
+            f"{partners} messages",
+        )
+
+
 def nodes_rows() -> Iterator[Row]:
     """Measure what depends on the ranks of one node, or on the nodes."""
     for last, who in ((True, "the last rank that arrives"), (False, "the first")):
@@ -159,6 +182,10 @@ def main() -> None:
         return
     print("| on one rank | N = 1,000 | N = 10,000 |\n|---|---|---|")
     for row in made_up_rows():
+        print("| " + " | ".join(row) + " |", flush=True)
+    print("\n| ranks | a group: each rank, the job at most | a barrier: each rank | Gloo's group | its barrier |")
+    print("|---" * 5 + "|")
+    for row in connection_rows():
         print("| " + " | ".join(row) + " |", flush=True)
     print("\n| on one rank | |\n|---|---|")
     for row in nodes_rows():

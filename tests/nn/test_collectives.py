@@ -69,18 +69,11 @@ def test_reductions(world, op, shape):
 
     gradcheck_over_ranks(lambda x: [F.all_reduce(square(x), op)], leaves(world, shape))
     gradcheck_over_ranks(scattered, leaves(world, *[shape] * world.size))
-    for dst in {0, world.size - 1}:
-        gradcheck_over_ranks(lambda x, dst=dst: [F.reduce(square(x), dst, op)], leaves(world, shape))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_copies(world, shape):
     gradcheck_over_ranks(lambda x: F.all_gather(square(x)), leaves(world, shape))
-    for root in {0, world.size - 1}:
-        gradcheck_over_ranks(lambda x, root=root: F.gather(square(x), root), leaves(world, shape))
-        (x,) = leaves(world, shape)
-        gradcheck_over_ranks(lambda x, root=root: [F.broadcast(square(x), root)], [x])
-        assert world.rank == root or not x.grad.any()
 
 
 def test_all_gather_of_which_parts_are_used(world):
@@ -91,18 +84,6 @@ def test_all_gather_of_which_parts_are_used(world):
         return [parts[0] * parts[-1], parts[0].sum() * parts[0]]
 
     gradcheck_over_ranks(twice, leaves(world, (3,)))
-
-
-def test_all_to_all(world):
-    """Shapes differ from pair to pair, some of them empty."""
-    shapes = [[(source + 2 * target) % 3, 2] for source in range(world.size) for target in range(world.size)]
-    shapes = np.array(shapes).reshape(world.size, world.size, 2)
-
-    def fn(*xs):
-        outputs = [np.empty(shapes[source, world.rank]) for source in range(world.size)]
-        return F.all_to_all(outputs, [x * x for x in xs])
-
-    gradcheck_over_ranks(fn, leaves(world, *map(tuple, shapes[world.rank].tolist())))
 
 
 @pytest.mark.parametrize("equal", [True, False])
@@ -117,39 +98,10 @@ def test_all_to_all_single(world, equal):
     gradcheck_over_ranks(fn, leaves(world, (2, sum(sent))))
 
 
-def test_scatter(world):
-    """Shapes may differ."""
-    shapes = [(rank % 3, 2) for rank in range(world.size)]
-    for src in {0, world.size - 1}:
-        gradcheck_over_ranks(lambda *xs, src=src: [F.scatter([x * x for x in xs], src)], leaves(world, *shapes))
-
-
-def test_send_and_recv(world):
-    """Around a ring: rank 0 begins."""
-
-    def fn(x):
-        after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
-        if world.size == 1:
-            return [x]
-        if world.rank == 0:
-            sent = F.send(square(x), after)
-            return [sent, F.recv(np.empty((3, 2)), before, tag=world.size - 1) * 2]
-        came = F.recv(np.empty((3, 2)), before if world.rank > 1 else None, tag=world.rank - 1)
-        return [F.send(came * came + square(x), after, tag=world.rank)]
-
-    gradcheck_over_ranks(fn, leaves(world, (2, 3)))
-
-
 def test_group_in_another_order(world):
-    """Roots are global ranks, blocks those of the group's order."""
+    """Blocks are in the group's order."""
     order = list(range(world.size))[::-1]
     group = dist.new_group(order, sort_ranks=False)
-    for root in {order[0], order[-1]}:
-        gradcheck_over_ranks(lambda x, r=root: [F.broadcast(x * x, r, group)], leaves(world, (2,)))
-        gradcheck_over_ranks(lambda x, r=root: [F.reduce(x * x, r, group=group)], leaves(world, (2,)))
-        gradcheck_over_ranks(lambda x, r=root: F.gather(x * x, r, group), leaves(world, (2,)))
-        sizes = [(place + 1,) for place in range(world.size)]
-        gradcheck_over_ranks(lambda *xs, r=root: [F.scatter(xs, r, group)], leaves(world, *sizes))
     gradcheck_over_ranks(lambda x: [y * (i + 1) for i, y in enumerate(F.all_gather(x, group))], leaves(world, (2,)))
     gathered = F.all_gather(np.array([world.rank]), group)
     assert [each.item() for each in gathered] == order
@@ -163,21 +115,14 @@ def test_outside_of_the_group(world):
         "all_reduce": lambda: F.all_reduce(x, group=group),
         "all_gather": lambda: F.all_gather(x, group=group),
         "reduce_scatter": lambda: F.reduce_scatter(np.empty(1, np.float32), [x], group=group),
-        "all_to_all": lambda: F.all_to_all([np.empty(1, np.float32)], [x], group=group),
         "all_to_all_single": lambda: F.all_to_all_single(np.empty(1, np.float32), x, group=group),
-        "broadcast": lambda: F.broadcast(x, 0, group=group),
-        "reduce": lambda: F.reduce(x, 0, group=group),
-        "gather": lambda: F.gather(x, 0, group=group),
-        "scatter": lambda: F.scatter([x], 0, group=group),
-        "send": lambda: F.send(x, 0, group=group),
-        "recv": lambda: F.recv(np.empty(1, np.float32), 0, group=group),
     }
     for name, call in calls.items():
-        if world.rank == 0 and name not in ("send", "recv"):
+        if world.rank == 0:
             found = call()
             found = found[0] if isinstance(found, tuple) else found
             assert found.tolist() == [1] and found.requires_grad
-        elif world.rank:
+        else:
             with pytest.warns(UserWarning, match=f"Running {name} on global rank {world.rank}"):
                 assert call() is None
     if world.rank == 0:
@@ -191,12 +136,7 @@ def test_ranks_without_a_gradient_take_part(world):
     calls = [
         lambda: F.all_reduce(x),
         lambda: F.all_gather(x)[world.size - 1],
-        lambda: F.broadcast(x, 0),
-        lambda: F.reduce(x, 0),
-        lambda: F.gather(x, 0)[0],
-        lambda: F.scatter([x] * world.size, 0),
         lambda: F.reduce_scatter(np.empty(2, np.float32), [x] * world.size),
-        lambda: F.all_to_all([np.empty(2, np.float32) for _ in range(world.size)], [x] * world.size)[0],
         lambda: F.all_to_all_single(np.empty(2 * world.size, np.float32), dist.autograd.cat([x] * world.size)),
     ]
     for call in calls:
@@ -212,23 +152,12 @@ def test_nothing_is_recorded_where_nobody_needs_it(world):
     for y in (
         F.all_reduce(x.detach()),
         F.all_gather(x.data)[0],
-        F.broadcast(np.ones(2), 0),
         F.all_reduce(np.arange(3)),
     ):
         assert not y.requires_grad and y.grad_fn is None
     with no_grad():
         assert not F.all_reduce(x).requires_grad and not F.all_gather(x)[0].requires_grad
     assert F.all_reduce(x.detach(), dist.ReduceOp.MAX).tolist() == [1, 2]
-
-
-def test_send_of_what_needs_no_gradient(world):
-    if world.size == 1:
-        pytest.skip("needs 2 ranks")
-    if world.rank == 0:
-        assert not F.send(np.ones(2), 1).requires_grad
-    elif world.rank == 1:
-        y = F.recv(np.empty(2), 0)
-        assert y.tolist() == [1, 1] and not y.requires_grad
 
 
 def test_one_rank_that_records_nothing_is_an_error_on_all(world):
@@ -241,11 +170,6 @@ def test_one_rank_that_records_nothing_is_an_error_on_all(world):
                 F.all_reduce(x)
         else:
             F.all_reduce(x)
-    if world.rank == 0:
-        F.send(x, 1)
-    elif world.rank == 1:
-        with pytest.raises(RuntimeError, match="does not record"), no_grad():
-            F.recv(np.empty(1, np.float32), 0)
 
 
 def test_operations_without_a_gradient(world):
@@ -253,7 +177,6 @@ def test_operations_without_a_gradient(world):
     for op in (dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT):
         for call in (
             lambda op=op: F.all_reduce(x, op),
-            lambda op=op: F.reduce(x, 0, op),
             lambda op=op: F.reduce_scatter(np.empty(2, np.float32), [x] * world.size, op),
         ):
             with pytest.raises(ValueError, match=f"has no gradient for ReduceOp.{op.name}"):
@@ -263,7 +186,7 @@ def test_operations_without_a_gradient(world):
 def test_wrong_arguments(world):
     x = Tensor([1.0], requires_grad=True)
     with pytest.raises(TypeError, match="list of tensors, got Tensor"):
-        F.scatter(x)
+        F.reduce_scatter(np.empty(1, np.float32), x)
     with pytest.raises(dist.ArrayError, match=f"each of the {world.size} ranks of the group, got {world.size + 1}"):
         F.reduce_scatter(np.empty(1, np.float32), [x] * (world.size + 1))
     with pytest.raises(dist.ArrayError, match="C-contiguous"):
@@ -272,20 +195,12 @@ def test_wrong_arguments(world):
         F.all_reduce(x, "sum")
     with pytest.raises(TypeError, match="NumPy or CuPy"):
         F.all_reduce([1.0])
-    if world.size > 1:
-        if world.rank == 0:
-            F.send(np.ones(2), 1)
-            F.send(np.full(3, 7.0), 1)
-        elif world.rank == 1:
-            with pytest.raises(dist.ArrayError, match="rank 0 sends 2 elements"):
-                F.recv(np.empty(3), 0)
-            assert F.recv(np.empty(3), 0).tolist() == [7, 7, 7]
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.complex64], ids=lambda dtype: dtype.__name__)
 def test_dtypes_are_kept(world, dtype):
     x = Tensor(np.ones(3, dtype), requires_grad=True)
-    for y in (F.all_reduce(x, dist.ReduceOp.AVG), *F.all_gather(x), F.broadcast(x, 0)):
+    for y in (F.all_reduce(x, dist.ReduceOp.AVG), *F.all_gather(x)):
         assert y.dtype == dtype
         x.grad = None
         y.backward(np.ones(3), retain_graph=True)
@@ -308,13 +223,10 @@ def test_backward_twice(world):
 
 def test_inputs_and_other_ranks_stay_as_they_are(world):
     x = Tensor([1.0, 2.0], requires_grad=True)
-    for call in (F.all_reduce, lambda x: F.broadcast(x, 0), lambda x: F.reduce(x, 0), lambda x: F.all_gather(x)[0]):
+    for call in (F.all_reduce, lambda x: F.all_gather(x)[0]):
         y = call(x)
         y.data[...] = 9
         assert x.tolist() == [1, 2]
-    assert F.reduce(x, 0).tolist() == ([world.size, 2 * world.size] if world.rank == 0 else [0, 0])
-    for place, each in enumerate(F.gather(x * (world.rank + 1), 0)):
-        assert each.tolist() == ([place + 1, 2 * place + 2] if world.rank == 0 else [0, 0])
     output = np.empty(2, np.float32)
     y = F.reduce_scatter(output, [x] * world.size)
     assert np.shares_memory(y.data, output) and output.tolist() == [world.size, 2 * world.size]

@@ -33,10 +33,10 @@ def test_nothing_given_is_the_defaults():
         (["--batch-size", "7"], "batch_size", 7),
         (["--model", "mlp"], "model", "mlp"),
         (["--output", "a/b"], "output", Path("a/b")),
-        (["--download"], "download", True),
+        (["--zero"], "zero", True),
         (["--seed", "0"], "seed", 0),
         (["--clip-norm", "1"], "clip_norm", 1.0),
-        (["--no-download"], "download", False),
+        (["--no-zero"], "zero", False),
         (["--average", "package.module:ddp"], "average", "package.module:ddp"),
         (["--model", "package.module:Model"], "model", "package.module:Model"),
         (["--data", "text:a b.txt", "--model", "transformer"], "data", "text:a b.txt"),
@@ -95,7 +95,7 @@ def test_a_default_on_the_command_line_overrides_the_file_too(tmp_path):
         ('epochs = "3"', "'epochs' has to be a whole number, got '3'"),
         ("epochs = 3.0", "'epochs' has to be a whole number, got 3.0"),
         ("epochs = true", "'epochs' has to be a whole number, got True"),
-        ("download = 1", "'download' has to be true or false, got 1"),
+        ("zero = 1", "'zero' has to be true or false, got 1"),
         ("lr = true", "'lr' has to be a number, got True"),
         ("epochs = ", "run.toml"),
         (
@@ -113,10 +113,10 @@ def test_wrong_file_is_refused(tmp_path, content, said):
 
 def test_tables_and_the_top_say_the_same(tmp_path):
     file = tmp_path / "run.toml"
-    file.write_text('epochs = 3\n[network]\nmodel = "mlp"\n[optimization]\nlr = 1\n[input]\ndownload = true\n')
-    expected = Config(epochs=3, model="mlp", lr=1.0, download=True)
+    file.write_text('epochs = 3\n[network]\nmodel = "mlp"\n[optimization]\nlr = 1\nzero = true\n[input]\nworkers = 1\n')
+    expected = Config(epochs=3, model="mlp", lr=1.0, zero=True, workers=1)
     assert parse("--config", str(file)) == expected
-    assert not parse("--config", str(file), "--no-download").download, "the command line overrides the file"
+    assert not parse("--config", str(file), "--no-zero").zero, "the command line overrides the file"
 
 
 @pytest.mark.parametrize("option", ["output", "metrics"])

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from data.test_builtin import write_mnist
-from harness.pretend import pretended_nodes
-from harness.serving import Server, digests
 
 import mpiddp as dist
 from mpiddp import nn
@@ -23,7 +20,6 @@ from mpiddp.data import (
     DataLoader,
     DistributedSampler,
     GlobalBatchSampler,
-    builtin,
     digits,
     mnist,
     synthetic,
@@ -158,54 +154,16 @@ def test_missing_files_are_named_on_every_rank(world: Any, folder: Path, name: s
         load_data(Config(data=name.format(folder, folder), model="transformer" if "text" in name else "net"))
 
 
-@pytest.fixture
-def served(world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[str]]]:
-    """Serve MNIST-like files from rank 0; return a function that sets how, and returns the requests so far."""
-    with Server(tmp_path) if world.rank == 0 else contextlib.nullcontext() as server:
-        if server is not None:
-            write_mnist(tmp_path, train=23, test=7, packed=True)
-        address, sums = everybodys((server.address(), digests(tmp_path)) if server is not None else None)[0]
-        monkeypatch.setattr(builtin, "SHA256", sums)
-
-        def use(way: str) -> list[str]:
-            dist.barrier()
-            monkeypatch.setattr(builtin, "SOURCES", (address.replace("good", way),))
-            return server.asked if server is not None else []
-
-        yield use
-        dist.barrier()
-
-
-@pytest.mark.parametrize("way", ["good", "slow"])
-@pytest.mark.parametrize("folders", ["one", "of each node"])
-def test_mnist_is_fetched_once_a_node(world: Any, folder: Path, served: Any, way: str, folders: str) -> None:
-    nodes = min(world.size, 2)
-    with pretended_nodes([rank * nodes // world.size for rank in range(world.size)]):
-        asked = served(way)
-        node = world.rank * nodes // world.size
-        place = folder / (f"node{node}" if folders == "of each node" else "shared")
-        train, test = load_data(Config(data="mnist", data_dir=place, download=True))
-        assert (len(train), len(test)) == (23, 7)
-        assert np.array_equal(whole(train)[0], mnist(place).arrays[0])
-        dist.barrier()
-        if world.rank == 0:
-            assert len(asked) == 4 * (nodes if folders == "of each node" else 1), asked
-            assert len(list(place.iterdir())) == 4
-
-
-@pytest.mark.parametrize(("way", "text"), [("gone", "404"), ("wrong", "it sent 24 bytes"), ("dead", "timed out")])
-def test_failed_fetch_is_told_on_every_rank(
-    world: Any, folder: Path, served: Any, monkeypatch: pytest.MonkeyPatch, way: str, text: str
-) -> None:
-    monkeypatch.setattr(builtin, "STALLED_S", 0.3)
-    served(way)
-    with pytest.raises(UsageError, match=text) as caught:
-        load_data(Config(data="mnist", data_dir=folder / "here", download=True))
-    said = str(caught.value)
-    for part in ("cannot fetch train-images-idx3-ubyte.gz", "http://127.0.0.1:", f"put it into {folder}/here"):
-        assert part in said, said
-    with pytest.raises(UsageError, match=r"train-images-idx3-ubyte .* is neither in .*; here: --download"):
-        load_data(Config(data="mnist", data_dir=folder / "here"))
+def test_mnist_is_read_from_its_folder(world: Any, folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"train-images-idx3-ubyte .* is neither .*; fetch MNIST's four files: curl"):
+        load_data(Config(data="mnist", data_dir=folder))
+    dist.barrier()
+    if world.rank == 0:
+        write_mnist(folder, train=23, test=7, packed=True)
+    dist.barrier()
+    train, test = load_data(Config(data="mnist", data_dir=folder))
+    assert (len(train), len(test)) == (23, 7)
+    assert np.array_equal(whole(train)[0], mnist(folder).arrays[0])
 
 
 class Seen(ArrayDataset):

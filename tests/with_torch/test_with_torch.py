@@ -46,8 +46,15 @@ def test_cuda_tensors_go_as_cupy_arrays(ranks: int) -> None:
     assert ended.rc == 0 and ended.stdout.count("all right") == ranks, ended
 
 
+@pytest.mark.parametrize("nodes", thinned(["0,0,0", "0,0,1"], "0,0,1"))
+def test_other_backends_meet_through_mpi_and_nobody_else_does(nodes: str) -> None:
+    """The store is at a Unix socket on one node, and else at a port."""
+    ended = job(HERE / "gloo_job.py", ranks=3, limit_s=240, MPIDDP_NODES=nodes)
+    assert ended.rc == 0 and ended.stdout.count("all right") == 3, ended
+
+
 TORCH = ("-m", "mpiddp.torch")
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 SCRIPTS_OF_TORCHRUN = ("ddp_snapshot", "fsdp2", "tensor_parallel", "dcp")
 
 
@@ -57,7 +64,7 @@ def test_scripts_for_torchrun_print_under_mpiexec_what_they_print_on_gloo(tmp_pa
         (tmp_path / folder).mkdir()
     scripts = (SCRIPTS / "one_after_another.py", *SCRIPTS_OF_TORCHRUN)
     ours = job(*TORCH, scripts[0], tmp_path / "ours", *scripts[1:], ranks=2, limit_s=240)
-    theirs = job(*TORCHRUN, scripts[0], tmp_path / "theirs", *scripts[1:], limit_s=240, OMP_NUM_THREADS="1")
+    theirs = job(*TORCHRUN, 2, scripts[0], tmp_path / "theirs", *scripts[1:], limit_s=240, OMP_NUM_THREADS="1")
     # Gloo's processes may abort at their end, when another one has closed its connections.
     assert ours.rc == 0 and ours.stdout == theirs.stdout != "", (str(ours), str(theirs))
     said = re.findall(r"^-- (.*)\nloss \d", ours.stdout, re.MULTILINE)
@@ -65,7 +72,7 @@ def test_scripts_for_torchrun_print_under_mpiexec_what_they_print_on_gloo(tmp_pa
 
 
 WORLD = {  # what else runs on torch.distributed: the package, and the scripts that use it
-    "torch": ("pipeline", "meshes", "helpers_of_ddp", "beside_training"),
+    "torch": ("wrappers", "pipeline", "meshes", "helpers_of_ddp", "beside_training"),
     "lightning": ("world_lightning",),
     "accelerate": ("world_accelerate",),
     "transformers": ("world_transformers",),
@@ -74,24 +81,30 @@ WORLD = {  # what else runs on torch.distributed: the package, and the scripts t
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("package", WORLD)
-def test_the_torch_world_has_gloo_s_losses(package: str, tmp_path: Path) -> None:
+def test_the_torch_world_has_gloo_s_losses(package: str, ranks: int, tmp_path: Path) -> None:
     """By the runner, unchanged, and by the backend's name."""
     pytest.importorskip(package)
     for way in ("gloo", "runner", "name"):
         (tmp_path / way).mkdir()
     script, names = SCRIPTS / "one_after_another.py", WORLD[package]
-    one = {"OMP_NUM_THREADS": "1", "limit_s": 300}
+    one = {"OMP_NUM_THREADS": "1", "limit_s": 600}
     calls = {
-        "gloo": partial(job, *TORCHRUN, script, tmp_path / "gloo", *names, **one),
-        "runner": partial(job, *TORCH, script, tmp_path / "runner", *names, ranks=2, **one),
-        "name": partial(job, script, tmp_path / "name", *names, ranks=2, BACKEND="mpiddp", **one),
+        "gloo": partial(job, *TORCHRUN, ranks, script, tmp_path / "gloo", *names, **one),
+        "runner": partial(job, *TORCH, script, tmp_path / "runner", *names, ranks=ranks, **one),
+        "name": partial(job, script, tmp_path / "name", *names, ranks=ranks, BACKEND="mpiddp", **one),
     }
     with launcher.side_by_side(calls) as jobs:
         ended = {way: jobs[way].result() for way in calls}
     losses = {way: re.findall(r"^(?:--|loss) .*$", job.stdout, re.MULTILINE) for way, job in ended.items()}
     assert ended["runner"].rc == ended["name"].rc == 0, ended
-    assert losses["gloo"] == losses["runner"] == losses["name"], ended
+    if ranks == 2:
+        assert losses["gloo"] == losses["runner"] == losses["name"], ended
+    figures = {way: [float(each) for each in re.findall(r"-?\d+\.\d+", " ".join(losses[way]))] for way in losses}
+    # Sums of four ranks depend on their order, which is another one.
+    assert figures["gloo"] == pytest.approx(figures["runner"], rel=1e-5), ended
+    assert figures["gloo"] == pytest.approx(figures["name"], rel=1e-5), ended
     assert len(losses["gloo"]) > 2 * len(WORLD[package]), ended
 
 

