@@ -44,10 +44,10 @@ BUDGET = {
     "mpiddp/algorithms": 2510,
     "mpiddp/autograd": 1170,
     "mpiddp/bench": 1360,
-    "mpiddp/data": 950,
+    "mpiddp/data": 1330,
     "mpiddp/device": 530,
     "mpiddp/distributed": 2030,
-    "mpiddp/examples": 720,
+    "mpiddp/examples": 790,
     "mpiddp/faults": 2440,
     "mpiddp/mpi": 2170,
     "mpiddp/nn": 1730,
@@ -56,7 +56,7 @@ BUDGET = {
     "mpiddp/shm": 470,
     "mpiddp/torch": 1510,
     "mpiddp/training": 2710,
-    "tests, all": 29_350,
+    "tests, all": 29_750,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
