@@ -50,7 +50,7 @@ class DistTimeoutError(DistError, TimeoutError):
 
 
 class RankFailedError(DistError):
-    """Ranks have died, and this one may go on without them: see ``shrink_group``.
+    """Ranks have died or left the group, and this one may go on without them: see ``shrink_group``.
 
     The attribute ``ranks`` lists them, as far as this rank knows, by their numbers in the world that they were in.
     """

@@ -41,7 +41,7 @@ WIDER = ("mpiddp.nn.collectives",)
 
 GUARDED = {
     "cupy": ("mpiddp.device",),
-    "mpi4py": ("mpiddp.mpi.lazy", "mpiddp.mpi.finalize", "mpiddp.bench"),
+    "mpi4py": ("mpiddp.mpi.lazy", "mpiddp.mpi.finalize", "mpiddp.bench", "mpiddp.examples.heat"),
     "torch": ("mpiddp.torch", "mpiddp.bench"),
 }
 """Libraries that may be touched in one place only, by an import or by a look-up of the module."""

@@ -17,12 +17,14 @@ import numpy as np
 from mpiddp.faults.calls import NO_ROOT, BlockError
 from mpiddp.faults.monitor import GroupMonitor
 from mpiddp.mpi import recorder, requests
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.recorder import append, program_files
 from mpiddp.mpi.reduction import ReduceOp, is_half
 from mpiddp.mpi.requests import READY, Awaited, Steps
+from mpiddp.mpi.work import abandon
 from mpiddp.shm.eager import BUFFER_BYTES, EagerBuffers, Round
 from mpiddp.typing import Array
 
@@ -85,7 +87,7 @@ class OneShot:
             if end is not None:
                 rest = end(current, output if result is whole else result(output))
                 if rest is not None:
-                    self._end_badly(rest, operation)
+                    operation = self._finish(rest, operation)
         if operation is not None:
             self._monitor.verify(sequence)
             operation.end = monotonic()
@@ -101,16 +103,20 @@ class OneShot:
         if awaited is None:
             self._monitor.publish_unawaited(sequence, self._call.record)
 
-    def _end_badly(self, rest: Awaited, operation: Operation | None) -> None:
-        """Wait for the rest of a short call, which only a block of the wrong size leaves; it raises the error."""
-        if operation is None:
-            operation = recorder.begin(self._call, self._link.sequence)
-            self._monitor.publish(operation.number, self._call.record)
+    def _finish(self, rest: Awaited, operation: Operation | None) -> Operation | None:
+        """Wait for the rest of a call, and return its operation if it has been made."""
         try:
-            rest.Wait()
+            if not rest.Test() and not self._eager.spin(rest.Test):
+                operation = self._wait(rest.Test, operation)
         except BlockError as error:
-            self._monitor.verify_failed(operation.number, error)
+            if operation is None:
+                self._monitor.publish(recorder.begin(self._call, self._link.sequence).number, self._call.record)
+            self._monitor.verify_failed(self._link.sequence, error)
             raise
+        except MPI.Exception as error:
+            abandon(rest, error)
+            raise
+        return operation
 
     def _find_caller(self, frame: FrameType) -> tuple[CodeType, FrameType]:
         frame = recorder.program_frame(frame)
@@ -133,7 +139,7 @@ class OneShot:
         try:
             if not self._eager.spin_wait(happened).wait_checking(self._check, link.timeout_s):
                 error = requests.timed_out(operation, link.timeout_s)
-                link.abort(error)
+                monitor.abort(error)
                 raise error
         except Exception as error:
             monitor.translate(error)
@@ -160,7 +166,7 @@ class OneShot:
             if not eager.writable():
                 yield eager.spin_wait(eager.writable)
             current = eager.begin(rounds, record, None if shown is None else shown(x), change)
-            if awaited is not None:
+            if awaited is not None and not awaited():
                 yield eager.spin_wait(awaited)
             if end is not None:
                 rest = end(current, result(output))

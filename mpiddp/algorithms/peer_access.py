@@ -6,6 +6,8 @@ Of symmetric arrays it has `Views`. Calls between nodes reach ordinary arrays by
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import Steps
@@ -16,8 +18,10 @@ from mpiddp.typing import Array
 from .handshake import Entries
 from .local_reduce import reduce_rows
 
-PIECE_BYTES = 1 << 20
-"""The length of a copy; longer ones leave the cache."""
+PIECE_BYTES = 1 << 18
+"""The length of a copy."""
+CACHE_BYTES = 1 << 20
+"""All ranks' copies, which have to stay in a core's second-level cache."""
 
 
 class Views:
@@ -39,40 +43,53 @@ class Views:
 
 
 class Copies:
-    """Access to arrays in other processes, by the kernel."""
+    """Access to arrays in other processes, by the kernel. ``x`` is this rank's array, flat."""
 
     def __init__(self, memory: CrossMemory, rank: int, x: Array, addresses: list[int]) -> None:
         self._memory, self._rank, self._own, self._addresses = memory, rank, x, addresses
 
-    def _rows(self, start: int, stop: int, spare: Array) -> list[Array]:
-        rows = []
-        for rank, address in enumerate(self._addresses):
-            row = self._own[start:stop]
-            if rank != self._rank:
-                row = spare[rank, : stop - start]
-                self._memory.read(rank, address + start * row.itemsize, row)
-            rows.append(row)
-        return rows
-
-    def _spare(self, count: int) -> Array:
-        size, dtype = len(self._addresses), self._own.dtype
-        step = max(min(PIECE_BYTES // dtype.itemsize, count), 1)
-        return self._memory.buffer(size * step * dtype.itemsize).view(dtype).reshape(size, step)
-
     def reduce_into(
         self, op: ReduceOp, first: int, last: int, out: Array, size: int, factors: list[float] | None
     ) -> None:
-        spare = self._spare(last - first)
-        for start in range(first, last, spare.shape[1]):
-            stop = min(start + spare.shape[1], last)
-            reduce_rows(op, self._rows(start, stop, spare), (out[start - first : stop - first],), size, factors)
+        for start, rows in self._pieces(first, last):
+            part = out[start - first : start - first + rows[0].size]
+            reduce_rows(op, rows, (part,), size, factors)
 
-    def write(self, first: int, values: Array) -> None:
-        for rank, address in enumerate(self._addresses):
-            if rank == self._rank:
+    def reduce_for(
+        self, op: ReduceOp, first: int, last: int, ranks: Sequence[int], size: int, factors: list[float] | None
+    ) -> None:
+        """Reduce elements of all arrays, and write the result to those of ``ranks`` while it is in the cache."""
+        for start, rows in self._pieces(first, last):
+            out = rows[self._rank if self._rank in ranks else self._rank == 0]  # its own, or a copy
+            reduce_rows(op, rows, (out,), size, factors)
+            self.write(start, out, ranks)
+
+    def _pieces(self, first: int, last: int) -> Iterator[tuple[int, list[Array]]]:
+        """Yield the start of each piece, and its rows, which are copies but for this rank's."""
+        size, dtype = len(self._addresses), self._own.dtype
+        step = max(min(PIECE_BYTES, CACHE_BYTES // size) // dtype.itemsize, 1)
+        copies = self._memory.buffer(size * step * dtype.itemsize).view(dtype).reshape(size, step)
+        for start in range(first, last, step):
+            rows = [copy[: last - start] for copy in copies]
+            rows[self._rank] = self._own[start : min(start + step, last)]
+            for rank, row in enumerate(rows):
+                if rank != self._rank:
+                    self.read(rank, start, row)
+            yield start, rows
+
+    def read(self, rank: int, first: int, into: Array) -> None:
+        """Read elements of a rank's array, from number ``first`` on."""
+        there = self._addresses[rank] + first * into.itemsize
+        self._memory.read(rank, there, address_of(into), into.nbytes)
+
+    def write(self, first: int, values: Array, ranks: Sequence[int] | None = None) -> None:
+        """Write to the arrays of all ranks, or of ``ranks``, from element number ``first`` on."""
+        here, offset = address_of(values), first * values.itemsize
+        for rank in range(len(self._addresses)) if ranks is None else ranks:
+            if rank != self._rank:
+                self._memory.write(rank, self._addresses[rank] + offset, here, values.nbytes)
+            elif here != self._addresses[rank] + offset:
                 self._own[first : first + values.size] = values
-            else:
-                self._memory.write(rank, address + first * values.itemsize, values)
 
 
 PeerAccess = Views | Copies

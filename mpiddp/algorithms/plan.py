@@ -15,61 +15,63 @@ import functools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from mpiddp import settings
 from mpiddp.errors import DistError
-from mpiddp.faults.calls import ANY_COUNT, BUCKET, NO_ROOT, make_call, register_name
+from mpiddp.faults.calls import ANY_COUNT, BUCKET, NO_ROOT, Calls, make_call, register_name
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.operation import Call, label
 from mpiddp.mpi.reduction import ReduceOp, check
 from mpiddp.mpi.requests import Steps
-from mpiddp.shm.eager import BUFFER_BYTES, EagerBuffers
+from mpiddp.shm.eager import BUFFER_BYTES, EagerBuffers, SpinWait
 from mpiddp.typing import Array
 
 from . import exact_sum, exchange, fallback, handshake, hierarchical, native, one_shot, ring, short, tree, two_shot
 from .blocks import Blocks, Cut
 from .gpu import table as device_table
 from .one_shot import OneShot
+from .ways import ATTACH, SCRATCH
 
 Rows: TypeAlias = tuple[tuple[float, str], ...]
 """Algorithms, each with the largest number of bytes for which it is best."""
 
-MODULES: dict[str, ModuleType] = {
+WAYS = {way: two_shot.by(way) for way in (SCRATCH, ATTACH)}
+"""Two shots with one way for ordinary arrays."""
+MODULES: dict[str, ModuleType | SimpleNamespace] = {
     "native": native,
     "two_shot": two_shot,
+    **WAYS,
     "hierarchical": hierarchical,
     "exchange": exchange,
     "ring": ring,
     "tree": tree,
 }
 """Each has a function for every operation that it is good for."""
-_SELF_COMPARING = (two_shot, hierarchical)
+_SELF_COMPARING = (two_shot, *WAYS.values(), hierarchical)
 """Their functions are steps; those of the others are algorithms."""
 
-_WITH_ALL_ROWS = ("one_shot", "two_shot", "short")
+_WITH_ALL_ROWS = ("one_shot", "two_shot", "short", *WAYS)
 """They reduce all ranks' arrays at once, so in any order; so does exchange."""
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-_IN_MEMORY = ("one_shot", "two_shot")
+_IN_MEMORY = ("one_shot", "two_shot", *WAYS)
 ANY_SIZE = float("inf")
 _KIB = 1 << 10
 
 # Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0 (`python -m mpiddp bench tune`). Bytes are of the
 # largest array.
 ONE_NODE: dict[str, Rows] = {
-    "all_reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-    "reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-    "reduce_scatter": ((128 * _KIB, "one_shot"), (256 * _KIB, "native"), (ANY_SIZE, "two_shot")),
-    "all_gather": ((256 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-    "broadcast": ((64 * _KIB, "one_shot"), (512 * _KIB, "native"), (ANY_SIZE, "two_shot")),
+    "all_reduce": ((256 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "reduce": ((256 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "reduce_scatter": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "all_gather": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "broadcast": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
 }
-TWO_RANKS: dict[str, Rows] = {
-    "broadcast": ((16 * _KIB, "one_shot"), (512 * _KIB, "native"), (ANY_SIZE, "two_shot")),
-}
-"""Rows for two ranks, in place of those in `ONE_NODE`."""
+TWO_RANKS: dict[str, Rows] = {"all_reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot"))}
+"""Rows for two ranks, in place of those in `ONE_NODE`: two reduce 256 KiB of symmetric memory faster in two shots."""
 _SHORT = (handshake.SLOT_BYTES, "short")
 SEVERAL_NODES: dict[str, Rows] = {
     "all_reduce": (_SHORT, (64 * _KIB, "native"), (ANY_SIZE, "hierarchical")),
@@ -204,9 +206,17 @@ def barrier(link: Link, name: str = "barrier") -> Plan:
     if link.find(EagerBuffers) is not None:
         shot = OneShot(link, call, one_shot.shots(link, "barrier", NOTHING, NOTHING))
         return Plan(call, shot.steps, shot.run)
+    published = link.find(Calls)
+    if link.one_node and published is not None and published.ordered and settings.eager():
+        return Plan(call, functools.partial(_barrier_in_records, published))
     if link.one_node:
         return Plan(call, lambda link, call, _: native.barrier(link))
     return _comparing(call, lambda link, call, _: handshake.compare(link, call))
+
+
+def _barrier_in_records(published: Calls, link: Link, call: Call, _: None) -> Steps:
+    """Wait until all ranks of the node have published this call: with many ranks to a core, far less than messages."""
+    yield SpinWait(functools.partial(published.made_by_all, link.sequence), link.later)
 
 
 def nested(link: Link, name: str, output: Array, x: Array, op: ReduceOp) -> Steps:
@@ -237,14 +247,16 @@ def _comparing(call: Call, steps: Callable[..., Steps]) -> Plan:
 
 def _module(
     operation: str, name: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, size_bytes: int
-) -> ModuleType:
+) -> ModuleType | SimpleNamespace:
     name = "native" if name in ("one_shot", "short") else name
     if op is not None and name == "native":
         return fallback.choose(operation, link, dtype, op, size_bytes)
     return MODULES[name]
 
 
-def _of_module(module: ModuleType, operation: str, link: Link, call: Call, *, inner: bool = False) -> Plan:
+def _of_module(
+    module: ModuleType | SimpleNamespace, operation: str, link: Link, call: Call, *, inner: bool = False
+) -> Plan:
     function = getattr(module, operation)
     if module in _SELF_COMPARING:
         return _comparing(call, function)
@@ -305,11 +317,18 @@ def _through_blocks(
     cut_output: Cut = _as_list if name == "scatter" else _as_given
     cut_input: Cut = _as_list if name in ("gather", "all_gather") else _as_given
     if counts is not None:
-        cut_output, cut_input = (functools.partial(native.cut, counts=each) for each in counts)
+        cut_output, cut_input = map(_cut, counts)
         outputs, inputs = cut_output(outputs[0]), cut_input(inputs[0])
     blocks = Blocks(link, name, outputs, inputs, root, (cut_output, cut_input))
     shot = OneShot(link, call, [blocks.shot()], (0, 1), blocks.apart if blocks.sends_long else None)
-    return Plan(call, shot.steps, shot.run if blocks.short else None)
+    return Plan(call, shot.steps, shot.run)
+
+
+def _cut(counts: list[int]) -> Cut:
+    """Return a function that cuts an array into blocks of so many bytes."""
+    if len(set(counts)) > 1:
+        return functools.partial(native.cut, counts=counts)
+    return lambda x: [*x.reshape(len(counts), x.size // len(counts))]
 
 
 def _as_list(x: Array) -> list[Array]:

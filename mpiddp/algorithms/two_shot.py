@@ -3,8 +3,10 @@
 In the handshake the ranks tell each other where their arrays lie, which decides what follows:
 
 - Symmetric arrays, unless they are short, are reduced without a copy, in about the time that one copy would take.
-- Other arrays pass through a scratch in chunks. For two ranks, and for short arrays, this is done in one shot, in which
-  every rank reduces everything.
+- Other arrays go the way that was the fastest on this machine (see `ways`). One way is cross-memory attach, by which a
+  rank reads its slice of the others' arrays piece by piece into its cache, and writes the result to them. The other one
+  passes chunks through a scratch. For two ranks, and for short arrays, this is done in one shot, in which every rank
+  reduces everything.
 
 The barriers are MPI's, because a rank that polls a flag in memory would not see that another has failed. The two shots
 are those of PyTorch's symmetric memory and NVIDIA's TensorRT-LLM.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -31,12 +34,18 @@ from mpiddp.typing import Array
 from . import fallback, handshake, native
 from .handshake import Entries
 from .local_reduce import bounds, reduce_rows
+from .peer_access import Copies, copied
+from .ways import ATTACH, MPIS, SCRATCH, Kind, Ways
 
 ONE_SHOT_BYTES = 1 << 17
 """One shot saves a barrier; in two, more than two ranks read less."""
 CHUNK_BYTES = 1 << 19
 """What a pipeline moves at once: a part of the array and its copy stay in a core's cache."""
+_MPIS_BYTES = 1 << 21
+"""Below, the handshake takes what MPI's own operation might save."""
 _BEGUN = Location(-1, 0)
+_BLOCKING = -2
+"""In place of an ordinary array's segment: its rank blocks in the call."""
 
 Step: TypeAlias = Callable[[int, int, list[Array]], None]
 """A function of the start and stop of a chunk in the array, and of all ranks' buffers."""
@@ -106,18 +115,39 @@ class Pipeline:
 
 class _Met(NamedTuple):
     rows: list[Array]
-    """All ranks' symmetric arrays, flat; none if ordinary arrays have passed through the scratch."""
+    """All ranks' symmetric arrays, flat; none if ordinary arrays have gone their way."""
     factors: list[float] | None
 
 
-def _meet(link: Link, call: Call, x: Array, build: Callable[[], Pipeline], op: ReduceOp | None = None) -> Steps:
-    """Meet all ranks, of which ``x`` is this one's array, and pass ordinary ones on; None without shared memory."""
+Attach: TypeAlias = Callable[[Copies, list[float] | None], None]
+"""Moves ordinary arrays by the kernel, with the factors of ``PREMUL_SUM``."""
+
+
+def _meet(
+    link: Link,
+    call: Call,
+    x: Array,
+    build: Callable[[], Pipeline],
+    attach: Attach,
+    way: str | None,
+    op: ReduceOp | None = None,
+    mpis: Steps | None = None,
+) -> Steps:
+    """Meet all ranks, of which ``x`` is this one's array, and pass ordinary ones on; None if there is no way for them.
+
+    Ordinary arrays go by ``way`` if that is possible, and by default by the fastest one. ``mpis`` are the steps of
+    MPI's own operation, which is possible where no sum's bits depend on it.
+    """
+    ways = link.resource(Ways)
+    kind = Kind(call.operation, x.nbytes.bit_length(), link.busy)
     pipeline = None
     place = NOWHERE if x.nbytes <= ONE_SHOT_BYTES else find(x)
     if not place.segment:
-        pipeline = build()
-        if pipeline.begin():
-            place = _BEGUN
+        place = Location(_BLOCKING if link.busy else 0, address_of(x))
+        if (way or ways.chosen(kind)) == SCRATCH:
+            pipeline = build()
+            if pipeline.begin():
+                place = _BEGUN
     entries: Entries = yield from handshake.exchange(link, call, place, op)
     factors = None if op is None else entries.factors_of(op)
     rows = entries.views(link, x)
@@ -125,30 +155,51 @@ def _meet(link: Link, call: Call, x: Array, build: Callable[[], Pipeline], op: R
         return _Met(rows, factors)
     begun = entries.segment == _BEGUN.segment
     """All first chunks are in the scratch."""
-    if not begun and not (yield from link.resource(Scratch).prepare()):
+    possible: dict[str, Steps] = {}
+    if begun or (yield from link.resource(Scratch).prepare()):
+        pipeline = pipeline or build()
+        pipeline.factors = factors
+        possible[SCRATCH] = pipeline.run(begun)
+    if {0, _BLOCKING}.issuperset(entries.segments.tolist()):
+        copies: Copies | None = yield from copied(link, x, entries)
+        if copies is not None:
+            possible[ATTACH] = _attached(link, attach, copies, factors)
+        if kind.blocking and entries.segment != _BLOCKING:
+            kind = kind._replace(blocking=False)
+        if mpis is not None and kind.blocking and x.nbytes >= _MPIS_BYTES:
+            possible[MPIS] = mpis
+    if not possible:
         return None
-    pipeline = pipeline or build()
-    pipeline.factors = factors
-    yield from pipeline.run(begun)
+    yield from ways.run(kind, possible, way)
     return _Met([], factors)
 
 
-def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
-    if not (yield from _reduce(link, call, x, op, NO_ROOT)):
+def _attached(link: Link, attach: Attach, copies: Copies, factors: list[float] | None) -> Steps:
+    attach(copies, factors)
+    yield link.later.Ibarrier()
+
+
+def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp, *, way: str | None = None) -> Steps:
+    if not (yield from _reduce(link, call, x, op, NO_ROOT, way)):
         yield from fallback.reduction(x.dtype, op).all_reduce(link.after(), x, op)
 
 
-def reduce(link: Link, call: Call, x: Array, root: int, op: ReduceOp) -> Steps:
-    if not (yield from _reduce(link, call, x, op, root)):
+def reduce(link: Link, call: Call, x: Array, root: int, op: ReduceOp, *, way: str | None = None) -> Steps:
+    if not (yield from _reduce(link, call, x, op, root, way)):
         yield from fallback.reduction(x.dtype, op).reduce(link.after(), x, root, op)
 
 
-def _reduce(link: Link, call: Call, x: Array, op: ReduceOp, root: int) -> Steps:
-    """Reduce into root's or, without a root, all ranks' ``x``; return False without shared memory."""
-    build = _in_one_shot if link.size == 2 or x.nbytes <= ONE_SHOT_BYTES else _in_two_shots
-    met: _Met | None = yield from _meet(link, call, x, functools.partial(build, link, x, op, root), op)
+def _reduce(link: Link, call: Call, x: Array, op: ReduceOp, root: int, way: str | None) -> Steps:
+    """Reduce into root's or, without a root, all ranks' ``x``; return False if no way leads there."""
+    shots = _in_one_shot if link.size == 2 or x.nbytes <= ONE_SHOT_BYTES else _in_two_shots
+    build = functools.partial(shots, link, x, op, root)
+    first, last = _own_slice(link, 0, x.size, x)
+
+    def attach(copies: Copies, factors: list[float] | None) -> None:
+        copies.reduce_for(op, first, last, range(link.size) if root == NO_ROOT else (root,), link.size, factors)
+
+    met: _Met | None = yield from _meet(link, call, x, build, attach, way, op)
     if met is not None and met.rows:
-        first, last = _own_slice(link, 0, x.size, x)
         rows = [row[first:last] for row in met.rows]
         reduce_rows(op, rows, rows if root == NO_ROOT else (rows[root],), link.size, met.factors)
         yield link.later.Ibarrier()
@@ -207,19 +258,23 @@ def _lies_in_others(part: Array, whole: Array, rank: int) -> bool:
     return np.may_share_memory(part, whole) and address_of(part) != address_of(whole) + rank * part.nbytes
 
 
-def reduce_scatter(link: Link, call: Call, output: Array, x: Array, op: ReduceOp) -> Steps:
+def reduce_scatter(link: Link, call: Call, output: Array, x: Array, op: ReduceOp, *, way: str | None = None) -> Steps:
     if _lies_in_others(output, x, link.rank):
         apart = np.empty_like(output)
-        yield from reduce_scatter(link, call, apart, x, op)
+        yield from reduce_scatter(link, call, apart, x, op, way=way)
         output[...] = apart
         return
     length, result = output.size, output.reshape(-1)
+    first, last = link.rank * length, (link.rank + 1) * length
+
+    def attach(copies: Copies, factors: list[float] | None) -> None:
+        copies.reduce_into(op, first, last, result, link.size, factors)
+
     build = functools.partial(_scattering, link, x, result, op)
-    met: _Met | None = yield from _meet(link, call, x, build, op)
+    met: _Met | None = yield from _meet(link, call, x, build, attach, way, op)
     if met is None:
         yield from fallback.reduction(x.dtype, op).reduce_scatter(link.after(), output, x, op)
     elif met.rows:
-        first, last = link.rank * length, (link.rank + 1) * length
         reduce_rows(op, [row[first:last] for row in met.rows], (result,), link.size, met.factors)
         yield link.later.Ibarrier()
 
@@ -241,17 +296,27 @@ def _scattering(link: Link, x: Array, result: Array, op: ReduceOp) -> Pipeline:
     return Pipeline(link, x, result.size, put, reduce_slice, rows=link.size)
 
 
-def all_gather(link: Link, call: Call, output: Array, x: Array) -> Steps:
+def all_gather(link: Link, call: Call, output: Array, x: Array, *, way: str | None = None) -> Steps:
     if _lies_in_others(x, output, link.rank):
         x = x.copy()
-    blocks = as_bytes(output).reshape(link.size, -1)
-    build = functools.partial(_gathering, link, as_bytes(x), blocks)
-    met: _Met | None = yield from _meet(link, call, x, build)
+    source, blocks = as_bytes(x), as_bytes(output).reshape(link.size, -1)
+
+    def attach(copies: Copies, _: object) -> None:
+        for rank, block in enumerate(blocks):
+            if rank != link.rank:
+                copies.read(rank, 0, block)
+            elif address_of(block) != address_of(source):
+                block[...] = source
+
+    build = functools.partial(_gathering, link, source, blocks)
+    met: _Met | None = yield from _meet(
+        link, call, source, build, attach, way, mpis=native.all_gather(link.after(), output, x)
+    )
     if met is None:
         yield from native.all_gather(link.after(), output, x)
     elif met.rows:
         for row, block in zip(met.rows, blocks, strict=True):
-            block[...] = as_bytes(row)
+            block[...] = row
         yield link.later.Ibarrier()
 
 
@@ -266,13 +331,26 @@ def _gathering(link: Link, source: Array, blocks: Array) -> Pipeline:
     return Pipeline(link, source, source.size, put, take)
 
 
-def broadcast(link: Link, call: Call, x: Array, root: int) -> Steps:
-    met: _Met | None = yield from _meet(link, call, x, functools.partial(_spreading, link, as_bytes(x), root))
+def broadcast(link: Link, call: Call, x: Array, root: int, *, way: str | None = None) -> Steps:
+    target = as_bytes(x)
+
+    def attach(copies: Copies, _: object) -> None:
+        """Let all ranks copy equally much: the others read what the root does not write."""
+        cut = bounds(target.size, link.size, 1)[-2]
+        if link.rank == root:
+            copies.write(cut, target[cut:])
+        else:
+            copies.read(root, 0, target[:cut])
+
+    build = functools.partial(_spreading, link, target, root)
+    met: _Met | None = yield from _meet(
+        link, call, target, build, attach, way, mpis=native.broadcast(link.after(), x, root)
+    )
     if met is None:
         yield from native.broadcast(link.after(), x, root)
     elif met.rows:
         if link.rank != root:
-            as_bytes(x)[...] = as_bytes(met.rows[root])
+            target[...] = met.rows[root]
         yield link.later.Ibarrier()
 
 
@@ -286,3 +364,9 @@ def _spreading(link: Link, target: Array, root: int) -> Pipeline:
             target[start:stop] = buffers[root]
 
     return Pipeline(link, target, target.size, put, take)
+
+
+def by(way: str) -> SimpleNamespace:
+    """Return these operations with one way for ordinary arrays, for ``MPIDDP_ALGORITHM``."""
+    operations = (all_reduce, reduce, reduce_scatter, all_gather, broadcast)
+    return SimpleNamespace(**{each.__name__: functools.partial(each, way=way) for each in operations})

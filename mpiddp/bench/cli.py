@@ -17,8 +17,10 @@ from .results import parse_size, size_range
 
 OPERATIONS = (
     *("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"),
-    *("gather", "scatter", "all_to_all", "all_gather_list", "all_to_all_list", "send_recv", "barrier"),
+    *("gather", "scatter", "all_to_all", "all_gather_list", "all_to_all_list", "send_recv"),
+    *("batch_isend_irecv", "ping_pong", "all_reduce_async", "barrier"),
 )
+ALL = "all"
 
 REDUCTIONS = ("sum", "exact_sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 DTYPES = (
@@ -58,7 +60,7 @@ _OPTIONS: dict[str, tuple[str, Any, Any, str]] = {
     "warmup": ("-w --warmup", natural, 5, "iterations before these"),
     "dtype": ("--dtype", DTYPES, "float32", ", ".join(DTYPES)),
     "op": ("--op", REDUCTIONS, "sum", ", ".join(REDUCTIONS)),
-    "operation": ("operation", OPERATIONS, "all_reduce", ", ".join(OPERATIONS)),
+    "operation": ("operation", (*OPERATIONS, ALL), "all_reduce", f"{', '.join(OPERATIONS)}, or {ALL} of them"),
     "check": ("-c --check", (0, 1), 1, "check the result of each size, 1, or not, 0"),
     "algorithm": ("--algorithm", str, "auto", "one for all sizes, such as native, two_shot, ring"),
     "symmetric": ("--symmetric", True, None, "arrays in memory that the ranks of a node share"),

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import contenders
+from .cli import ALL, OPERATIONS
 from .contenders import Contender
 from .job import Bench, dtype, job, symmetric
 from .operations import REDUCING, Buffers, check_reduction, new_series
@@ -37,6 +38,10 @@ RATIOS = (
 """Pairs of times that are divided: above 1, the second is faster."""
 
 
+_SLOWER, _SLOWER_S = 1.1, 3e-6
+"""An operation counts as slower than MPI's if it takes more than so many times MPI's time, and so many seconds."""
+
+
 class Measured(NamedTuple):
     point: Point
     rounds: list[float]
@@ -44,8 +49,10 @@ class Measured(NamedTuple):
 
 def run(arguments: argparse.Namespace) -> int:
     """Return 1 if a result was wrong."""
-    kind, operation = dtype(arguments.dtype), arguments.operation
-    check_reduction(operation, arguments.op, kind)
+    kind = dtype(arguments.dtype)
+    compared = OPERATIONS if arguments.operation == ALL else (arguments.operation,)
+    for operation in compared:
+        check_reduction(operation, arguments.op, kind)
     with job() as here:
         here.describe()
         found = [
@@ -56,10 +63,17 @@ def run(arguments: argparse.Namespace) -> int:
         torch = here.torch() if arguments.torch else None
         if torch is not None:
             found += torch.contenders
-        series = _compare(here, found, arguments, kind)
-        wrong = {each.name: sum(point.wrong or 0 for point in each.points) for each in series}
+        series = []
+        for operation in compared:
+            arguments.operation = operation
+            series += _compare(here, found, arguments, kind)
+        wrong = dict.fromkeys((each.name for each in series), 0)
+        for each in series:
+            wrong[each.name] += sum(point.wrong or 0 for point in each.points)
         found_wrong = ", ".join(f"{name} {count} FAILED" for name, count in wrong.items() if count)
         here.say(f"# Wrong values: {found_wrong or '0 OK'}")
+        slower, rows = count_slower(series)
+        here.say(f"# Slower than MPI in {slower} of {rows} rows: more than {_SLOWER} of mpi4py's time + 3 us")
         if torch is not None:
             torch.close()
         here.write(arguments.json, "compare", series)
@@ -93,6 +107,21 @@ def _compare(here: Bench, found: list[Contender], arguments: argparse.Namespace,
         quotients = [_ratio(measured, *pair) for pair in ratios]
         here.say(_line(format_size(last), times, quotients, measured["mpiddp"].point.algorithm))
     return [each for each in series.values() if each.points]
+
+
+def count_slower(series: list[Series]) -> tuple[int, int]:
+    """Return in how many rows mpiddp is slower on ordinary arrays than mpi4py, and how many rows have both."""
+    ours, theirs = (
+        {
+            (each.operation, point.size_bytes): point.median_s
+            for each in series
+            if each.name == name
+            for point in each.points
+        }
+        for name in ("mpiddp", "mpi4py")
+    )
+    both = ours.keys() & theirs.keys()
+    return sum(ours[row] > _SLOWER * theirs[row] + _SLOWER_S for row in both), len(both)
 
 
 def _line(size: str, times: list[str], ratios: list[str], algorithm: str) -> str:

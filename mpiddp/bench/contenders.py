@@ -16,7 +16,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.reduction import mpi_op
 from mpiddp.shm.eager import EagerBuffers
 
-from .operations import REDUCING, Buffers, reduce_op
+from .operations import MESSAGES, REDUCING, Buffers, reduce_op
 from .timing import Call
 
 
@@ -24,6 +24,15 @@ class Contender(NamedTuple):
     name: str
     prepare: Callable[[Buffers], Call | None]
     """Returns the call of the buffers' operation; None if the library has no such operation."""
+
+
+def to_and_fro(b: Buffers, send: Call, receive: Call) -> None:
+    """Send to the partner and back; a rank without one copies."""
+    if b.partner == b.rank:
+        np.copyto(b.output, b.x)
+        return
+    for call in (send, receive) if b.rank < b.partner else (receive, send):
+        call()
 
 
 def mpiddp(b: Buffers) -> Call:
@@ -35,6 +44,11 @@ def mpiddp(b: Buffers) -> Call:
         waits = dist.irecv(output, b.left), dist.isend(x, b.right)
         for each in waits:
             each.wait()  # type: ignore[union-attr]
+
+    def batch() -> None:
+        ops = dist.P2POp(dist.irecv, output, b.left), dist.P2POp(dist.isend, x, b.right)
+        for each in dist.batch_isend_irecv(ops):
+            each.wait()
 
     table: dict[str, Call] = {
         "all_reduce": lambda: dist.all_reduce(x, op),
@@ -48,6 +62,9 @@ def mpiddp(b: Buffers) -> Call:
         "all_to_all": lambda: dist.all_to_all_single(output, x),
         "all_to_all_list": lambda: dist.all_to_all(outputs, inputs),
         "send_recv": around,
+        "batch_isend_irecv": batch,
+        "ping_pong": lambda: to_and_fro(b, lambda: dist.send(x, b.partner), lambda: dist.recv(output, b.partner)),
+        "all_reduce_async": lambda: dist.all_reduce(x, op, async_op=True).wait(),  # type: ignore[union-attr]
         "barrier": dist.barrier,
     }
     return table[b.operation]
@@ -58,6 +75,10 @@ def mpi4py(b: Buffers, comm: MPI.Intracomm) -> Call | None:
     op = mpi_op(b.dtype, reduce_op("sum" if b.op == "exact_sum" else b.op))  # MPI has no exact one
     if op is None or b.dtype.kind not in "biufc":
         return None
+
+    def around() -> None:
+        MPI.Request.Waitall([comm.Irecv(output, b.left), comm.Isend(x, b.right)])
+
     table: dict[str, Call] = {
         "all_reduce": lambda: comm.Allreduce(MPI.IN_PLACE, x, op),
         "broadcast": lambda: comm.Bcast(x, root),
@@ -69,7 +90,10 @@ def mpi4py(b: Buffers, comm: MPI.Intracomm) -> Call | None:
         "scatter": lambda: comm.Scatter(x if here else None, output, root),
         "all_to_all": lambda: comm.Alltoall(x, output),
         "all_to_all_list": lambda: comm.Alltoall(x, output),
-        "send_recv": lambda: comm.Sendrecv(x, b.right, recvbuf=output, source=b.left),
+        "send_recv": around,
+        "batch_isend_irecv": around,
+        "ping_pong": lambda: to_and_fro(b, lambda: comm.Send(x, b.partner), lambda: comm.Recv(output, b.partner)),
+        "all_reduce_async": lambda: comm.Iallreduce(MPI.IN_PLACE, x, op).Wait(),
         "barrier": comm.Barrier,
     }
     call = table[b.operation]
@@ -93,6 +117,11 @@ def torch(b: Buffers, td: Any, group: Any, tensor: Callable[[Any], Any]) -> Call
         td.recv(output, b.left, group)
         sent.wait()
 
+    def batch() -> None:
+        ops = [td.P2POp(td.irecv, output, b.left, group), td.P2POp(td.isend, x, b.right, group)]
+        for each in td.batch_isend_irecv(ops):
+            each.wait()
+
     table: dict[str, Call] = {
         "all_reduce": lambda: td.all_reduce(x, op, group),
         "broadcast": lambda: td.broadcast(x, root, group),
@@ -105,6 +134,11 @@ def torch(b: Buffers, td: Any, group: Any, tensor: Callable[[Any], Any]) -> Call
         "all_to_all": lambda: td.all_to_all_single(output, x, group=group),
         "all_to_all_list": lambda: td.all_to_all(outputs, inputs, group),
         "send_recv": around,
+        "batch_isend_irecv": batch,
+        "ping_pong": lambda: to_and_fro(
+            b, lambda: td.send(x, b.partner, group), lambda: td.recv(output, b.partner, group)
+        ),
+        "all_reduce_async": lambda: td.all_reduce(x, op, group, async_op=True).wait(),
         "barrier": lambda: td.barrier(group),
     }
     return table[b.operation]
@@ -130,7 +164,9 @@ def memcpy(b: Buffers, comm: MPI.Intracomm) -> Call | None:
 def algorithm_of(b: Buffers) -> str:
     link = dist.groups.default_group()._link
     if b.operation not in plan.ONE_NODE:
-        through_buffers = b.operation not in ("send_recv", "barrier") and link.find(EagerBuffers) is not None
+        if b.operation == "all_reduce_async":
+            return plan.algorithm_of("all_reduce", link, b.total_bytes)
+        through_buffers = b.operation not in MESSAGES and link.find(EagerBuffers) is not None
         return "blocks" if through_buffers else "native"
     name = plan.algorithm_of(b.operation, link, b.total_bytes)
     if name == "native" and b.operation in REDUCING:

@@ -32,9 +32,10 @@ from .results import Point, Series
 Allocate = Callable[[int, np.dtype[Any]], Array]
 """Makes a flat array; called by all ranks alike."""
 
-REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+REDUCING = ("all_reduce", "all_reduce_async", "reduce", "reduce_scatter")
+MESSAGES = ("send_recv", "batch_isend_irecv", "ping_pong", "barrier")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
-_ONE_ARRAY = ("all_reduce", "broadcast", "reduce")
+_ONE_ARRAY = ("all_reduce", "all_reduce_async", "broadcast", "reduce")
 _ALL_BLOCKS = {
     "all_gather": ("output",),
     "gather": ("output",),
@@ -74,7 +75,7 @@ def bus_factor(operation: str, size: int) -> float:
     >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4)
     (1.5, 0.75, 1.0)
     """
-    if operation == "all_reduce":
+    if operation.startswith("all_reduce"):
         return 2 * (size - 1) / size
     return (size - 1) / size if operation in _ALL_BLOCKS else 1.0
 
@@ -99,6 +100,8 @@ class Buffers:
         self.operation, self.rank, self.size = operation, rank, size
         self.dtype, self.op = dtype, op
         self.root, self.left, self.right = 0, (rank - 1) % size, (rank + 1) % size
+        self.partner = rank ^ 1 if rank ^ 1 < size else rank
+        """Of a ping-pong."""
         blocks = size if operation in _ALL_BLOCKS else 1
         self.count = 0 if operation == "barrier" else max(size_bytes // blocks // dtype.itemsize, 1)
         """Elements of each rank's block, as in nccl-tests."""
@@ -134,7 +137,7 @@ class Buffers:
         on_root = self.rank == self.root
         count, output = self.count, self.output
         match self.operation:
-            case "all_reduce":
+            case "all_reduce" | "all_reduce_async":
                 return count_mismatches(output, reduced(self.size, self.dtype, self.op))
             case "reduce" if spoils_inputs and not on_root:
                 return 0
@@ -148,8 +151,10 @@ class Buffers:
                 return count_mismatches(output, total, self.rank * count)
             case "scatter":
                 return count_mismatches(output, self._pattern(self.root), self.rank * count)
-            case "send_recv":
+            case "send_recv" | "batch_isend_irecv":
                 return count_mismatches(output, self._pattern(self.left))
+            case "ping_pong":
+                return count_mismatches(output, self._pattern(self.partner))
             case "gather" if not on_root:
                 return 0
             case "all_gather" | "all_gather_list" | "gather":

@@ -16,6 +16,7 @@ import numpy as np
 import mpiddp.distributed as dist
 from mpiddp import settings
 from mpiddp.algorithms import plan
+from mpiddp.algorithms.ways import Ways
 from mpiddp.mpi.link import Link
 from mpiddp.shm.eager import EagerBuffers
 from mpiddp.training.config import UsageError
@@ -44,6 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
         found = {operation: _tune(here, operation, arguments) for operation in plan.ONE_NODE}
         for operation, (name, gain) in found.items():
             here.say(f"{operation:15}{name}" + f", {gain:.2f} times as fast as the built-in table" * (name != _TABLE))
+        for operation, text in dist.groups.default_group()._link.resource(Ways).described().items():
+            here.say(f"{operation:15}ordinary arrays go by {text}")
         line = ",".join(f"{operation}:{name}" for operation, (name, _) in found.items() if name != _TABLE)
         if line:
             here.say(f"for jobs of as many ranks on as many nodes: MPIDDP_ALGORITHM={line}")
@@ -58,7 +61,7 @@ _TABLE = "the built-in table"
 def candidates(operation: str, link: Link) -> list[str]:
     """List the algorithms that can run an operation in a group."""
     # exchange is for reductions that MPI does not define
-    left_out = {"exchange", "hierarchical" if link.one_node else "two_shot"}
+    left_out = {"exchange", *(("hierarchical",) if link.one_node else ("two_shot", *plan.WAYS))}
     if link.find(EagerBuffers) is None:
         left_out.add("one_shot")
     return [name for name in plan.offering(operation) if name not in left_out]

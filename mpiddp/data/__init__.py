@@ -1,4 +1,4 @@
-"""Data sets, samplers and the loader; only `shared_on_node` communicates.
+"""Data sets, samplers, the loader and the stream; only `shared_on_node` and `Stream` communicate.
 
 They share: ``seed`` and ``shuffle`` are the same on every rank, and give the same order; ``num_replicas`` and ``rank``
 are the world's by default; ``drop_last`` leaves out a last batch that is not full; samplers use only a data set's
@@ -23,6 +23,7 @@ from .loader import DataLoader
 from .node import shared_on_node
 from .permutation import randperm
 from .samplers import BatchSampler, RandomSampler, SequentialSampler
+from .stream import Stream, get_include
 
 __all__ = [
     "ArrayDataset",
@@ -37,9 +38,11 @@ __all__ = [
     "Partition",
     "RandomSampler",
     "SequentialSampler",
+    "Stream",
     "Subset",
     "default_collate",
     "digits",
+    "get_include",
     "labelled",
     "mnist",
     "open_labelled",

@@ -513,14 +513,15 @@ def all_to_all_single(
         return None
     result = as_array(output, "all_to_all_single", name="output")
     x = as_array(input, "all_to_all_single", writable=False, name="input")
-    splits = [None if given is None else tuple(given) for given in (output_split_sizes, input_split_sizes)]
-    key = ("all_to_all_single", *splits, _like(result), _like(x))
+    received_rows = None if output_split_sizes is None else tuple(output_split_sizes)
+    sent_rows = None if input_split_sizes is None else tuple(input_split_sizes)
+    key = ("all_to_all_single", received_rows, sent_rows, _like(result), _like(x))
     plan = group._plans.get(key)
     if plan is None:
         size, mine = group._link.size, group._link.rank
         expect_like(result, None, x.dtype, "all_to_all_single", "output")
-        received = _byte_counts(result, splits[0], size, "output")
-        sent = _byte_counts(x, splits[1], size, "input")
+        received = _byte_counts(result, received_rows, size, "output")
+        sent = _byte_counts(x, sent_rows, size, "input")
         if received[mine] != sent[mine]:
             raise ArrayError(
                 f"all_to_all_single: this rank sends itself {sent[mine]} bytes and expects {received[mine]} from itself"

@@ -25,20 +25,20 @@ from . import debug
 from .groups import ProcessGroup
 
 
-def begin(group: ProcessGroup, call: Call) -> tuple[Operation, bool]:
+def begin(group: ProcessGroup, call: Call, depth: int = 3) -> tuple[Operation, bool]:
     """Begin a call: number, record and publish it; return it, and True if all ranks are known to make it.
 
-    A call of some ranks, such as a message, is numbered apart and not published.
+    A call of some ranks, such as a message, is numbered apart and not published. ``depth`` is `recorder.begin`'s.
     """
-    link = group._link
-    if call.record is None:
+    link, record = group._link, call.record
+    if record is None:
         link.message_count = number = link.message_count + 1
     else:
         link.sequence = number = link.sequence + 1
-    operation = recorder.begin(call, number)
+    operation = recorder.begin(call, number, depth)
     if debug.on:
         debug.log(operation)
-    return operation, call.record is None or group._monitor.publish(number, call.record)
+    return operation, record is None or group._monitor.publish(number, record)
 
 
 class calling:  # noqa: N801 - a statement's context
@@ -48,17 +48,20 @@ class calling:  # noqa: N801 - a statement's context
 
     def __init__(self, group: ProcessGroup, call: Call) -> None:
         self._monitor = group._monitor
-        self._operation, self._confirmed = begin(group, call)
+        self._operation, self._confirmed = begin(group, call, 4)
 
     def __enter__(self) -> Operation:
-        operation = self._operation
         self._thread = thread = get_ident()
         self._outer = waiting.get(thread)
-        waiting[thread] = operation
+        waiting[thread] = operation = self._operation
         return operation
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         operation = self._operation
+        if error is None and self._confirmed and self._outer is None:
+            del waiting[self._thread]
+            operation.end = monotonic()
+            return
         try:
             if isinstance(error, Exception) and operation.call.record is not None:
                 self._monitor.verify_failed(operation.number, error)
@@ -112,7 +115,7 @@ def expect_own_thread(busy: bool, group: ProcessGroup) -> None:
 def perform(group: ProcessGroup, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array] = ()) -> Any:
     """Return the value of the steps; block in MPI where nothing is pending."""
     link = group._link
-    if requests.pending or group._monitor.survivable:
+    if requests.pending or group._monitor.polls:
         work = submit(group, plan, args, outputs, True, None)
         assert work is not None
         work.wait()
@@ -160,6 +163,10 @@ def root_rank(group: ProcessGroup, global_rank: int | None, group_rank: int | No
 
     ValueError if both are given, or neither without a ``default``, or a rank that is no member.
     """
+    if type(global_rank) is int and group_rank is None:
+        found = group._group_rank_of.get(global_rank)
+        if found is not None:
+            return found
     if group_rank is not None:
         if global_rank is not None:
             raise ValueError("Can't specify both group_rank and global_rank")
@@ -173,7 +180,8 @@ def root_rank(group: ProcessGroup, global_rank: int | None, group_rank: int | No
 
 def expect_on_root(given: Sequence[Any] | None, group: ProcessGroup, root: int, name: str, role: str) -> None:
     """Raise ValueError unless the root, and no other rank, has given a list."""
-    if group.rank() == root and not given:
+    on_root = group._link.rank == root
+    if on_root and not given:
         raise ValueError(f"Argument ``{name}`` must be specified on {role} rank.")
-    if group.rank() != root and given:
+    if given and not on_root:
         raise ValueError(f"Argument ``{name}`` must NOT be specified on non-{role} ranks.")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import warnings
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 from mpiddp import launchers, settings
 from mpiddp.algorithms import plan as planning
@@ -71,6 +72,7 @@ def init_process_group(
     device_id: int | None = None,
     *,
     comm: MPI.Intracomm | None = None,
+    on_error: Literal["raise", "abort"] | None = None,
 ) -> None:
     """Start MPI, if the program has not, and make the default process group of all its ranks.
 
@@ -87,15 +89,21 @@ def init_process_group(
         This rank's GPU. By default, if the program has imported CuPy and has not used a GPU yet, it is the rank's
         number on its node modulo the number of visible GPUs.
     comm : mpi4py intracommunicator, optional
-        The ranks of the default group, by default those of ``MPI.COMM_WORLD``. Every rank of the world calls, each with
-        its own communicator, also a rank that never communicates: ``comm=MPI.COMM_WORLD.Split(reads_files)``.
+        The ranks of the default group, by default those of ``MPI.COMM_WORLD``. These ranks call, and no other rank
+        takes part: not here, in no later call, and not at the end.
+    on_error : str, optional
+        What a timeout, ranks that disagree, or a lost rank do where a program only waits: "raise" an error on all
+        ranks, after which the group can only be destroyed, or "abort", which ends the whole program. By default "raise"
+        with ``comm``, and "abort" without.
     init_method, store, group_name, pg_options
         Without effect; ``init_method`` and ``store`` are checked as in torch.
 
     Raises
     ------
     ValueError
-        If called twice, the backend is unknown, or ``comm`` is ``MPI.COMM_NULL``.
+        If called twice, the backend or ``on_error`` is unknown, or ``comm`` is ``MPI.COMM_NULL``.
+    DistTimeoutError
+        If other ranks have not called it in time, and errors are raised.
     DistError
         If the job cannot work as it was launched. The text has the cure.
 
@@ -115,15 +123,21 @@ def init_process_group(
     timeout_s = settings.default_timeout_s() if limit_s is None else limit_s
     debug_level = settings.debug_level()
     settings.deterministic()  # checked before it is needed, which may be late
+    if on_error not in (None, "raise", "abort"):
+        raise ValueError(f'on_error must be "raise" or "abort", got {on_error!r}')
     if comm is not None:
         _check_comm(comm)
+    elif on_error == "raise":
+        comm = MPI.COMM_WORLD
+    raises = comm is not None and on_error != "abort"
     _choose_device(device_id)
     set_limit(timeout_s)
-    with time_limit(timeout_s, "init_process_group"):
+    # A timer ends the program; where errors are raised, the first meeting of the ranks has its own limit.
+    with contextlib.nullcontext() if raises else time_limit(timeout_s, "init_process_group"):
         assigned_by_mpi = backend is not None and backend.lower() == "mpi"
-        claims = Claims(rank, world_size, own_comm=comm is not None, assigned_by_mpi=assigned_by_mpi)
         debug.configure(debug_level)
         planning.forget()  # the environment may have another choice of algorithms by now
+        claims = Claims(rank, world_size, comm is not None, "raise" if raises else "abort", assigned_by_mpi)
         _start(claims, comm, timeout_s, kind)
 
 
@@ -131,26 +145,32 @@ def _start(claims: Claims, comm: MPI.Intracomm | None, timeout_s: float, backend
     first = this_job.current() is None
     while True:
         try:
-            job = this_job.start(claims)
-            begin(job, comm, timeout_s, backend)
+            job = this_job.start(claims, comm, timeout_s)
+            begin(job, None, timeout_s, backend, comm)
             if len(job.world.running) == job.world.size:
                 job.failures.agree()  # nobody leaves a start that another rank has to repeat
             break
         except Exception as error:
             failed = this_job.current()
-            if failed is None or comm is not None or not failed.failures.caused(error):
+            if failed is None or not failed.failures.caused(error):
+                this_job.end(together=False)
                 raise
             groups.discard()
     if first and job.world.rank == 0:
         for unknown in settings.unknown_variables():
             warn(unknown)
-    now, before = job.world.size, MPI.COMM_WORLD.size
+    now, before = job.world.size, (MPI.COMM_WORLD if comm is None else comm).size
     if first and now < before and job.world.rank == 0:
         warn(f"{before - now} of {before} ranks died during the start; {now} go on")
 
 
-def begin(job: Job, comm: MPI.Intracomm | None, timeout_s: float, backend: str) -> ProcessGroup:
-    """Make the default group of ``comm``, or of all ranks that are alive; its ranks call this together."""
+def begin(
+    job: Job, comm: MPI.Intracomm | None, timeout_s: float, backend: str, given: MPI.Intracomm | None = None
+) -> ProcessGroup:
+    """Make the default group of ``comm``, or of all ranks that are alive; its ranks call this together.
+
+    ``given`` is the program's own communicator, if it has given one.
+    """
     world = job.world
     if comm is None and len(world.running) < world.size:
         own = among(world.comm, world.running)
@@ -159,8 +179,8 @@ def begin(job: Job, comm: MPI.Intracomm | None, timeout_s: float, backend: str) 
     link, group_monitor = monitor.connect(job, own, timeout_s)
     device_table.learn(link)
     backends.connect(link, backend)
-    ranks, comm = world.ranks[: link.size], own if comm is None else comm
-    return register(ProcessGroup(link, group_monitor, "0", "default_pg", ranks, comm), default=True)
+    ranks = world.ranks[: link.size]
+    return register(ProcessGroup(link, group_monitor, "0", "default_pg", ranks, given or comm or own), default=True)
 
 
 def _choose_device(device_id: int | None) -> None:
@@ -185,10 +205,21 @@ def destroy_process_group(group: GroupLike = None) -> None:
     >>> dist.destroy_process_group(pair)
     """
     doomed = groups.doomed(group)
+    default = groups.default_group()
     error = parting.part(doomed)
+    together = all(each._link.comms for each in doomed)
     groups.destroy(doomed)
+    if default in doomed:
+        this_job.end(together)
     if error is not None:
         raise error
+
+
+def give_up(group: ProcessGroup) -> None:
+    """End a group without the other ranks, and with the default group all."""
+    groups.discard(group)
+    if not groups.is_initialized():
+        this_job.end(together=False)
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:

@@ -35,14 +35,20 @@ def _checked_tag(group: ProcessGroup, tag: int, name: str) -> int:
     return number
 
 
-def _message(name: str, group: ProcessGroup, x: Array, peers: tuple[int, ...], tag: int) -> Call:
-    key = name, peers, _checked_tag(group, tag, name), x.dtype, x.shape
+def _message(name: str, group: ProcessGroup, x: Array, peer: int, tag: int) -> Call:
+    """Return the call of a message to or from a rank of the group, or `ANY_SOURCE`."""
+    if type(tag) is not int:
+        tag = _checked_tag(group, tag, name)
     calls = group._mailbox.calls
+    key = name, peer, tag, x.dtype, x.shape
     call = calls.get(key)
     if call is None:
+        _checked_tag(group, tag, name)
         if len(calls) >= _MAX_CALLS:
             calls.clear()
-        calls[key] = call = Call(group._link.members, name, x.dtype, x.shape, x.shape, peers, key[2])
+        link = group._link
+        peers = link.others if peer == ANY_SOURCE else (link.ranks[peer],)
+        calls[key] = call = Call(link.members, name, x.dtype, x.shape, x.shape, peers, tag)
     return call
 
 
@@ -83,8 +89,8 @@ def send(
     if to == group._link.rank:
         raise ValueError("Invalid destination rank: destination rank should not be the same as the current rank.")
     x = as_array(tensor, "send", writable=False)
-    with calling(group, _message("send", group, x, (group._link.ranks[to],), tag)) as operation:
-        if requests.pending or group._monitor.survivable:
+    with calling(group, _message("send", group, x, to, tag)) as operation:
+        if requests.pending or group._monitor.polls:
             group._mailbox.isend(x, to, tag, operation).wait()
         else:
             group._mailbox.send(x, to, tag)
@@ -115,16 +121,20 @@ def isend(
         return None
     to = root_rank(group, dst, group_dst)
     x = as_array(tensor, "isend", writable=False)
-    operation, _ = begin(group, _message("isend", group, x, (group._link.ranks[to],), tag))
-    return group._mailbox.isend(x, to, tag, operation)
+    return _begin(_message("isend", group, x, to, tag), group, x, to)
 
 
-def _sources(group: ProcessGroup, src: int | None, group_src: int | None) -> tuple[int, tuple[int, ...]]:
-    """Return the source's group rank, or ANY_SOURCE, and its possible world ranks."""
-    if src is None and group_src is None:
-        return ANY_SOURCE, group._link.others
-    source = root_rank(group, src, group_src)
-    return source, (group._link.ranks[source],)
+def _begin(call: Call, group: ProcessGroup, x: Array, peer: int) -> Work:
+    """Begin an isend or irecv."""
+    operation, _ = begin(group, call, 4)
+    assert call.tag is not None, "a message has one"
+    if call.operation == "irecv":
+        return group._mailbox.irecv(x, peer, call.tag, operation, group.ranks)
+    return group._mailbox.isend(x, peer, call.tag, operation)
+
+
+def _source(group: ProcessGroup, src: int | None, group_src: int | None) -> int:
+    return ANY_SOURCE if src is group_src is None else root_rank(group, src, group_src)
 
 
 def recv(
@@ -158,10 +168,10 @@ def recv(
     group = member(group, "recv")
     if group is None:
         return -1
-    source, peers = _sources(group, src, group_src)
+    source = _source(group, src, group_src)
     x = as_array(tensor, "recv")
-    with calling(group, _message("recv", group, x, peers, tag)) as operation:
-        if requests.pending or group._monitor.survivable:
+    with calling(group, _message("recv", group, x, source, tag)) as operation:
+        if requests.pending or group._monitor.polls:
             receive = group._mailbox.irecv(x, source, tag, operation)
             receive.wait()
             return group.ranks[receive.sender]
@@ -192,10 +202,9 @@ def irecv(
     group = member(group, "irecv")
     if group is None:
         return None
-    source, peers = _sources(group, src, group_src)
+    source = _source(group, src, group_src)
     x = as_array(tensor, "irecv")
-    operation, _ = begin(group, _message("irecv", group, x, peers, tag))
-    return group._mailbox.irecv(x, source, tag, operation, group.ranks)
+    return _begin(_message("irecv", group, x, source, tag), group, x, source)
 
 
 class P2POp:
@@ -249,13 +258,16 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         raise ValueError("batch_isend_irecv needs at least one P2POp")
     if any(each.group is not p2p_op_list[0].group for each in p2p_op_list):
         raise ValueError("All ops need to use the same group.")
+    group = member(p2p_op_list[0].group, "batch_isend_irecv")
+    assert group is not None, "P2POp refuses it"
+    checked = []
     for each in p2p_op_list:
-        as_array(each.tensor, each.op.__name__, writable=each.op is irecv)
-        _checked_tag(each.group, each.tag, each.op.__name__)
-    ordered = sorted(range(len(p2p_op_list)), key=lambda index: p2p_op_list[index].op is not irecv)
-    works: dict[int, Work] = {}
-    for index in ordered:  # receives first, so that messages find their memory
-        each = p2p_op_list[index]
-        side = "group_src" if each.op is irecv else "group_dst"
-        works[index] = each.op(each.tensor, group=each.group, tag=each.tag, **{side: each.group_peer})
-    return [works[index] for index in range(len(p2p_op_list))]
+        name = each.op.__name__
+        x = as_array(each.tensor, name, writable=each.op is irecv)
+        checked.append((_message(name, group, x, each.group_peer, each.tag), group, x, each.group_peer))
+    works: list[Any] = [None] * len(checked)
+    for name in ("irecv", "isend"):  # receives first, so that messages find their memory
+        for index, found in enumerate(checked):
+            if found[0].operation == name:
+                works[index] = _begin(*found)
+    return works

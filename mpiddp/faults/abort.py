@@ -38,11 +38,12 @@ ANSWER_S = 1.5
 """Time for the others to tell what they do, before this rank ends the job."""
 
 _rank, _size = 0, 1
+_world_rank, _alone = 0, True
 _ending = threading.Lock()
 _reports: Reports | None = None
 
 
-def report_by(found: Reports) -> None:
+def report_by(found: Reports | None) -> None:
     global _reports
     _reports = found
 
@@ -69,13 +70,14 @@ def dumped(text: str, reason: str) -> str:
 
 def announce(rank: int, size: int) -> None:
     """Take the launcher's word until MPI runs."""
-    global _rank, _size
-    _rank, _size = rank, size
+    global _rank, _size, _world_rank, _alone
+    _rank, _size, _world_rank, _alone = rank, size, rank, size == 1
 
 
-def set_rank(rank: int, size: int) -> None:
-    """Take MPI's rank and size."""
-    announce(rank, size)
+def set_rank(rank: int, size: int, world_rank: int, alone: bool) -> None:
+    """Take the job's rank and size, the rank in MPI's world, and whether no other process is left there."""
+    global _rank, _size, _world_rank, _alone
+    _rank, _size, _world_rank, _alone = rank, size, world_rank, alone
     rank_process.claim_rank()
 
 
@@ -83,12 +85,14 @@ def rank() -> int:
     return _rank
 
 
-def size() -> int:
-    return _size
+def alone() -> bool:
+    """Return True if the program has no other process."""
+    return _alone
 
 
 def label() -> str:
-    return f"[rank {_rank}/{_size} {socket.gethostname()}]"
+    outer = f" ({_world_rank} of the world)" if _world_rank != _rank else ""
+    return f"[rank {_rank}/{_size}{outer} {socket.gethostname()}]"
 
 
 def say(text: str) -> None:
@@ -151,8 +155,7 @@ def _abort_by_pmi(code: int) -> None:
 @contextlib.contextmanager
 def time_limit(timeout_s: float, what: str) -> Iterator[None]:
     def report() -> str:
-        waits = "it waits for ranks that have not called it, and every rank has to"
-        return f"{what} did not finish in {timeout_s:g} s: {waits}{_states()}"
+        return f"{unmet(what, timeout_s)}{absent()}{_states()}"
 
     timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), abort, (report, EXIT_TIMEOUT))
     timer.daemon = True
@@ -161,6 +164,24 @@ def time_limit(timeout_s: float, what: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def unmet(what: str, timeout_s: float) -> str:
+    waits = "it waits for ranks that have not called it, and every rank has to"
+    return f"{what} did not finish in {timeout_s:g} s: {waits}"
+
+
+def _unknown() -> str:
+    return ""
+
+
+absent: Callable[[], str] = _unknown
+"""Tells which ranks have not come, where the ranks meet for the first time."""
+
+
+def forget_absent() -> None:
+    global absent
+    absent = _unknown
 
 
 def _states() -> str:

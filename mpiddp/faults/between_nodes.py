@@ -29,7 +29,7 @@ class BetweenNodes:
     def __init__(self, liveness: Liveness) -> None:
         self._liveness = liveness
         self._groups: weakref.WeakValueDictionary[int, Comparison] = weakref.WeakValueDictionary()
-        liveness.handlers.update({Tag.RECORDS: self._receive, Tag.MISMATCH: self._hear})
+        liveness.handlers[Tag.RECORDS] = self._receive
 
     def watch(self, link: Link, calls: Calls, report: Callable[[MismatchError], None]) -> Comparison | None:
         """Compare a group's calls until the result is dropped; ``report`` runs in the watchdog's thread."""
@@ -45,14 +45,7 @@ class BetweenNodes:
                 self._liveness.send(each.successor, Tag.RECORDS, _HEAD.pack(group) + message)
             error = each.compare()
             if error is not None:
-                self.tell(group, error)
                 each.report(error)
-
-    def tell(self, group: int, error: MismatchError) -> None:
-        """Tell the group's other ranks, who may wait on another node."""
-        text = _HEAD.pack(group) + str(error).encode()
-        for rank in self._groups[group].others:
-            self._liveness.send(rank, Tag.MISMATCH, text)
 
     def begin_end(self, comm: MPI.Intracomm) -> tuple[MPI.Request, Array]:
         """Begin the last barrier of all ranks; its sum is 0 if the calls of every group agree."""
@@ -80,16 +73,10 @@ class BetweenNodes:
         if each is not None:
             each.take(source, message[_HEAD.size :])
 
-    def _hear(self, _: int, message: bytearray) -> None:
-        each = self._groups.get(_HEAD.unpack_from(message)[0])
-        if each is not None:
-            each.report(MismatchError(message[_HEAD.size :].decode()))
-
 
 class Comparison:
     def __init__(self, link: Link, calls: Calls, report: Callable[[MismatchError], None]) -> None:
         firsts = [int(link.by_node[start]) for start in link.node_starts]
-        self.others = link.others
         self.successor, self._weight = -1, 0
         """The first rank of the next node; -1 on a rank that is not the first of its own."""
         if link.rank in firsts:

@@ -10,6 +10,7 @@ in the background. An operation that compares calls itself is marked: all ranks 
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import struct
 import time
@@ -242,6 +243,12 @@ def _mismatch_of(link: Link, *records: tuple[int, ...]) -> MismatchError:
     return mismatch(link, ranks[0], texts[0], ranks[1], texts[1])
 
 
+@functools.lru_cache(maxsize=256)
+def _rest(call: Record) -> bytes:
+    """Return the bytes of a record behind its number."""
+    return call.pack(0)[_NUMBER_BYTES:]
+
+
 class Calls(Resource):
     """A group's records on one node: `REGION_BYTES` of ``memory`` a rank.
 
@@ -259,6 +266,9 @@ class Calls(Resource):
         self._size = len(self._ranks)
         self._memory = memory
         self._table = np.frombuffer(memory, RECORD, _ROWS * self._size).reshape(_ROWS, self._size)
+        self.ordered = shared and ORDERED
+        """Whether a rank's record means that it has made its call."""
+        self._words = memoryview(memory).cast("q")
         self._row_bytes = self._size * _PACKED.size
         self._own = self._rank * _PACKED.size
         self._distant = not link.one_node
@@ -271,21 +281,23 @@ class Calls(Resource):
 
     def publish(self, sequence: int, call: Record) -> bool:
         """Return True if all ranks of the node have made the call; MismatchError if one made another."""
-        record = _PACKED.pack(_MARK | sequence, *call)
+        number, rest, memory = (_MARK | sequence).to_bytes(_NUMBER_BYTES, "little"), _rest(call), self._memory
         start = sequence % _ROWS * self._row_bytes
         own = start + self._own
-        self._memory[own : own + _NUMBER_BYTES] = _ERASED
-        self._memory[own + _NUMBER_BYTES : own + _PACKED.size] = record[_NUMBER_BYTES:]
-        self._memory[own : own + _NUMBER_BYTES] = record[:_NUMBER_BYTES]
+        body = own + _NUMBER_BYTES
+        memory[own:body] = _ERASED
+        memory[body : own + _PACKED.size] = rest
+        memory[own:body] = number
         if self._distant:
             if not call.self_comparing:
                 self.history = hash((self.history, *call))
             self.latest = sequence
-        row = self._memory[start : start + self._row_bytes]
+        row, record = memory[start : start + self._row_bytes], number + rest
         if self._size == 1 or row == record * self._size:
             return True
         self._unconfirmed[sequence] = record
-        self._compare(sequence, record, row)
+        if row.count(number) > 1:  # else no other rank has come
+            self._compare(sequence, record, row)
         return False
 
     def _compare(self, sequence: int, record: bytes, row: bytes | bytearray) -> None:
@@ -318,6 +330,12 @@ class Calls(Resource):
             (first & ~_MARK if first & _MARK == _MARK and first == last else 0, Record(*fields))
             for first, (_, *fields), last in zip(before, records, after, strict=True)
         ]
+
+    def made_by_all(self, sequence: int) -> bool:
+        """Return True if all ranks of the node have made this call, or a later one in its row."""
+        first = sequence % _ROWS * self._row_bytes // 8
+        row = self._words[first : first + self._row_bytes // 8 : _PACKED.size // 8]
+        return min(row) >= _MARK | sequence
 
     def verify(self, sequence: int) -> None:
         """Compare a finished call, and later again if a rank has not made it yet."""
@@ -357,7 +375,7 @@ class Calls(Resource):
         self._unconfirmed.clear()
         self._finished.clear()
         self._table = np.empty((0, self._size), RECORD)
-        del self._memory
+        del self._memory, self._words
 
 
 def last_call(link: Link, rank: int) -> str:

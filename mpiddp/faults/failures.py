@@ -14,12 +14,14 @@ import contextlib
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Protocol
 
 from mpiddp import launchers
 from mpiddp.errors import DistError, RankFailedError
 from mpiddp.mpi import library
 from mpiddp.mpi.lazy import MPI
+from mpiddp.shm.cma import UnreachableError
 
 _NEWS_S = 0.2
 """Longest time between news of a failure and of its rank."""
@@ -32,8 +34,8 @@ class Revocable(Protocol):
 
 
 class Failures:
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = comm
+    def __init__(self, comm: MPI.Intracomm, outer: Sequence[int] = ()) -> None:
+        self._comm, self._outer = comm, outer
         self._comms = [comm]
         self._groups: weakref.WeakSet[Revocable] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -61,9 +63,11 @@ class Failures:
 
     def caused(self, error: BaseException) -> bool:
         """Return True if a failed rank is the cause of an error, which may come before its news."""
-        if not self.survivable or not isinstance(error, MPI.Exception):
+        if not self.survivable or not isinstance(error, (MPI.Exception, UnreachableError)):
             return self.happened()
-        if error.Get_error_class() == MPI.ERR_REVOKED:  # another rank knew first, and revokes all
+        if (
+            isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_REVOKED
+        ):  # another rank knew first, and revokes all
             self.revoke()
         return self.awaited()
 
@@ -103,6 +107,8 @@ class Failures:
             MPI.COMM_SELF.Iprobe()
             time.sleep(0.001)
         who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else "a rank"
+        if self._outer and ranks:
+            who += f" ({', '.join(str(self._outer[rank]) for rank in ranks)} of the world)"
         failed = RankFailedError(f"{who} of {self._comm.size} died", ranks)
         with self._lock:
             groups = tuple(self._groups)

@@ -39,6 +39,7 @@ class Dump(NamedTuple):
 class Hosts(NamedTuple):
     hosts: dict[int, str]
     pids: dict[int, int]
+    outer: tuple[int, ...] = ()
 
 
 def read(path: Path) -> Dump:

@@ -1,4 +1,8 @@
-"""The job: the running world, with the liveness and the failures of its ranks."""
+"""The job: the running ranks of a communicator, with their liveness and failures.
+
+The communicator is MPI's world, or one that the program has given. All that a job does between its ranks goes over
+duplicates of it, so that no other rank of MPI's world takes part.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from .between_nodes import BetweenNodes
 from .dumps import Dumps
 from .failures import Failures
 from .liveness import Liveness
+from .meeting import Meeting
 from .reports import Reports
 
 
@@ -22,43 +27,61 @@ class Job(NamedTuple):
     failures: Failures
     between_nodes: BetweenNodes
     reports: Reports
+    own: bool
+    """Of a communicator that the program has given: it ends with its default group."""
+    raises: bool
+    """Errors are raised on all ranks, where they would end the program otherwise."""
 
     @classmethod
-    def gather(cls, comm: MPI.Intracomm, *, ended: bool = False) -> Self:
-        """Gather the ranks of ``comm``; ``ended``: this rank's program has ended."""
-        gathered = world.gather(comm, ended=ended)
-        failures, questions = Failures(comm), comm.Dup()
+    def gather(cls, comm: MPI.Intracomm, gathered: World, own: bool, raises: bool) -> Self:
+        """Return the job of ``comm``, of which ``gathered`` tells; collective."""
+        failures, questions = Failures(comm, gathered.outer), comm.Dup()
         failures.register_comm(questions)
         All.one_by_one = failures.survivable
-        liveness = Liveness(questions, gathered)
+        liveness = Liveness(questions, gathered, raises)
         reports = Reports(liveness, Dumps(liveness, gathered).collect)
-        return cls(gathered, liveness, failures, BetweenNodes(liveness), reports)
+        return cls(gathered, liveness, failures, BetweenNodes(liveness), reports, own, raises)
 
     @classmethod
-    def start(cls) -> Self:
-        """Return the job of all living ranks; collective."""
-        comm = MPI.COMM_WORLD
-        if not Failures(comm).survivable:
-            return cls.gather(comm.Dup())
-        job = cls._of_survivors(comm)
+    def start(cls, comm: MPI.Intracomm, own: bool, raises: bool, limit_s: float) -> Self:
+        """Return the job of all living ranks of ``comm``; collective. DistTimeoutError after ``limit_s``."""
+        meeting = Meeting(comm, limit_s)
+        with meeting.held():
+            if not Failures(comm).survivable:
+                made = meeting.duplicate()
+                return cls.gather(made, world.gather(made, lambda value: meeting.allgather(made, value)), own, raises)
+            meeting.agree()
+        job = cls._of_survivors(comm, own, raises)
         if job.world.size < comm.size:
             finalize.never_finalize()
         return job
+
+    def place(self) -> tuple[int, int, int, bool]:
+        """Return rank, size, the rank in MPI's world, and whether no other process is left there."""
+        alone = self.world.size == 1 and not (self.own and MPI.COMM_WORLD.size > 1)
+        return self.world.rank, self.world.size, MPI.COMM_WORLD.rank, alone
+
+    def end(self, together: bool) -> None:
+        """Free the communicators, if the other ranks do so together; else tell them that this rank has left."""
+        if together and self.liveness.part():
+            self.world.comm.Free()
+        else:
+            self.liveness.leave()
 
     def survivors(self) -> Self:
         """Revoke the world; collective over the survivors."""
         self.failures.revoke()
         # The launcher's barrier in MPI_Finalize may wait for failed ranks for ever.
         finalize.never_finalize()
-        return self._of_survivors(self.world.comm, ended=self.liveness.exited)
+        return self._of_survivors(self.world.comm, self.own, self.raises, ended=self.liveness.exited)
 
     @classmethod
-    def _of_survivors(cls, comm: MPI.Intracomm, *, ended: bool = False) -> Self:
+    def _of_survivors(cls, comm: MPI.Intracomm, own: bool, raises: bool, *, ended: bool = False) -> Self:
         while True:
             comm = MPI.Intracomm(comm.Shrink())
             comm.Set_errhandler(MPI.ERRORS_RETURN)
             try:
-                return cls.gather(comm, ended=ended)
+                return cls.gather(comm, world.gather(comm, comm.allgather, ended=ended), own, raises)
             except Exception:
                 # Another rank failed. A call that this cuts may return success, with wrong bytes; a rank that has not
                 # noticed comes here later.

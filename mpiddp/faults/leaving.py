@@ -34,9 +34,11 @@ def set_limit(limit_s: float) -> None:
 class Leaving:
     """The end of this program; ``stop`` follows the end of all."""
 
-    def __init__(self) -> None:
-        self.job: Job
-        self.stop: Callable[[], object]
+    def __init__(self, jobs: list[Job]) -> None:
+        self.jobs = jobs
+        """That of the world, and above it one of a communicator."""
+        self.rank = 0
+        self.stop: Callable[[], object] = bool
         self._ended, self._pid = False, os.getpid()
         self._begun: list[tuple[MPI.Request, Array]] = []
         """The last barriers: MPI may still write to the memory of one that has failed."""
@@ -50,38 +52,40 @@ class Leaving:
         self._ended = True
         try:
             limit_s = settings.default_timeout_s() if _limit_s is None else _limit_s
-            while not self._wait(limit_s):
-                with exit_limit(limit_s):
-                    self.job = self.job.survivors()
-                set_rank(self.job.world.rank, self.job.world.size)
+            for each in self.jobs:
+                each.liveness.exited = True
+            for index in reversed(range(len(self.jobs))):
+                while not self._wait(self.jobs[index], limit_s):
+                    with exit_limit(limit_s):
+                        self.jobs[index] = self.jobs[index].survivors()
+                    set_rank(*self.jobs[index].place())
         except KeyboardInterrupt:
             interrupt("its program has ended; ", None)
-        marker.end(self.job.world.rank)
+        marker.end(self.rank)
         self.stop()
 
     def _end_groups(self) -> None:
         """Let later calls, such as a destructor's, raise: MPI would end the process."""
         self()
-        for link in self.job.liveness.links():
+        for link in (link for job in self.jobs for link in job.liveness.links()):
             link.abort(DistError("MPI has been finalised"))
 
-    def _wait(self, limit_s: float) -> bool:
+    def _wait(self, job: Job, limit_s: float) -> bool:
         """Return False if a rank failed meanwhile."""
         try:
-            self._wait_for_all(limit_s)
+            self._wait_for_all(job, limit_s)
             # Some may have passed the barrier, and would be waited for in MPI_Finalize.
             with exit_limit(limit_s):
-                self.job.failures.agree()
+                job.failures.agree()
         except Exception as error:
-            if not self.job.failures.caused(error):
+            if not job.failures.caused(error):
                 raise
             return False
         return True
 
-    def _wait_for_all(self, limit_s: float) -> None:
-        liveness, neighbour = self.job.liveness, Neighbour(self.job, limit_s)
-        liveness.exited = True
-        barrier, total = begun = self.job.between_nodes.begin_end(self.job.world.comm)
+    def _wait_for_all(self, job: Job, limit_s: float) -> None:
+        liveness, neighbour = job.liveness, Neighbour(job, limit_s)
+        barrier, total = begun = job.between_nodes.begin_end(job.world.comm)
         self._begun.append(begun)
         pause_s, deadline, pending = 1e-5, 0.0, -1
         while True:
@@ -89,6 +93,8 @@ class Leaving:
             together, finished = barrier.Test(), requests.finished()
             if together and finished:
                 break
+            if liveness.left and job.raises:
+                return  # it has been told why, or has told it
             if not together or requests.pending != pending:
                 deadline, pending = time.monotonic() + _REST_S, requests.pending
             if time.monotonic() > deadline:
@@ -97,13 +103,19 @@ class Leaving:
                     " nobody received, or a collective that only some ranks submitted; wait() for every Work"
                 )
                 break
-            liveness.progress()
+            for each in self.jobs:
+                each.liveness.progress()
             if silence := neighbour.silence():
+                if job.raises:
+                    say(f"its program has ended, and {silence}")
+                    return
                 abort(lambda: dumped(f"its program has ended, and {silence}", "a missing rank"), EXIT_TIMEOUT)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05 if finished else 0.001)
-        different = self.job.between_nodes.settle(self.job.world.comm) if total[0] else None
+        different = job.between_nodes.settle(job.world.comm) if total[0] else None
         unheard = (link.monitor.unheard() for link in liveness.links())
         error = different or next(filter(None, unheard), None)
-        if error is not None:
+        if error is not None and job.raises:
+            say(f"{type(error).__name__}: {error}")
+        elif error is not None:
             abort(f"{type(error).__name__}: {error}", EXIT_MISMATCH)

@@ -12,10 +12,13 @@ import struct
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
+
+from mpiddp.errors import DistError, DistTimeoutError, MismatchError, RankFailedError
 from mpiddp.mpi import processes, requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
@@ -47,6 +50,10 @@ _PROCESS_STATES = {
 }
 _HOLDS_PYTHON = "its process sleeps and lets no thread of Python answer, as in a call into C that holds the GIL"
 _MAX_RETIRED = 1000
+_PAUSE_S = 1e-4
+_TOLD: tuple[type[Any], ...] = (MismatchError, DistTimeoutError, RankFailedError)
+_kept: list[Any] = []
+"""The requests of partings that others have not come to, with their memory."""
 
 
 class Tag(enum.IntEnum):
@@ -56,11 +63,12 @@ class Tag(enum.IntEnum):
     ANSWER = 2
     ENDING = 3
     RECORDS = 4
-    MISMATCH = 5
+    ERROR = 5
     DUMP = 6
     DUMPED = 7
     RUN_OVER = 8
     STORE = 9
+    LEFT = 10
 
 
 class Liveness:
@@ -69,20 +77,28 @@ class Liveness:
     Watchdogs answer while programs compute, under MPI_THREAD_MULTIPLE.
     """
 
-    def __init__(self, comm: MPI.Intracomm, world: World) -> None:
+    def __init__(self, comm: MPI.Intracomm, world: World, raises: bool) -> None:
         self._comm = comm
+        self.raises = raises
+        """Whether errors are raised on all ranks."""
         self.world = world
         self._watched = world.thread_multiple
         self._lock = threading.RLock()  # a handler may send
         self._answers: dict[tuple[int, int], State] = {}
         """Answers by rank and group."""
         self._sent: list[tuple[MPI.Request, bytes]] = []
+        self._sent_to: Counter[int] = Counter()
+        self._received = 0
+        self._parts = False
+        """Only receives, as the job ends."""
         self._links: weakref.WeakValueDictionary[int, Link] = weakref.WeakValueDictionary()
         self._retired: deque[tuple[int, int]] = deque(maxlen=_MAX_RETIRED)
         self._progress: dict[int, tuple[int, float]] = {}
         """For each group: operations begun, and since when."""
-        self.handlers: dict[int, Callable[[int, bytearray], None]] = {}
+        self.handlers: dict[int, Callable[[int, bytearray], None]] = {Tag.ERROR: self._hear, Tag.LEFT: self._lose}
         """By tag: functions that are called with source and message."""
+        self.left = False
+        """A rank has left the job, and nothing of all ranks will end."""
         self.exited = False
         self.interrupted = False
         self.ending = False
@@ -118,6 +134,50 @@ class Liveness:
     def send(self, to: int, tag: int, message: bytes) -> None:
         with self._lock:
             self._sent.append((self._comm.Isend([message, MPI.BYTE], to, tag), message))
+            self._sent_to[to] += 1
+
+    def tell(self, link: Link, error: DistError) -> None:
+        """Let the group's other ranks, which may wait, raise ``error``."""
+        kind = next(each for each in (*_TOLD, DistError) if isinstance(error, each))
+        text = json.dumps([link.id, kind.__name__, str(error), getattr(error, "ranks", [])]).encode()
+        for rank in link.others:
+            self.send(rank, Tag.ERROR, text)
+
+    def _hear(self, _: int, message: bytearray) -> None:
+        group, name, text, ranks = json.loads(message)
+        link = self._links.get(group)
+        if link is not None:
+            kind = next((each for each in _TOLD if each.__name__ == name), DistError)
+            link.monitor.be_told(kind(text, ranks) if ranks else kind(text))
+
+    def _lose(self, _source: int, _message: bytearray) -> None:
+        self.left = True
+
+    def leave(self) -> None:
+        with contextlib.suppress(MPI.Exception):  # a rank has failed
+            for rank in self.awaited(None):
+                self.send(rank, Tag.LEFT, b"")
+
+    def part(self) -> bool:
+        """Receive all that the others have sent, and free the communicator; return False if they do not come."""
+        sent, expected = np.zeros(self._comm.size, np.int64), np.zeros(1, np.int64)
+        for rank, count in self._sent_to.items():
+            sent[rank] = count
+        deadline, self._parts = time.monotonic() + SILENCE_S, True
+        try:
+            request = self._comm.Ireduce_scatter_block(sent, expected)
+            while not (request.Test() and self._received == expected[0]):
+                if self.left or time.monotonic() > deadline:
+                    _kept.append((request, sent, expected))
+                    return False
+                self.progress()
+                time.sleep(_PAUSE_S)
+            for sending, _ in self._sent:
+                sending.Wait()
+            self._comm.Free()
+        except MPI.Exception:  # a rank has failed
+            return False
+        return True
 
     def progress(self) -> None:
         now = time.monotonic()
@@ -131,6 +191,9 @@ class Liveness:
                 source, tag = status.Get_source(), status.Get_tag()
                 message = bytearray(status.Get_count(MPI.BYTE))
                 self._comm.Recv([message, MPI.BYTE], source, tag)
+                self._received += 1
+                if self._parts and tag != Tag.LEFT:
+                    continue
                 if tag == Tag.QUESTION:
                     group, stacks = _QUESTION.unpack(message)
                     self.send(source, Tag.ANSWER, json.dumps([group, *self.own_state(group, stacks)]).encode())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from mpiddp.errors import DistError, MismatchError
+from mpiddp.errors import DistError, DistTimeoutError, MismatchError
 from mpiddp.mpi import recorder
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
@@ -28,11 +28,12 @@ class GroupMonitor(Resource):
     def __init__(self, job: Job) -> None:
         self._job = job
         self.survivable = job.failures.survivable
+        self.polls = job.failures.survivable or job.raises
         self._link: Link | None = None
         self._calls: Calls | None = None
         self._eager: EagerBuffers | None = None
         self._comparison: Comparison | None = None
-        self._told: MismatchError | None = None
+        self._told: DistError | None = None
         self._unheard: MismatchError | None = None
         self.differed = False
         """Calls have differed, and messages may be left that no rank receives."""
@@ -52,9 +53,15 @@ class GroupMonitor(Resource):
         self._calls = link.own(Calls(link, bytearray(calls.REGION_BYTES) if memory is None else memory))
         if memory is not None and eager_bytes:
             self._eager = link.own(EagerBuffers(link, memory, calls.REGION_BYTES * link.size))
-        self._comparison = self._job.between_nodes.watch(link, self._calls, self._be_told)
+        self._comparison = self._job.between_nodes.watch(link, self._calls, self.find)
 
-    def _be_told(self, error: MismatchError) -> None:
+    def find(self, error: DistError) -> None:
+        """Let the next call or wait raise ``error``, on all ranks. The watchdog calls."""
+        if self._link is not None:
+            self._job.liveness.tell(self._link, error)
+        self.be_told(error)
+
+    def be_told(self, error: DistError) -> None:
         self._told = error
 
     def publish(self, sequence: int, call: Record) -> bool:
@@ -65,8 +72,8 @@ class GroupMonitor(Resource):
             if self._told is not None:
                 raise self._told
             return self._calls.publish(sequence, call) and self._comparison is None
-        except MismatchError as error:
-            self._abort(error)
+        except DistError as error:
+            self.abort(error)
             raise
 
     def publish_unawaited(self, sequence: int, call: Record) -> None:
@@ -74,7 +81,7 @@ class GroupMonitor(Resource):
             try:
                 self._calls.publish_unawaited(sequence, call)
             except MismatchError as error:
-                self._abort(error)
+                self.abort(error)
                 raise
 
     def verify(self, sequence: int) -> None:
@@ -83,7 +90,7 @@ class GroupMonitor(Resource):
             try:
                 self._calls.verify(sequence)
             except MismatchError as error:
-                self._abort(error)
+                self.abort(error)
                 raise
 
     def verify_failed(self, sequence: int, error: Exception) -> None:
@@ -116,16 +123,16 @@ class GroupMonitor(Resource):
                 self.verify_failed(sequence, error)
                 raise
             self.verify(sequence)
-        except MismatchError as error:
-            self._unheard = error
+        except Exception as error:  # no global name: the interpreter's end closes what was given up
+            self._unheard = error if isinstance(error, MismatchError) else self._unheard
             raise
         return value
 
-    def unheard(self) -> MismatchError | None:
+    def unheard(self) -> DistError | None:
         """Return the error of calls that differ if the program has not been told."""
         return self._unheard or self.disagreement()
 
-    def disagreement(self) -> MismatchError | None:
+    def disagreement(self) -> DistError | None:
         link, published, buffers = self._link, self._calls, self._eager
         if self._told is not None:
             return self._told
@@ -139,12 +146,18 @@ class GroupMonitor(Resource):
         return None
 
     def check(self) -> None:
-        """Raise if a rank has failed, or ranks make different calls."""
+        """Raise if a rank has failed or left, or ranks make different calls."""
+        if not self._job.world.thread_multiple:
+            self._job.liveness.progress()  # no watchdog does
         self._job.failures.raise_if_failed()
         error = self.disagreement()
         if error is not None:
-            self._abort(error)
+            self.abort(error)
             raise error
+
+    def timed_out(self, error: DistTimeoutError) -> None:
+        if self._job.raises:
+            self.abort(error)
 
     def explain(self, operation: Operation) -> str:
         unmatched = self.unmatched()
@@ -172,10 +185,12 @@ class GroupMonitor(Resource):
         if isinstance(error, MPI.Exception):
             self._await_told(error)
 
-    def _abort(self, error: DistError) -> None:
+    def abort(self, error: DistError) -> None:
+        """End the group with ``error``; tell the other ranks, where they would not find it themselves."""
         if self._link is not None:
-            if self._comparison is not None and isinstance(error, MismatchError) and error is not self._told:
-                self._job.between_nodes.tell(self._link.id, error)
+            unseen = self._job.raises or (self._comparison is not None and isinstance(error, MismatchError))
+            if unseen and error is not self._told:
+                self._job.liveness.tell(self._link, error)
             self._link.abort(error)
 
     def close(self) -> None:

@@ -29,6 +29,10 @@ class Hosts(Protocol):
     @property
     def pids(self) -> Mapping[int, int] | Sequence[int]: ...
 
+    @property
+    def outer(self) -> Sequence[int]:
+        """Each rank's number in MPI's world; empty where all are equal."""
+
 
 class State(NamedTuple):
     """What one rank does, and how far it is in the group that it was asked about."""
@@ -152,10 +156,11 @@ def named_lines(ranks_by_line: Mapping[str, list[int]]) -> str:
 
 def who(hosts: Hosts, ranks: Sequence[int]) -> str:
     names = sorted({hosts.hosts[rank] for rank in ranks})
+    outer = f"{ranges(hosts.outer[rank] for rank in ranks)} of the world, " if hosts.outer else ""
     where = f"node {names[0]}" if len(names) == 1 else f"{len(names)} nodes"
     if len(ranks) == 1:
-        return f"rank {ranks[0]} ({where}, pid {hosts.pids[ranks[0]]})"
-    return f"ranks {ranges(ranks)} ({where})"
+        return f"rank {ranks[0]} ({outer}{where}, pid {hosts.pids[ranks[0]]})"
+    return f"ranks {ranges(ranks)} ({outer}{where})"
 
 
 def duration(seconds: float) -> str:

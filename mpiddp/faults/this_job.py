@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import sysconfig
 import warnings
@@ -20,30 +21,33 @@ from .job import Job
 from .leaving import Leaving
 from .watchdog import Watchdog
 
-_job: Job | None = None
+_jobs: list[Job] = []
+"""The job of MPI's world, and above it that of a communicator, during which the other rests."""
 _owner_pid = 0
 _leaving: Leaving | None = None
+_environment: dict[str, str | None] = {}
+"""What a communicator's job has replaced."""
 
 
 def current() -> Job | None:
     """Return the job, or None before `start`; DistError in a forked child."""
-    if _job is not None and os.getpid() != _owner_pid:
+    if _jobs and os.getpid() != _owner_pid:
         raise DistError(
-            f"this process was forked from rank {_job.world.rank} after MPI had started, and MPI is not fork safe; use"
-            " threads (DataLoader's workers are threads), or start processes before init_process_group"
+            f"this process was forked from rank {_jobs[-1].world.rank} after MPI had started, and MPI is not fork safe;"
+            " use threads (DataLoader's workers are threads), or start processes before init_process_group"
         )
-    return _job
+    return _jobs[-1] if _jobs else None
 
 
-def start(claims: Claims | None = None) -> Job:
-    """Start MPI if necessary, check the launch, and return the job, always the same.
+def start(claims: Claims | None = None, comm: MPI.Intracomm | None = None, timeout_s: float = math.inf) -> Job:
+    """Start MPI if necessary, check the launch, and return the job of the world, always the same, or one of ``comm``.
 
     DistError if environment, launcher or claims contradict MPI, after MPI_Finalize, in a forked child, or without
-    Python's global lock.
+    Python's global lock. If errors are raised, DistTimeoutError if the others have not come after ``timeout_s``.
     """
     global _owner_pid
-    job = current()
-    if job is None:
+    job, claims = current(), claims or Claims()
+    if job is None or (comm is not None and not job.own):
         if sysconfig.get_config_var("Py_GIL_DISABLED"):
             raise SetupError(
                 "mpiddp needs Python's global interpreter lock, which orders its stores to shared memory, and this"
@@ -51,53 +55,84 @@ def start(claims: Claims | None = None) -> Job:
             )
         uncaught.install()
         world.start_mpi()
-        abort.set_rank(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
+        given = MPI.COMM_WORLD if comm is None else comm
+        abort.set_rank(given.rank, given.size, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size == 1)
         _owner_pid = os.getpid()
         requests.only_thread = 0 if MPI.Query_thread() == MPI.THREAD_MULTIPLE else get_ident()
-        job = _begin(Job.start())
-        if job.world.size < MPI.COMM_WORLD.size:
-            _renumber(job)
+        raises = claims.on_error == "raise"
+        job = _begin(Job.start(given, comm is not None, raises, timeout_s if raises else math.inf))
+        if job.world.size < given.size:
+            _correct_ranks(job)
     elif job.failures.happened():
         job = regroup()
     try:
         if len(job.world.running) == job.world.size:
-            world.check_claims(job.world.comm, claims or Claims())
+            # A launcher or a site has set the variables for the world.
+            told = {} if job.own else launchers.rank_variables()
+            world.check_claims(job.world.comm, claims, told)
     except MPI.Exception as error:
         job.failures.translate(error)
         raise
-    launchers.correct_ranks(job.world.rank, job.world.size, job.world.local_rank)
+    _correct_ranks(job)
     return job
+
+
+def _correct_ranks(job: Job) -> None:
+    launchers.correct_ranks(job.world.rank, job.world.size, job.world.local_rank)
 
 
 def regroup() -> Job:
     """Make the job anew; collective over the survivors."""
-    assert _job is not None and _leaving is not None
+    assert _leaving is not None
     _leaving.stop()
-    job = _begin(_job.survivors())
-    recorder.clear()
-    segment.forget()
-    _renumber(job)
+    job = _begin(_jobs.pop().survivors())
+    _correct_ranks(job)
     return job
 
 
-def _renumber(job: Job) -> None:
-    abort.set_rank(job.world.rank, job.world.size)
-    launchers.correct_ranks(job.world.rank, job.world.size, job.world.local_rank)
+def end(together: bool) -> None:
+    """End the job of a communicator; that of the world goes on.
+
+    Ranks that call ``together`` free its communicators. DistError is never raised: a rank may have failed.
+    """
+    if not _jobs or not _jobs[-1].own:
+        return
+    assert _leaving is not None
+    _leaving.stop()
+    _leaving.stop = bool
+    _jobs.pop().end(together)
+    for name, value in _environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    _environment.clear()
+    if _jobs:
+        _begin(_jobs.pop())
+    else:
+        abort.report_by(None)
+        abort.set_rank(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size == 1)
 
 
 def _begin(job: Job) -> Job:
-    global _job, _leaving
-    _job = job
+    global _leaving
     if _leaving is None:
-        _leaving = Leaving()
+        _leaving = Leaving(_jobs)
         atexit.register(_leaving)
-    _leaving.job, _leaving.stop = job, lambda: None
+    _leaving.stop()
+    if job.own and not _environment:
+        _environment.update((name, os.environ.get(name)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    _jobs.append(job)
+    recorder.clear()
+    segment.forget()
     abort.report_by(job.reports)
+    abort.set_rank(*job.place())
     why = why_unwatched(job)
     watched = job.world.size > 1 and not why
     marker.begin(job.world.rank, watched, job.failures.survivable)
+    _leaving.rank, _leaving.stop = job.world.rank, bool
     if watched:
-        _leaving.stop = Watchdog(job).stop
+        _leaving.stop = Watchdog(job, _jobs[:-1]).stop
     elif why and job.world.rank == 0:
         warnings.warn(f"no watchdog runs: {why}; a hang inside of MPI is not noticed", stacklevel=5)
     return job

@@ -44,7 +44,7 @@ def install() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if ending.size() == 1 or os.getpid() != _owner_pid or finalized():
+        if ending.alone() or os.getpid() != _owner_pid or finalized() or _left_to_host(error):
             previous(kind, error, trace)
         elif isinstance(error, SetupError):
             if ending.rank() != 0:
@@ -60,6 +60,17 @@ def install() -> None:
             abort(lambda: text + _others(error) + _recorded(error), _exit_code(error))
 
     sys.excepthook = hook
+
+
+def _left_to_host(error: BaseException) -> bool:
+    """Return True if a program in another language has started Python, and goes on; tell the guest's other ranks."""
+    found = ending.reports()
+    if sys.orig_argv or (found is not None and not found.liveness.raises):
+        return False
+    for link in found.liveness.links() if found else []:
+        text = f"rank {ending.rank()} gave {link} up by an exception, {type(error).__name__}: {error}"
+        link.monitor.find(RankFailedError(text, [ending.rank()]))
+    return True
 
 
 def _others(error: BaseException) -> str:

@@ -19,9 +19,10 @@ import threading
 import time
 import types
 import warnings
+from collections.abc import Sequence
 
 from mpiddp import settings
-from mpiddp.errors import EXIT_MISMATCH, EXIT_TIMEOUT
+from mpiddp.errors import EXIT_MISMATCH, EXIT_TIMEOUT, RankFailedError
 from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.operation import Operation, waiting
@@ -55,10 +56,13 @@ class _Wait:
 
 
 class Watchdog:
-    def __init__(self, job: Job) -> None:
-        self._world, self._liveness, self._failures, self._between_nodes, self._reports = job
+    def __init__(self, job: Job, resting: Sequence[Job] = ()) -> None:
+        self._world, self._liveness, self._failures, self._between_nodes, self._reports, _, self._raises = job
+        self._answered = [each.liveness for each in (*resting, job)]
+        """Those whose questions are answered here: the job of the world rests while another one runs."""
         self._warn_after_s = settings.warn_after_s()
         self._waits: dict[int, _Wait] = {}
+        self._deserted: set[tuple[object, ...]] = set()
         self._interrupted: tuple[object, ...] | None = None
         self._interrupted_at = self._alert_until = 0.0
         self._continued_in: Operation | None = None
@@ -108,7 +112,8 @@ class Watchdog:
                 return
             try:
                 marker.renew(self._world.rank)
-                self._liveness.progress()
+                for each in self._answered:
+                    each.progress()
                 self._between_nodes.look()
                 if signal.SIGCONT in numbers:
                     self._continued()
@@ -179,18 +184,24 @@ class Watchdog:
         def still() -> bool:
             return waiting.get(thread) is operation
 
+        limited = operation.limited or self._raises
         waited_s = now - wait.since
         # A waiter with a time limit compares calls itself.
-        if not operation.limited and operation.members.monitor.disagreement() is not None:
+        if not limited and operation.members.monitor.disagreement() is not None:
             # A record in the middle of a store is whole now.
             time.sleep(_WRITTEN_S)
             error = operation.members.monitor.disagreement()
             if error is not None and still():
                 text = f"{activity.stack(thread)}{error}"
                 abort(lambda: dumped(text, "mismatch"), EXIT_MISMATCH)
-        if waited_s > PATIENCE_S and self._liveness.exited_ranks(operation) and still():
-            abort(lambda: dumped(self._desertion(thread, operation), "a missing rank"), 1)
-        if not operation.limited and waited_s > operation.members.timeout_s and still():
+        gone = self._liveness.exited_ranks(operation) if waited_s > PATIENCE_S else []
+        if gone and still():
+            if not self._raises:
+                abort(lambda: dumped(self._desertion(thread, operation), "a missing rank"), 1)
+            elif wait.identity not in self._deserted:
+                self._deserted.add(wait.identity)
+                operation.members.monitor.find(RankFailedError(self._desertion(thread, operation), gone))
+        if not limited and waited_s > operation.members.timeout_s and still():
             abort(lambda: dumped(self._timeout(thread, operation), "timeout"), EXIT_TIMEOUT)
         # Ask early: the answer is to be there when patience ends.
         if waited_s > PATIENCE_S - 3 * LOOK_S and now - wait.asked > PATIENCE_S:

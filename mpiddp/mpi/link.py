@@ -117,7 +117,7 @@ class Link(Channel):
         try:
             self._connect(comm)
         except BaseException:
-            if monitor.survivable:
+            if monitor.polls:
                 _abandoned.append(self.comms)
             else:
                 self._free()
@@ -131,7 +131,7 @@ class Link(Channel):
         ranks = tuple(map(self.world.ranks.__getitem__, made[:, 0].tolist()))
         super().__init__(ranks, comm.rank, comm, self._own(comm.Dup()))
         self.id = (self.ranks[0] << 40) + int(made[0, 1])
-        self.members = Members(self.id, self.ranks, self.world.size, self.timeout_s, self.monitor)
+        self.members = Members(self.id, self.ranks, self.world.size, self.timeout_s, self.monitor, self.world.outer)
         self.messages = self._own(comm.Dup())
         self.nodes = tuple(self.world.nodes[rank] for rank in self.ranks)
         ranks_per_node = Counter(self.nodes)

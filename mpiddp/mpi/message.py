@@ -210,13 +210,22 @@ def as_arrays(
         raise ArrayError(
             f"{operation} needs one array in `{name}` for each of the {length} ranks of the group, got {len(xs)}"
         )
-    return [as_array(x, operation, writable=writable, name=f"{name}[{index}]") for index, x in enumerate(xs)]
+    found = []
+    for index, x in enumerate(xs):
+        if type(x) is not np.ndarray or x.dtype not in _codes or not x.flags.carray:  # else it would pass `as_array`
+            x = as_array(x, operation, writable=writable, name=f"{name}[{index}]")
+        found.append(x)
+    return found
 
 
 def expect_apart(outputs: Sequence[Array], operation: str) -> None:
     """Raise ArrayError for outputs that share memory, as in ``[x] * size``, where one result would replace another."""
-    if all(x.base is None for x in outputs) and len({*map(id, outputs)}) == len(outputs):
-        return  # each has memory of its own
+    for x in outputs:
+        if x.base is not None:
+            break
+    else:
+        if len({*map(id, outputs)}) == len(outputs):
+            return  # each has memory of its own
     end = last = 0
     for start, size_bytes, index in sorted((_address(x), x.nbytes, index) for index, x in enumerate(outputs) if x.size):
         if start < end:
@@ -308,7 +317,7 @@ def _make_long(size_bytes: int) -> MPI.Datatype:
 def as_message(x: Array, size_bytes: int) -> list[Any]:
     """Return the first ``size_bytes`` of ``x`` as one message, which may be longer than MPI's count."""
     if size_bytes <= MAX_COUNT:
-        return [movable(x), size_bytes, MPI.BYTE]
+        return [x if _is_named(x.dtype) else as_bytes(x), size_bytes, MPI.BYTE]
     return [as_bytes(x), 1, _long(size_bytes)]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mpiddp.errors import MismatchError
+from mpiddp.errors import DistError, DistTimeoutError
 
 _LISTED = 16
 
@@ -19,19 +19,32 @@ class Monitor(Protocol):
     """What a group needs to know of its ranks' faults. `mpiddp.faults` implements it."""
 
     @property
+    def polls(self) -> bool:
+        """Whether every wait polls, so that an error can end it: ranks survive, or errors are raised on all ranks."""
+
+    @property
     def survivable(self) -> bool:
-        """Whether ranks survive the death of one. Then every wait polls, because a wait in MPI would never end."""
+        """Whether ranks survive the death of one."""
 
     def check(self) -> None: ...
 
-    def disagreement(self) -> MismatchError | None: ...
+    def disagreement(self) -> DistError | None: ...
 
-    def unheard(self) -> MismatchError | None: ...
+    def unheard(self) -> DistError | None: ...
 
     def explain(self, operation: Operation) -> str:
         """Return a text about the ranks that keep an operation from ending."""
 
     def unmatched(self) -> str: ...
+
+    def be_told(self, error: DistError) -> None:
+        """Let the next call or wait of the group raise ``error``. Any thread may call."""
+
+    def find(self, error: DistError) -> None:
+        """Let the next call or wait raise ``error``, on all ranks of the group."""
+
+    def timed_out(self, error: DistTimeoutError) -> None:
+        """Take note that a wait has lasted for the group's limit."""
 
     def translate(self, error: BaseException) -> None:
         """Raise `RankFailedError` if a failed rank is the cause."""
@@ -40,20 +53,36 @@ class Monitor(Protocol):
 class Members:
     """A group as its operations know it: ranks in the world, a number that is equal on all ranks, the timeout."""
 
-    __slots__ = ("monitor", "number", "ranks", "timeout_s", "world_size")
+    __slots__ = ("monitor", "number", "outer", "ranks", "timeout_s", "world_size")
 
     def __init__(
-        self, number: int, ranks: tuple[int, ...], world_size: int, timeout_s: float, monitor: Monitor
+        self,
+        number: int,
+        ranks: tuple[int, ...],
+        world_size: int,
+        timeout_s: float,
+        monitor: Monitor,
+        outer: tuple[int, ...] = (),
     ) -> None:
         self.number, self.ranks, self.world_size = number, ranks, world_size
         self.timeout_s, self.monitor = timeout_s, monitor
+        self.outer = tuple(outer[rank] for rank in ranks) if outer else ()
+        """The ranks' numbers in MPI's world, if the job numbers them otherwise."""
 
     def __str__(self) -> str:
+        return self._named() + (f" ({_listed(self.outer)} of the world)" if self.outer else "")
+
+    def _named(self) -> str:
         if self.ranks == tuple(range(self.world_size)):
             return f"the group of all {len(self.ranks)} ranks"
-        if len(self.ranks) <= _LISTED:
-            return f"the group of ranks {', '.join(map(str, self.ranks))}"
-        return f"the group of {len(self.ranks)} ranks {', '.join(map(str, self.ranks[:3]))}, ..., {self.ranks[-1]}"
+        count = f"{len(self.ranks)} " if len(self.ranks) > _LISTED else ""
+        return f"the group of {count}ranks {_listed(self.ranks)}"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    if len(ranks) <= _LISTED:
+        return ", ".join(map(str, ranks))
+    return f"{', '.join(map(str, ranks[:3]))}, ..., {ranks[-1]}"
 
 
 @dataclass(slots=True, eq=False)

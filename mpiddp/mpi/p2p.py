@@ -27,6 +27,8 @@ from .work import Work
 
 _EAGER_BYTES = 1 << 10
 """A message of at most this length arrives together with its envelope, so that its receive does not wait."""
+_LOOKS = 10
+"""Looks of a wait for one message before it yields the core; the other side is mostly about to send."""
 ANY_SOURCE: int = -1
 
 
@@ -44,6 +46,8 @@ class Message(Work):
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         if not self._finished:
             self._mailbox.progress_of(self)
+        if timeout is None and self._finished and self._error is None:
+            return True
         return Work.wait(self, timeout)
 
 
@@ -79,19 +83,21 @@ class Receive(Message):
         return arrival.tag == self._tag and self._source in (ANY_SOURCE, arrival.source)
 
     def take(self, source: int, code: int, size_bytes: int, message: MPI.Message) -> bool:
-        """Receive a short message at once if it matches and fits; return False if not, and leave it to `accept`."""
+        """Begin to receive a message if it matches and fits; return False if not, and leave it to `accept`."""
         x = self._x
         if (
-            size_bytes > _EAGER_BYTES
-            or size_bytes > x.nbytes
+            size_bytes > x.nbytes
             or code != self._tag * CODES + dtype_code(x.dtype)
             or self._device is not None
             or self._source not in (ANY_SOURCE, source)
         ):
             return False
         self.sender, self.size_bytes = source, size_bytes
-        message.Recv([movable(x), size_bytes, MPI.BYTE])  # does not wait: all of it has arrived
-        self._finish(None)
+        if size_bytes > _EAGER_BYTES:
+            self._awaited = message.Irecv(as_message(x, size_bytes))
+        else:
+            message.Recv([movable(x), size_bytes, MPI.BYTE])  # does not wait: all of it has arrived
+            self._finish(None)
         return True
 
     def accept(self, arrival: _Arrival) -> None:
@@ -183,7 +189,7 @@ class Mailbox(Resource):
                 steps = p2p_device.send(x, Departure(self._departing[to]), self._comm, to, code)
                 return self._submit(Work(steps, operation, (x,)))
             sent = Send(self, operation, x, self._comm.Isend(as_message(x, x.nbytes), to, code))
-            return sent if x.nbytes <= _EAGER_BYTES and sent._advance() else self._submit(sent)
+            return sent if sent._advance() else self._submit(sent)
         finally:
             requests.lock.release()
 
@@ -191,11 +197,13 @@ class Mailbox(Resource):
         """Receive, blocking in MPI, and return the sender. Only while nothing is pending in this process."""
         wanted, status = MPI.ANY_SOURCE if source == ANY_SOURCE else source, self._status
         if not self._arrived and type(x) is np.ndarray:
+            code, most_bytes = tag * CODES + dtype_code(x.dtype), x.nbytes
+            whole = as_message(x, most_bytes)  # made before the message is here, when there is time
             message = matched_probe(self._comm, wanted, MPI.ANY_TAG, status)
-            if status.Get_tag() == tag * CODES + dtype_code(x.dtype):
+            if status.Get_tag() == code:
                 size_bytes = size_of(status)
-                if size_bytes <= x.nbytes:
-                    message.Recv(as_message(x, size_bytes))
+                if size_bytes <= most_bytes:
+                    message.Recv(whole if size_bytes == most_bytes else as_message(x, size_bytes))
                     return status.Get_source()
             self._arrived.append(self._arrival(message))
         receive = Receive(self, operation, x, source, tag, ())
@@ -273,7 +281,8 @@ class Mailbox(Resource):
             status, first = self._status, self._posted[0]
             if first.take(status.Get_source(), status.Get_tag(), size_of(status), message):
                 self._posted.popleft()
-                self._end(first)
+                if first._advance():
+                    self._end(first)
                 continue
             arrival = self._arrival(message)
             receive = next((posted for posted in self._posted if posted.matches(arrival)), None)
@@ -294,9 +303,12 @@ class Mailbox(Resource):
     def progress_of(self, message: Message) -> None:
         requests.lock.acquire()
         try:
-            self._match()
-            if message in self._works and message._advance():
-                self._end(message)
+            for _ in range(_LOOKS):
+                self._match()
+                if message in self._works and message._advance():
+                    self._end(message)
+                if message._finished:
+                    break
         except MPI.Exception as error:  # a rank has failed
             self.fail_pending(error)
         finally:

@@ -78,10 +78,10 @@ def entries() -> list[Operation]:
     return [Operation(*each) if isinstance(each, tuple) else each for each in tuple(ring)]
 
 
-def begin(call: Call, number: int) -> Operation:
-    """Record that a call begins, with the program's line, which is further up the stack."""
+def begin(call: Call, number: int, depth: int = 3) -> Operation:
+    """Record that a call begins, with the program's line, which is mostly ``depth`` frames up the stack."""
     try:
-        frame = getframe(3)  # beyond the bracket and the operation
+        frame = getframe(depth)  # beyond the bracket and the operation
     except ValueError:  # called from C, as by atexit
         frame = getframe(1)
     if frame.f_code.co_filename not in program_files:

@@ -228,7 +228,10 @@ def wait_for(done: Callable[[], bool], operation: Operation, timeout_s: float | 
     members = operation.members
     limit_s = members.timeout_s if timeout_s is None else timeout_s
     if not poll_until(done, operation, limit_s):
-        raise timed_out(operation, limit_s)
+        error = timed_out(operation, limit_s)
+        if timeout_s is None:
+            members.monitor.timed_out(error)
+        raise error
 
 
 def timed_out(operation: Operation, limit_s: float) -> DistTimeoutError:
@@ -255,7 +258,7 @@ def run_in_thread(call: Callable[[], T], operation: Operation) -> T:
     threads = not only_thread
     if pending and not threads:
         wait_for(finished, operation)
-    if not (threads and (pending or monitor.survivable)):
+    if not (threads and (pending or monitor.polls)):
         began = begin_wait(operation)
         try:
             return call()

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     # The exception hook asks here, perhaps before NumPy may be imported.
     from mpiddp.typing import Array
 
-_abandoned: list[tuple[Steps | None, Awaited | TracebackType | None]] = []
+_abandoned: list[tuple[Steps | Awaited | None, Awaited | TracebackType | None]] = []
 """Operations that were given up. They are kept, because MPI may still write to their memory."""
 
 
-def abandon(steps: Steps, error: MPI.Exception) -> None:
-    """Keep the memory of steps that MPI has failed: its other requests, or their parts, may still be on their way."""
+def abandon(steps: Steps | Awaited, error: MPI.Exception) -> None:
+    """Keep the memory of what MPI has failed: its other requests, or their parts, may still be on their way."""
     assert error.__traceback__ is not None, "it has been raised"
     _abandoned.append(
         (steps, error.__traceback__.tb_next)
@@ -259,8 +259,9 @@ class Queue:
     def submit(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> Work:
         """Run ``steps`` to their first wait, and queue the rest. The caller holds `requests.lock`."""
         work = Work(steps, operation, outputs)
-        self._works.append(work)
-        activate(self)
+        if self._works or not work._finished:
+            self._works.append(work)
+            activate(self)
         return work
 
     def behind_the_head(self) -> list[Operation]:

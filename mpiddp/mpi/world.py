@@ -9,8 +9,9 @@ import os
 import socket
 import sys
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpiddp import launchers, settings
 from mpiddp.cores import blas_threads, core_mask
@@ -22,7 +23,7 @@ from .lazy import MPI
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """All ranks of the job, or those that have survived; tuples are by rank."""
+    """All ranks of the job, or those that have survived; tuples are by rank, which is that in the job."""
 
     comm: MPI.Intracomm
     hosts: tuple[str, ...]
@@ -32,6 +33,8 @@ class World:
     thread_multiple: bool
     running: tuple[int, ...]
     """The ranks whose programs had not ended when this was gathered."""
+    outer: tuple[int, ...]
+    """Each rank's number in MPI's world, for errors; empty where all are equal."""
 
     @property
     def rank(self) -> int:
@@ -82,7 +85,7 @@ class _RankInfo(NamedTuple):
     thread_multiple: bool
 
 
-def gather(comm: MPI.Intracomm, *, ended: bool = False) -> World:
+def gather(comm: MPI.Intracomm, allgather: Callable[[Any], list[Any]], *, ended: bool = False) -> World:
     """Gather the ranks of ``comm``, which call this together. ``ended`` means that this program has come to its end.
 
     Ranks with the same boot id of the kernel and the same host name share memory. MPI's own split by shared memory
@@ -99,7 +102,7 @@ def gather(comm: MPI.Intracomm, *, ended: bool = False) -> World:
         threads=blas_threads(),
         thread_multiple=MPI.Query_thread() == MPI.THREAD_MULTIPLE,
     )
-    infos = comm.allgather(mine)
+    infos: list[_RankInfo] = allgather(mine)
     pretended = settings.pretended_nodes()
     if pretended is not None and len(pretended) != MPI.COMM_WORLD.size:
         raise SetupError(
@@ -107,6 +110,7 @@ def gather(comm: MPI.Intracomm, *, ended: bool = False) -> World:
         )
     nodes = [pretended[info.started_as] if pretended else (info.host, info.boot) for info in infos]
     number = {node: index for index, node in enumerate(dict.fromkeys(nodes))}
+    outer = tuple(info.started_as for info in infos)
     if comm.rank == 0:
         _warn_of_threads([info for info in infos if (info.host, info.boot) == (mine.host, mine.boot)])
     return World(
@@ -116,6 +120,7 @@ def gather(comm: MPI.Intracomm, *, ended: bool = False) -> World:
         nodes=tuple(number[node] for node in nodes),
         thread_multiple=all(info.thread_multiple for info in infos),
         running=tuple(rank for rank, info in enumerate(infos) if not info.ended),
+        outer=() if outer == tuple(range(comm.size)) else outer,
     )
 
 
@@ -127,7 +132,7 @@ def _warn_of_threads(infos: list[_RankInfo]) -> None:
             f"the {len(infos)} ranks on {infos[0].host} want {threads} BLAS threads and have {cores}"
             f" core{'s' * (cores > 1)}, which slows all of them: set OMP_NUM_THREADS={max(cores // len(infos), 1)}"
             " before Python starts (`python -m mpiddp` does)",
-            stacklevel=8,
+            stacklevel=7,
         )
 
 
@@ -151,12 +156,13 @@ class Claims(NamedTuple):
     rank: int = -1
     world_size: int = -1
     own_comm: bool = False
+    on_error: str = "abort"
     assigned_by_mpi: bool = False
     """The backend is "mpi", with which torch ignores rank and size, and warns."""
 
 
-def check_claims(comm: MPI.Intracomm, claims: Claims) -> None:
-    """Raise SetupError, on all ranks, if the claims of one contradict MPI, the environment or the other ranks."""
+def check_claims(comm: MPI.Intracomm, claims: Claims, environment: Mapping[str, int]) -> None:
+    """Raise SetupError, on all ranks, if the claims of one contradict MPI, ``environment`` or the other ranks."""
     if claims.assigned_by_mpi and (claims.rank, claims.world_size) != (-1, -1) and comm.size > 1:
         warnings.warn(
             f"For MPI backend, world_size ({claims.world_size}) and rank ({claims.rank}) are ignored since they are"
@@ -164,21 +170,20 @@ def check_claims(comm: MPI.Intracomm, claims: Claims) -> None:
             stacklevel=5,
         )
         claims = claims._replace(rank=-1, world_size=-1)
-    told = comm.allgather((_contradiction(comm, claims), claims.own_comm))
+    given = " and ".join(["comm="] * claims.own_comm + [f'on_error="{claims.on_error}"'])
+    told = comm.allgather((_contradiction(comm, claims, environment), given))
     for contradiction, _ in told:
         if contradiction:
             raise SetupError(contradiction)
-    with_comm = [rank for rank, (_, own_comm) in enumerate(told) if own_comm]
-    if with_comm and len(with_comm) < len(told):
-        without = next(rank for rank, (_, own_comm) in enumerate(told) if not own_comm)
+    different = next((rank for rank, (_, given) in enumerate(told) if given != told[0][1]), 0)
+    if different:
         raise SetupError(
-            f"rank {with_comm[0]} gave comm= to init_process_group and rank {without} did not; give it on every rank,"
-            " each the communicator that it is in, or on none"
+            f"rank 0 calls init_process_group with {told[0][1]}, rank {different} with {told[different][1]}; give comm="
+            " and on_error= on all ranks of a communicator, or on none"
         )
 
 
-def _contradiction(comm: MPI.Intracomm, claims: Claims) -> str:
-    announced = launchers.rank_variables()
+def _contradiction(comm: MPI.Intracomm, claims: Claims, announced: Mapping[str, int]) -> str:
     for name, value, true in (
         ("world_size", claims.world_size, comm.size),
         ("rank", claims.rank, comm.rank),

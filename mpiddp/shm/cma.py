@@ -27,6 +27,7 @@ class _IoVec(ctypes.Structure):
     _fields_ = (("start", ctypes.c_size_t), ("length", ctypes.c_size_t))
 
 
+_SPAN_BYTES = ctypes.sizeof(_IoVec)
 _Transfer = Callable[..., int]
 
 
@@ -34,14 +35,17 @@ def _kernel(name: str) -> _Transfer | None:
     function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
     if function is None:
         return None
-    spans = ctypes.POINTER(_IoVec)
-    function.argtypes = (ctypes.c_int, spans, ctypes.c_ulong, spans, ctypes.c_ulong, ctypes.c_ulong)
+    function.argtypes = (ctypes.c_int, *[ctypes.c_void_p, ctypes.c_ulong] * 2, ctypes.c_ulong)
     function.restype = ctypes.c_ssize_t
     found: _Transfer = function
     return found
 
 
 _readv, _writev = _kernel("process_vm_readv"), _kernel("process_vm_writev")
+
+
+class UnreachableError(DistError):
+    """Another rank's memory cannot be reached any more: most likely it has died."""
 
 
 class CrossMemory(Resource):
@@ -80,28 +84,34 @@ class CrossMemory(Resource):
             self._buffer = np.empty(nbytes, np.uint8)
         return self._buffer[:nbytes]
 
-    def read(self, rank: int, address: int, into: Array) -> None:
-        assert _readv is not None
-        self._move(_readv, rank, address, into)
+    def read(self, rank: int, there: int, here: int, size_bytes: int) -> None:
+        """Copy from an address of another rank to one of this rank."""
+        self._move(_readv, rank, there, here, size_bytes)
 
-    def write(self, rank: int, address: int, values: Array) -> None:
-        assert _writev is not None
-        self._move(_writev, rank, address, values)
+    def write(self, rank: int, there: int, here: int, size_bytes: int) -> None:
+        """Copy to an address of another rank from one of this rank."""
+        self._move(_writev, rank, there, here, size_bytes)
 
-    def _move(self, transfer: _Transfer, rank: int, address: int, x: Array) -> None:
-        fault = _move(transfer, self._pids[rank], address, address_of(x), x.nbytes)
+    def _move(self, transfer: _Transfer | None, rank: int, there: int, here: int, size_bytes: int) -> None:
+        fault = _move(transfer, self._pids[rank], there, here, size_bytes)
         if fault:
-            raise DistError(
-                f"the memory of process {self._pids[rank]}, rank {rank} of this node, cannot be reached any more"
-                f" ({os.strerror(fault)}): it has ended, or has unmapped its array during the operation"
+            raise UnreachableError(
+                f"the memory of rank {self._link.node.ranks[rank]}, process {self._pids[rank]}, cannot be reached any"
+                f" more ({os.strerror(fault)}): it has ended, or has unmapped its array during the operation"
             )
 
 
-def _move(transfer: _Transfer, pid: int, there: int, here: int, nbytes: int) -> int:
-    done = 0
-    while done < nbytes:  # the kernel moves 2 GiB at most in a call
-        own, other = _IoVec(here + done, nbytes - done), _IoVec(there + done, nbytes - done)
-        moved = transfer(pid, ctypes.byref(own), 1, ctypes.byref(other), 1, 0)
+def _move(transfer: _Transfer | None, pid: int, there: int, here: int, size_bytes: int) -> int:
+    """Let the kernel copy; return its error's number, or 0."""
+    if transfer is None:
+        return errno.ENOSYS
+    spans = (_IoVec * 2)()
+    own, other = spans
+    at, done = ctypes.addressof(spans), 0
+    while done < size_bytes:  # the kernel moves 2 GiB at most in a call
+        own.start, own.length = here + done, size_bytes - done
+        other.start, other.length = there + done, size_bytes - done
+        moved = transfer(pid, at, 1, at + _SPAN_BYTES, 1, 0)
         if moved <= 0:
             return ctypes.get_errno() or errno.EIO
         done += moved
@@ -109,7 +119,7 @@ def _move(transfer: _Transfer, pid: int, there: int, here: int, nbytes: int) -> 
 
 
 def _try(told: Array) -> int:
-    if _readv is None or _writev is None:
+    if _writev is None:
         return errno.ENOSYS
     for pid, address, token in told.tolist():
         found = np.zeros(1, np.int64)
@@ -119,3 +129,8 @@ def _try(told: Array) -> int:
         if found[0] != token:
             return errno.ESRCH  # in another namespace this number is another process's
     return 0
+
+
+def read(pid: int, address: int, into: Array) -> int:
+    """Copy from the memory of a process that has not been tried; return the kernel's error, or 0."""
+    return errno.ENOSYS if _readv is None else _move(_readv, pid, address, address_of(into), into.nbytes)

@@ -18,6 +18,7 @@ import math
 import mmap
 import os
 import platform
+import secrets
 import struct
 import time
 from collections.abc import Callable
@@ -31,6 +32,9 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.typing import Array
 
+from . import cma
+from .segment import address_of
+
 BUFFER_BYTES = 1 << 16
 """The size of a buffer. Longer arrays go in pieces."""
 MAX_RANKS = 8
@@ -40,6 +44,9 @@ _BUFFERS = 4
 _RECORD = struct.Struct("<qqQqq")
 """The number of the round; sequence number, kind, count and root of the call."""
 _NUMBER_BYTES = 8
+SIZE, ADDRESS, TAKEN, BLOCK_WORDS = range(4)
+"""What ranks tell each other about a block: its bytes; where it lies if it may be read there, else 0; the number of the
+round once the receiver has read it, or minus that number if it cannot. The last is the number of these words."""
 REGION_BYTES = mmap.PAGESIZE + _BUFFERS * BUFFER_BYTES
 
 ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
@@ -129,6 +136,12 @@ class EagerBuffers(Resource):
             self._words[records.start // 8 : records.stop // 8 : _RECORD.size // 8]
             for records in map(self._records_of, range(_BUFFERS))
         ]
+        self._identity = self.position(BLOCK_WORDS, 0, 0, 0)
+        """Where in `words` each rank tells its process, and the address and the value of a token."""
+        self._token = np.array([secrets.randbits(62) | 1])
+        for index, word in enumerate((os.getpid(), address_of(self._token), int(self._token[0]))):
+            self.words[self._identity + 3 * link.rank + index] = word
+        self._readable: dict[int, bool] = {}
         self._oversubscribed = link.size > available_cores()
         """There are more ranks than cores: while this one looks, another may need its core."""
 
@@ -140,13 +153,34 @@ class EagerBuffers(Resource):
         """Return the number of the buffer that the next round uses."""
         return (self._number + 1) % _BUFFERS
 
+    @property
+    def number(self) -> int:
+        """The number of this round."""
+        return self._number
+
     def current_buffer(self) -> int:
         return self._number % _BUFFERS
 
-    def size_position(self, buffer: int, receiver: int, sender: int) -> int:
-        """Return where in `words` a sender tells the size of its block for a receiver, in rounds with this buffer."""
-        sizes: int = self._records_of(_BUFFERS - 1).stop // 8
-        return sizes + (buffer * self._size + receiver) * self._size + sender
+    def position(self, kind: int, buffer: int, receiver: int, sender: int) -> int:
+        """Return where in `words` the ranks tell one of `BLOCK_WORDS` about a block, in rounds with this buffer."""
+        first: int = self._records_of(_BUFFERS - 1).stop // 8
+        return first + ((kind * _BUFFERS + buffer) * self._size + receiver) * self._size + sender
+
+    def reads(self, rank: int) -> bool:
+        """Return True if this rank can read the memory of another one, which is tried once."""
+        found = self._readable.get(rank)
+        if found is None:
+            pid, address, token = self.words[self._identity + 3 * rank : self._identity + 3 * rank + 3]
+            if not token:  # it has not told yet
+                return False
+            seen = np.zeros(1, np.int64)
+            # in another namespace the number may be another process's
+            found = self._readable[rank] = cma.read(pid, address, seen) == 0 and int(seen[0]) == token
+        return found
+
+    def read(self, rank: int, address: int, into: Array) -> bool:
+        """Copy from the memory of another rank; return False if that is impossible."""
+        return self.reads(rank) and cma.read(self.words[self._identity + 3 * rank], address, into) == 0
 
     def rounds(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[Round]:
         """Return the four rounds as seen by calls with arrays of this shape and dtype."""

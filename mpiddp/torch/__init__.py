@@ -16,11 +16,12 @@ from .backend import register
 if TYPE_CHECKING:
     from .ddp import DistributedDataParallel as DistributedDataParallel
     from .default import shrink_group as shrink_group
+    from .default import use as use
     from .symmetric import symmetric_empty as symmetric_empty
 
-_NAMES = {"DistributedDataParallel": "ddp", "shrink_group": "default", "symmetric_empty": "symmetric"}
+_NAMES = {"DistributedDataParallel": "ddp", "shrink_group": "default", "symmetric_empty": "symmetric", "use": "default"}
 
-__all__ = ["DistributedDataParallel", "register", "shrink_group", "symmetric_empty"]
+__all__ = ["DistributedDataParallel", "register", "shrink_group", "symmetric_empty", "use"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,15 +5,38 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Literal
 
 from torch.distributed import distributed_c10d as c10d
 
 from mpiddp import distributed
-from mpiddp.distributed import groups
+from mpiddp.distributed import init
+from mpiddp.mpi.lazy import MPI
 
 from . import cuda
 
 _ours = False
+_comm: MPI.Intracomm | None = None
+_on_error: Literal["raise", "abort"] | None = None
+
+
+def use(comm: MPI.Intracomm | None, on_error: Literal["raise", "abort"] | None = None) -> None:
+    """Let torch's next default group be of ``comm``'s ranks, who call this and then ``torch``'s init_process_group.
+
+    Parameters
+    ----------
+    comm : mpi4py intracommunicator, optional
+        None stands for the ranks of ``MPI.COMM_WORLD`` again.
+    on_error : str, optional
+        As for `mpiddp.distributed.init_process_group`.
+
+    Examples
+    --------
+    >>> mpiddp.torch.use(MPI.COMM_WORLD.Split(color))  # doctest: +SKIP
+    >>> torch.distributed.init_process_group("mpiddp")  # doctest: +SKIP
+    """
+    global _comm, _on_error
+    _comm, _on_error = comm, on_error
 
 
 def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> distributed.ProcessGroup:
@@ -23,7 +46,9 @@ def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> distributed.Pro
     """
     global _ours
     if not distributed.is_initialized():
-        distributed.init_process_group(timeout=timeout, rank=rank, world_size=size, device_id=cuda.chosen())
+        distributed.init_process_group(
+            timeout=timeout, rank=rank, world_size=size, device_id=cuda.chosen(), comm=_comm, on_error=_on_error
+        )
         _ours = True
     found = distributed.group.WORLD
     assert found is not None
@@ -67,7 +92,7 @@ def end(group: distributed.ProcessGroup) -> None:
         raise  # the group has ended
     except distributed.DistError as error:
         warnings.warn(f"{error}; they are given up", stacklevel=2)
-        groups.discard(group)
+        init.give_up(group)
 
 
 def shrink_group(ranks_to_exclude: Sequence[int] = ()) -> None:

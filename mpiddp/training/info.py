@@ -17,6 +17,7 @@ import numpy as np
 import mpiddp.distributed as dist
 from mpiddp import launchers
 from mpiddp.algorithms import plan
+from mpiddp.algorithms.ways import TRIES, Ways
 from mpiddp.cores import available_cores, blas_threads, cores
 from mpiddp.device import cuda_fault, device_count
 from mpiddp.distributed.groups import default_group
@@ -29,6 +30,7 @@ from mpiddp.shm import segment
 from .config import UsageError
 from .ranks import gathered
 
+_TRIED_BYTES = (1 << 20, 1 << 24)
 _PACKAGES = ("mpi4py", "numpy", "safetensors")
 # CuPy's wheels have other names than its module.
 _CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy")
@@ -97,6 +99,7 @@ def text(found: dict[str, Any]) -> str:
         ("BLAS", f"{blas['name']}, threads a rank: {blas['threads']}"),
         ("CUDA", found["cuda"]),
         *(("algorithms", f"{operation}: {rows}") for operation, rows in found["algorithms"].items()),
+        *(("ordinary arrays", f"{operation}: {text}") for operation, text in found["ordinary_arrays"].items()),
         *(("GPU pointers", _device_pointers(kind, mpi["device_pointers"][kind])) for kind in cuda_aware.KINDS),
     ]
     lines = [f"{name:<14} {value}" for name, value in rows]
@@ -112,7 +115,7 @@ def run(version: str, as_json: bool, probe_gpu: bool = False) -> int:
     if probe_gpu:
         _probe()
     dist.init_process_group()
-    found = collect(version)
+    found = collect(version) | {"ordinary_arrays": _ways()}
     if dist.get_rank() == 0:
         print(json.dumps(found | {"warnings": complaints(found)}, indent=2) if as_json else text(found), flush=True)
     dist.destroy_process_group()
@@ -210,6 +213,20 @@ def _shared_memory() -> str:
 def _algorithms() -> dict[str, str]:
     link = default_group()._link
     return {name: ", ".join(_up_to(*row) for row in plan.rows(name, link)) for name in plan.ONE_NODE}
+
+
+def _ways() -> dict[str, str]:
+    """Let the ranks try the ways of long ordinary arrays, and return what they agree on; collective."""
+    group, ranks = default_group(), dist.get_world_size()
+    for size in _TRIED_BYTES if group._link.one_node and ranks > 1 else ():
+        x = np.zeros(size // ranks * ranks, np.uint8)
+        block = x[: size // ranks].copy()
+        for _ in range(3 * TRIES):
+            dist.all_reduce(x, dist.ReduceOp.MAX)
+            dist.broadcast(x, 0)
+            dist.all_gather_single(x, block)
+            dist.reduce_scatter_single(block, x, dist.ReduceOp.MAX)
+    return group._link.resource(Ways).described()
 
 
 def _up_to(limit: float, name: str) -> str:

@@ -9,9 +9,12 @@ import functools
 import gc
 import importlib.util
 import itertools
+import mmap
+import subprocess
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +50,7 @@ REDUCTIONS = [
 ]
 NODES = {"one node": "0000", "two nodes": "0011", "cyclic": "0101", "uneven": "0010", "a node each": "0123"}
 KINDS = ("ordinary", "symmetric", "mixed")
+IN_MEMORY = ("two_shot", "scratch", "attach", "hierarchical")
 POOL_BYTES = 1 << 21
 
 
@@ -76,6 +80,11 @@ class Case:
             self.link.queue.submit(steps, Operation(Call(self.link.members, "test")), []).wait()
         else:
             requests.drive(steps)
+
+    def reduced(self, name: str, rows: list[Array], op: ReduceOp, kind: str = "ordinary") -> Array:
+        x = self.array(rows[self.link.rank], kind)
+        self.run(steps("all_reduce", name, self.link, x, op))
+        return x.copy()
 
     def rows(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
         shape = (self.link.size, count)
@@ -165,7 +174,7 @@ def steps(operation: str, name: str, link: Link, *args: Any) -> requests.Steps:
         made = plan.make(link, operation, name, output, x, op, root, places=places)
         return made.steps(link, made.call, *args)
     function = getattr(plan.MODULES[name], operation)
-    if name not in ("two_shot", "hierarchical"):
+    if name not in IN_MEMORY:
         return function(link, *args)  # type: ignore[no-any-return]
     call = make_call(link, operation, (x,), op=op, count=x.size, root=root)
     return function(link, call, *args)  # type: ignore[no-any-return]
@@ -196,7 +205,7 @@ def variants(name: str) -> Iterator[tuple[str, int, bool, int]]:
 
     Kinds matter to algorithms in shared memory only. There is another number of variants than of sizes, so all meet.
     """
-    kinds = KINDS if name in ("two_shot", "hierarchical") else ("ordinary",)
+    kinds = KINDS if name in IN_MEMORY else ("ordinary",)
     for index in itertools.count():
         yield kinds[index % len(kinds)], index % 7, index // len(kinds) % 2 == 1, index
 
@@ -391,15 +400,13 @@ def way(request: pytest.FixtureRequest, case: Case, monkeypatch: pytest.MonkeyPa
 
 
 def test_every_way_of_ordinary_arrays(case: Case, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if way == "copied by the kernel" and case.link.one_node:
-        pytest.skip("only between nodes, and the scratch is another way")
     copies: list[int] = []
     read = CrossMemory.read
-    monkeypatch.setattr(
-        CrossMemory, "read", lambda self, rank, address, into: copies.append(rank) or read(self, rank, address, into)
-    )
+    monkeypatch.setattr(CrossMemory, "read", lambda self, rank, *where: copies.append(rank) or read(self, rank, *where))
     link, size, rank = case.link, case.link.size, case.link.rank
-    name = "two_shot" if link.one_node else "hierarchical"
+    name = "hierarchical"
+    if link.one_node:
+        name = {"copied by the kernel": "attach", "by the scratch": "scratch"}.get(way, "two_shot")
     cases = itertools.product(
         (np.dtype("float32"), np.dtype("float16"), np.dtype("int8")), (0, 63, 3001), (ReduceOp.SUM, REDUCTIONS[-1])
     )
@@ -412,7 +419,7 @@ def test_every_way_of_ordinary_arrays(case: Case, way: str, monkeypatch: pytest.
         x = rows[rank].copy()
         case.run(steps("all_reduce", name, link, x, own), submitted)
         expect(x, reduced(op, rows), size, f"all_reduce {what}")
-        if name != "two_shot":
+        if not link.one_node:
             continue
         x = rows[rank].copy()
         case.run(steps("reduce", name, link, x, root, own), submitted)
@@ -432,11 +439,76 @@ def test_every_way_of_ordinary_arrays(case: Case, way: str, monkeypatch: pytest.
 
 
 def test_memory_that_is_gone_is_an_error(case: Case) -> None:
-    memory = case.link.resource(CrossMemory)
+    memory, node, x = CrossMemory(case.link), case.link.node, np.empty(8, np.uint8)
     if not requests.drive(memory.prepare()):
         pytest.skip(f"the kernel does not copy between processes here: {memory.fault}")
-    with pytest.raises(dist.DistError, match="cannot be reached"):
-        memory.read(case.link.node.rank, 0, np.empty(8, np.uint8))
+    rank = (node.rank + 1) % node.size
+    for reached in (memory.read, memory.write):
+        with pytest.raises(cma.UnreachableError, match=rf"rank {node.ranks[rank]}, process \d+, .*\(Bad address\)"):
+            reached(rank, 0, x.ctypes.data, x.nbytes)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    memory._pids[rank] = dead.pid
+    with pytest.raises(cma.UnreachableError, match=rf"rank {node.ranks[rank]}, process {dead.pid}, .*No such"):
+        memory.read(rank, x.ctypes.data, x.ctypes.data, x.nbytes)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.name in ("float32", "float16", "bfloat16")])
+def test_a_sum_has_the_same_bits_by_every_way_through_memory(case: Case, dtype: np.dtype[Any]) -> None:
+    link = case.link
+    if link.size < 2 or not link.one_node:
+        pytest.skip("the same on one node")
+    names = [name for name in ("one_shot", "scratch", "attach") if name in algorithms("all_reduce", link)]
+    for op, count in itertools.product((ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM(0.3)), (7, 40_001, 150_003)):
+        rows = [(row - 1).astype(dtype) for row in case.rows(count, dtype)]  # of both signs: sums depend on the order
+        wide = [row.astype(np.float32) * np.float32(op.factor or 1) for row in rows]
+        sums = functools.reduce(np.add, wide) / np.float32(link.size if op is ReduceOp.AVG else 1)
+        seen = {bits(sums.astype(dtype)), *(bits(case.reduced(name, rows, op)) for name in names)}
+        seen.add(bits(case.reduced("two_shot", rows, op, "symmetric")))
+        assert len(seen) == 1, f"{op} {count}"
+
+
+def test_attach_reads_arrays_that_may_only_be_read_and_pages_that_nobody_has_touched(
+    case: Case, tmp_path: Path
+) -> None:
+    link, count = case.link, 50_001
+    if link.size < 2 or not link.one_node:
+        pytest.skip("for several ranks on one node")
+    row = np.full(count, 1.0 + link.rank, np.float32)
+    row.tofile(tmp_path / "row")
+    mapped = np.memmap(tmp_path / "row", np.float32, "r")
+    private = np.memmap(tmp_path / "row", np.float32, "c")[1:]
+    frozen = row[1:]
+    frozen.flags.writeable = False
+    untouched = np.frombuffer(mmap.mmap(-1, 4 * count), np.float32)
+    for x, value in ((mapped, 1 + link.rank), (private, 1 + link.rank), (frozen, 1 + link.rank), (untouched, 0)):
+        output = np.frombuffer(mmap.mmap(-1, 4 * x.size * link.size), np.float32).reshape(link.size, x.size)
+        case.run(steps("all_gather", "attach", link, output, np.asarray(x)))
+        expected = np.arange(link.size) + 1 if value else np.zeros(link.size)
+        assert (output == expected[:, None]).all()
+    case.run(steps("all_reduce", "attach", link, private, ReduceOp.SUM))
+    assert (private == link.size * (link.size + 1) / 2).all()
+    assert (np.fromfile(tmp_path / "row", np.float32) == 1 + link.rank).all(), "a private mapping has reached its file"
+
+
+@pytest.mark.parametrize("name", ["scratch", "attach"])
+def test_an_array_may_be_written_as_soon_as_its_call_has_returned(case: Case, name: str) -> None:
+    link, count = case.link, 60_000
+    if link.size < 2 or not link.one_node:
+        pytest.skip("for several ranks on one node")
+    x, output = np.empty(count), np.empty((link.size, count))
+    total = link.size * (link.size + 1) / 2
+    for step in range(20):
+        x[...] = (link.rank + 1) * step
+        case.run(steps("all_reduce", name, link, x, ReduceOp.SUM))
+        assert (x == total * step).all()
+        x[...] = link.rank + step
+        case.run(steps("all_gather", name, link, output, x))
+        x[...] = -1
+        assert (output == np.arange(link.size)[:, None] + step).all()
+        x[...] = step if link.rank == step % link.size else -1
+        case.run(steps("broadcast", name, link, x, step % link.size))
+        assert (x == step).all()
 
 
 def test_where_the_kernel_does_not_copy_all_ranks_know(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -594,15 +666,12 @@ def test_what_follows_the_first_wait_is_sent_on_later(case: Case) -> None:
                     }[operation],
                 )
                 calls.clear()
-                try:
-                    awaited = next(running)
-                    first = set(calls)
-                    calls.clear()
-                    while True:
-                        awaited.Wait()
-                        awaited = next(running)
-                except StopIteration:
-                    pass
+                awaited = next(running, None)  # None at once where all ranks have arrived
+                first = set(calls)
+                calls.clear()
+                while awaited is not None:
+                    awaited.Wait()
+                    awaited = next(running, None)
                 what = f"{name} {operation} {kind} on rank {rank}"
                 assert all(call.endswith("now") for call in first), f"{what} sends {first} when it is submitted"
                 assert all(call.endswith("later") for call in calls), f"{what} sends {set(calls)} in later steps"

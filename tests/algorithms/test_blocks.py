@@ -76,3 +76,29 @@ def test_short_blocks_are_no_messages_and_have_plans_that_stay(world, group, mon
         everything(world, 1, same=True, group=group)
     assert group._plans._plans == before
     assert all(plan.run is not None for plan in before.values())
+
+
+@pytest.mark.parametrize("refuse", [{0: "read", 1: "read"}, {0: "read"}, {1: "reads"}])
+def test_a_block_that_its_receiver_cannot_read_is_sent(world, monkeypatch, refuse):
+    """One rank cannot, or knows it before it offers anything; the others read what they are offered."""
+    if world.rank in refuse:
+        monkeypatch.setattr(EagerBuffers, refuse[world.rank], lambda *_: False)
+    for async_op in (False, True):
+        everything(world, 3, same=True, async_op=async_op)
+        everything(world, 2, async_op=async_op)
+
+
+def test_long_blocks_are_no_messages_where_they_can_be_read(world, group, monkeypatch):
+    eager = group._link.find(EagerBuffers)
+    dist.barrier(group)  # all ranks have told who they are
+    if eager is None or not all(eager.reads(rank) for rank in range(world.size)):
+        pytest.skip("needs eager buffers and cross-memory attach")
+    monkeypatch.setattr(group._link, "later", Silent(group._link.later))
+    everything(world, 3, same=True, group=group)
+
+
+class Silent:
+    """A communicator that polls, and sends nothing."""
+
+    def __init__(self, comm):
+        self.Iprobe = comm.Iprobe

@@ -84,9 +84,9 @@ def test_many_ranks_and_those_without_eager_buffers_send_messages(monkeypatch: p
 def test_two_ranks_have_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MPIDDP_EAGER", raising=False)
     links: dict[str, Any] = {"two": Pretended(0, 0), "three": Pretended(0, 0, 0), "apart": Pretended(0, 1)}
-    chosen = {name: plan.algorithm_of("broadcast", link, 1 << 15) for name, link in links.items()}
-    assert chosen == {"two": "native", "three": "one_shot", "apart": "native"}
-    assert plan.rows("all_reduce", links["two"]) == plan.ONE_NODE["all_reduce"]
+    chosen = {name: plan.algorithm_of("all_reduce", link, 1 << 18) for name, link in links.items()}
+    assert chosen == {"two": "two_shot", "three": "one_shot", "apart": "hierarchical"}
+    assert plan.rows("broadcast", links["two"]) == plan.ONE_NODE["broadcast"]
 
 
 def test_what_mpi_does_not_define_is_exchanged() -> None:

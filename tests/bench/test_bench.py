@@ -11,7 +11,7 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.algorithms import plan
-from mpiddp.bench import contenders, results, sweep, train, tune
+from mpiddp.bench import compare, contenders, results, sweep, train, tune
 from mpiddp.bench.cli import OPERATIONS
 from mpiddp.bench.contenders import Contender
 from mpiddp.bench.job import Bench, job, symmetric
@@ -257,3 +257,13 @@ def test_train_shares_the_strong_batch_and_multiplies_the_weak_one(here, monkeyp
 def test_train_needs_a_sample_for_each_rank(here):
     with pytest.raises(UsageError, match="--strong-batch 1"):
         train.run(options("train", "--strong-batch", "1"))
+
+
+def test_a_row_is_slower_beyond_a_tenth_and_three_microseconds():
+    def series(name, operation, *microseconds):
+        points = [results.Point(8**size, 1, each * 1e-6, 0, 0, 1) for size, each in enumerate(microseconds)]
+        return results.Series(name, operation, "float32", "sum", 2, 1.0, points)
+
+    theirs = [series("mpi4py", "reduce", 1, 1, 100, 100), series("mpi4py", "gather", 1)]
+    ours = [series("mpiddp", "reduce", 4, 4.2, 112, 114), series("mpiddp", "scatter", 9)]
+    assert compare.count_slower([*ours, *theirs, series("mpiddp symmetric", "reduce", 99)]) == (2, 4)

@@ -5,6 +5,8 @@ import json
 import pytest
 from harness.launcher import job
 
+from mpiddp.bench.cli import OPERATIONS
+
 pytestmark = pytest.mark.once
 
 
@@ -58,11 +60,14 @@ def test_steps_of_torch_beside_ours(tmp_path):
 
 def test_compare_without_torch():
     blocked = "import sys\nsys.modules['torch'] = None\nfrom mpiddp.cli import main\nsys.exit(main(sys.argv[1:]))"
-    options = ("bench", "compare", "reduce", "-b", "8", "-e", "8", "--rounds", "1", "-n", "2")
+    options = ("bench", "compare", "all", "-b", "8", "-e", "8", "--rounds", "1", "-n", "2")
     done = job("-c", blocked, *options, ranks=2, limit_s=120)
     assert done.rc == 0, done
     assert "torch is left out" in done.stdout, done
     assert "mpi4py/symmetric" in done.stdout, done
+    last = done.stdout.splitlines()[-1].split()
+    assert last[:5] == ["#", "Slower", "than", "MPI", "in"], done
+    assert 0 <= int(last[5]) <= int(last[7]) == len(OPERATIONS), done
 
 
 def test_wrong_options_are_one_line_from_rank_0():

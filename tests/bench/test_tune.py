@@ -41,10 +41,11 @@ def test_chance_changes_nothing():
     [
         (True, object(), {"hierarchical", "exchange"}),
         (True, None, {"hierarchical", "exchange", "one_shot"}),
-        (False, None, {"two_shot", "exchange", "one_shot"}),
+        (False, None, {"two_shot", "scratch", "attach", "exchange", "one_shot"}),
     ],
 )
 def test_candidates_are_what_the_group_can_run(one_node, eager, missing):
     link = SimpleNamespace(one_node=one_node, find={EagerBuffers: eager}.get)
     found = tune.candidates("all_reduce", link)
-    assert set(found) == {"native", "one_shot", "two_shot", "hierarchical", "exchange", "ring", "tree"} - missing
+    everything = {"native", "one_shot", "two_shot", "scratch", "attach", "hierarchical", "exchange", "ring", "tree"}
+    assert set(found) == everything - missing

@@ -14,10 +14,12 @@ from harness.inputs import Op
 from harness.pretend import pretended_nodes
 
 import mpiddp as dist
+from mpiddp import settings
 from mpiddp.algorithms import native
+from mpiddp.faults import calls
 from mpiddp.faults.calls import Calls
 from mpiddp.mpi import lazy, requests
-from mpiddp.shm import segment
+from mpiddp.shm import eager, segment
 from mpiddp.shm.eager import EagerBuffers
 
 pytestmark = [pytest.mark.mpi, pytest.mark.core]
@@ -376,9 +378,12 @@ def test_without_shared_memory_nodes_compare(world, monkeypatch):
 @pytest.mark.mpi(min_size=2)
 def test_an_operation_that_finds_it_out_at_its_end_ends_once(world, monkeypatch, group):
     """And those that follow it in the queue end with its error."""
+    arrived, late = EagerBuffers.all_arrived, [True]
+    monkeypatch.setattr(EagerBuffers, "all_arrived", lambda self: not late and arrived(self))
     monkeypatch.setattr(Calls, "publish", lambda *_: False)  # as if no other rank had come
     works = [dist.barrier(group, async_op=True) for _ in range(3)]
     monkeypatch.setattr(Calls, "verify", refuse)  # as if another one had published something else by now
+    late.clear()
     before = requests.pending
     for each in works:
         with contextlib.suppress(dist.MismatchError):
@@ -391,3 +396,28 @@ def test_an_operation_that_finds_it_out_at_its_end_ends_once(world, monkeypatch,
 
 def refuse(*_):
     raise dist.MismatchError("pretended")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_barrier_of_many_ranks_of_a_node_is_in_their_records(world, monkeypatch):
+    monkeypatch.setattr(eager, "MAX_RANKS", 1)
+    group = dist.new_group()
+    records = group._link.find(Calls)
+    if not group._link.one_node or not records.ordered or not settings.eager():
+        pytest.skip("needs one node and ordered stores")
+    assert group._link.find(EagerBuffers) is None
+    for late in range(world.size):
+        time.sleep(0.02 * (world.rank == late))
+        before_s = time.monotonic()
+        with monkeypatch.context() as patched:
+            patched.setattr(group._link, "now", None)  # no message
+            dist.barrier(group)
+        after_s = time.monotonic()
+        times = [None] * world.size
+        dist.all_gather_object(times, (before_s, after_s))
+        assert max(before for before, _ in times) <= min(after for _, after in times)
+    for _ in range(calls._ROWS + 1):
+        dist.barrier(group)
+    works = [dist.barrier(group, async_op=True) for _ in range(10)]
+    assert all(work.wait() for work in works)
+    dist.destroy_process_group(group)

@@ -25,8 +25,6 @@ def test_memory_of_a_barrier_that_has_failed_is_kept() -> None:
     failures, between_nodes = SimpleNamespace(caused=lambda error: True), SimpleNamespace(begin_end=begin_end)
     leaving = object.__new__(Leaving)
     leaving._begun = []
-    leaving.job = SimpleNamespace(
-        world=world, liveness=SimpleNamespace(), failures=failures, between_nodes=between_nodes
-    )  # type: ignore[assignment]
-    assert not leaving._wait(60.0)
+    job: Any = SimpleNamespace(world=world, liveness=SimpleNamespace(), failures=failures, between_nodes=between_nodes)
+    assert not leaving._wait(job, 60.0)
     assert memory[0]() is not None

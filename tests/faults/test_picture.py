@@ -10,7 +10,7 @@ import pytest
 from mpiddp.faults import picture
 from mpiddp.faults.picture import State, cells, rows
 
-HOSTS: Any = SimpleNamespace(hosts=["a", "a", "b", "b"], pids=[10, 11, 12, 13])
+HOSTS: Any = SimpleNamespace(hosts=["a", "a", "b", "b"], pids=[10, 11, 12, 13], outer=())
 
 
 def test_what_few_ranks_do_comes_first_whatever_their_lines() -> None:

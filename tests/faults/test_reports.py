@@ -62,7 +62,7 @@ def computes(at: str, idle_s: float = 71.0, last: str = "all_reduce #4710") -> S
 def made_up(rank: int, answers: dict[int, State | None]) -> Any:
     size = len(answers)
     hosts, pids = [f"n{each // 8}" for each in range(size)], range(100, 100 + size)
-    world: Any = SimpleNamespace(rank=rank, size=size, ranks=range(size), hosts=hosts, pids=pids, job="n.1")
+    world: Any = SimpleNamespace(rank=rank, size=size, ranks=range(size), hosts=hosts, pids=pids, outer=(), job="n.1")
     return MadeUp(world, answers)
 
 

@@ -68,8 +68,8 @@ def starting(size: int, per_node: int) -> Callable[[], object]:
     comm: Any = Comm(size, size - per_node, per_node)
 
     def start() -> object:
-        found = world.gather(comm)
-        world.check_claims(comm, Claims())
+        found = world.gather(comm, comm.allgather)
+        world.check_claims(comm, Claims(), {})
         return found
 
     return start
@@ -134,7 +134,7 @@ def asking(size: int) -> Callable[[], object]:
     request = SimpleNamespace(Test=lambda: False)
     comm.Isend = lambda *_: request
     world: Any = SimpleNamespace(thread_multiple=True)
-    return lambda: Liveness(comm, world).ask(1, range(size))
+    return lambda: Liveness(comm, world, False).ask(1, range(size))
 
 
 def publishing(ranks: int, last: bool) -> float:

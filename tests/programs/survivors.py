@@ -154,13 +154,13 @@ def meet_it_in_the_last_barrier():
 
     wait_for_all = Leaving._wait_for_all
 
-    def wait_and(self, limit_s):
-        wait_for_all(self, limit_s)
-        if size == self.job.world.size:
+    def wait_and(self, job, limit_s):
+        wait_for_all(self, job, limit_s)
+        if size == job.world.size:
             dies()
             while me == 2:
                 MPI.COMM_SELF.Iprobe()
-                self.job.failures.raise_if_failed()
+                job.failures.raise_if_failed()
                 time.sleep(0.01)
 
     Leaving._wait_for_all = wait_and

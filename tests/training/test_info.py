@@ -24,6 +24,7 @@ def found(*masks: list[int], nodes=None, threads: int = 1, wheels=("mpich 5.0.2"
         "dead_ranks": "end the job",
         "shared_memory": "memfd",
         "algorithms": {"all_reduce": "native to 64 KiB, two_shot"},
+        "ordinary_arrays": {"broadcast": "attach (below 32 MiB)"},
         "blas": {"name": "openblas", "threads": threads},
         "cuda": "usable",
         "ranks": [

@@ -31,6 +31,11 @@ def test_backend(ranks: int) -> None:
     assert ended.rc == 0 and ended.stdout.count("all right") == ranks, ended
 
 
+def test_torch_on_some_ranks() -> None:
+    ended = job(HERE / "guest_job.py", ranks=4, limit_s=240)
+    assert ended.rc == 0 and ended.stdout.count("all right") == 3, ended
+
+
 @pytest.mark.once
 @pytest.mark.parametrize("ranks", thinned([1, 3], 3))
 def test_cuda_tensors_go_as_cupy_arrays(ranks: int) -> None:

@@ -1,0 +1,81 @@
+"""Ways of ordinary arrays within a node: through the scratch, by cross-memory attach, or by MPI.
+
+Which one is the fastest depends on the processor, the kernel and the pages of the arrays. Therefore the first calls of
+an operation with arrays of a size take the ways in turn, and then all ranks agree on one. Reductions have the same bits
+by the scratch and by attach, and MPI has no part in them.
+
+A way is judged by processor time, because other load prolongs a call, but hardly its work. If all ranks block in the
+call, the time of the waits counts, in which MPI works and a rank spins. Else these belong to the program, and only the
+steps between them count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import thread_time
+from typing import NamedTuple
+
+import numpy as np
+
+from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi.link import Link, Resource
+from mpiddp.mpi.requests import Steps
+
+SCRATCH, ATTACH, MPIS = "scratch", "attach", "native"
+TRIES = 3
+"""Calls that take each way. The least time counts."""
+LEAD = 0.9
+"""Another way has to take less than this of the first one's time, the scratch's, so that chance does not choose."""
+
+
+class Kind(NamedTuple):
+    """Calls that go the same way."""
+
+    operation: str
+    bits: int
+    """Of the arrays' length in bytes."""
+    blocking: bool
+    """All ranks block in the call."""
+
+
+class Ways(Resource):
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._chosen: dict[Kind, str] = {}
+        self._took: dict[Kind, dict[str, list[float]]] = {}
+        self.chosen = self._chosen.get
+
+    def run(self, kind: Kind, possible: Mapping[str, Steps], way: str | None) -> Steps:
+        """Run the steps of ``way``, of the only possible or of the chosen one; else try one. Collective."""
+        way = way if way in possible else next(iter(possible)) if len(possible) == 1 else self._chosen.get(kind)
+        if way is None:
+            yield from self._try(kind, possible)
+        else:
+            yield from possible[way]
+
+    def _try(self, kind: Kind, possible: Mapping[str, Steps]) -> Steps:
+        took = self._took.setdefault(kind, {way: [] for way in possible})
+        way = min(took, key=lambda each: len(took[each]))
+        spent, start = 0.0, thread_time()
+        for awaited in possible[way]:
+            spent += thread_time() - start
+            before = thread_time()
+            yield awaited
+            start = before if kind.blocking else thread_time()
+        took[way].append(spent + thread_time() - start)
+        if min(map(len, took.values())) == TRIES:
+            least = np.array([min(times) for times in took.values()])
+            yield self._link.later.Iallreduce(MPI.IN_PLACE, least, MPI.MAX)
+            least[0] *= LEAD
+            self._chosen[kind] = list(took)[int(least.argmin())]
+            del self._took[kind]
+
+    def described(self) -> dict[str, str]:
+        """Return, for each operation, what the ranks have agreed on, by sizes."""
+        found: dict[str, list[str]] = {}
+        for kind, way in sorted(self._chosen.items()):
+            limit = 1 << kind.bits
+            size = f"{limit >> 20} MiB" if limit >> 20 else f"{limit >> 10} KiB"
+            waiting = "" if kind.blocking else ", asynchronous"
+            found.setdefault(kind.operation, []).append(f"{way} (below {size}{waiting})")
+        return {operation: ", ".join(texts) for operation, texts in found.items()}

@@ -1,0 +1,100 @@
+/* Feeds mpiddp.data.Stream from C or C++. It needs MPI only; the README beside it describes the messages. */
+#ifndef MPIDDP_STREAM_H
+#define MPIDDP_STREAM_H
+#include <ctype.h>
+#include <mpi.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MPIDDP_TAG = 31000, MPIDDP_MAX_FIELDS = 32, MPIDDP_WAIT = 0, MPIDDP_DROP = 1, MPIDDP_STOP = 2 };
+typedef struct { int rank, stopped; int64_t credits, sent; } mpiddp_trainer;
+typedef struct {
+    MPI_Comm comm;
+    int tag, fields, bytes[MPIDDP_MAX_FIELDS], trainers, known, stopped, next, mode;
+    int64_t dropped, slowed;
+    double look; /* time of the next look for messages */
+    mpiddp_trainer *trainer;
+} mpiddp_stream;
+
+/* Receive one message of a trainer: credits, a mode, the number of trainers. */
+static void mpiddp_stream_hear(mpiddp_stream *s) {
+    int64_t news[3];
+    MPI_Status status;
+    int i = 0;
+    MPI_Recv(news, 3, MPI_INT64_T, MPI_ANY_SOURCE, s->tag, s->comm, &status);
+    if (!s->trainer) s->trainer = (mpiddp_trainer *)calloc(s->trainers = (int)news[2], sizeof(mpiddp_trainer));
+    while (i < s->known && s->trainer[i].rank != status.MPI_SOURCE) i++;
+    if (i == s->known) s->trainer[s->known++].rank = status.MPI_SOURCE;
+    s->trainer[i].credits += news[0];
+    if (news[1] == MPIDDP_STOP) s->stopped += s->trainer[i].stopped = 1;
+    else s->mode = (int)news[1];
+}
+
+/* Wait for the trainers. `fields` names what a sample has, as in "u float32 64 64; step int64". */
+static void mpiddp_stream_open(mpiddp_stream *s, MPI_Comm comm, int tag, const char *fields) {
+    const char *c = fields;
+    memset(s, 0, sizeof *s);
+    s->comm = comm, s->tag = tag, s->trainers = 1;
+    while (*c && s->fields < MPIDDP_MAX_FIELDS) { /* a name, a dtype that ends with its bits, dimensions */
+        long bytes = 1;
+        while (isspace((unsigned char)*c)) c++;
+        while (*c && !isspace((unsigned char)*c)) c++;
+        while (isspace((unsigned char)*c)) c++;
+        while (*c && *c != ';' && !isdigit((unsigned char)*c) && !isspace((unsigned char)*c)) c++;
+        if (isdigit((unsigned char)*c)) bytes = strtol(c, (char **)&c, 10) / 8;
+        while (isspace((unsigned char)*c) || isdigit((unsigned char)*c))
+            if (isspace((unsigned char)*c)) c++;
+            else bytes *= strtol(c, (char **)&c, 10);
+        s->bytes[s->fields++] = (int)bytes;
+        if (*c == ';') c++;
+    }
+    while (s->known < s->trainers) mpiddp_stream_hear(s);
+    for (int i = 0; i < s->known; i++)
+        MPI_Send(fields, (int)strlen(fields), MPI_CHAR, s->trainer[i].rank, tag + 1, comm);
+}
+
+/* Send a sample, a pointer for each field. Returns 1: sent, 0: dropped, -1: the trainers want no more. */
+static int mpiddp_stream_put(mpiddp_stream *s, const void *const *sample) {
+    mpiddp_trainer *to = NULL;
+    for (int waits = 0, news = 0;; mpiddp_stream_hear(s)) {
+        to = NULL;
+        for (int i = 0; i < s->trainers && !to; i++) {
+            mpiddp_trainer *each = &s->trainer[(s->next + i) % s->trainers];
+            if (each->credits > 0 && !each->stopped) to = each;
+        }
+        if (to && MPI_Wtime() < s->look) break; /* a look costs as much as a short sample */
+        s->look = MPI_Wtime() + 0.005;
+        MPI_Iprobe(MPI_ANY_SOURCE, s->tag, s->comm, &news, MPI_STATUS_IGNORE);
+        if (news) continue;
+        if (to) break;
+        if (s->stopped == s->trainers) return -1;
+        if (s->mode == MPIDDP_DROP) return s->dropped++, 0;
+        s->slowed += !waits++;
+    }
+    s->next = (int)(to - s->trainer + 1) % s->trainers;
+    to->credits--, to->sent++;
+    if (s->fields == 1) {
+        MPI_Send(sample[0], s->bytes[0], MPI_BYTE, to->rank, s->tag + 2, s->comm);
+    } else { /* no copy: MPI sends the arrays from where they are */
+        MPI_Aint at[MPIDDP_MAX_FIELDS];
+        MPI_Datatype together;
+        for (int i = 0; i < s->fields; i++) MPI_Get_address((void *)sample[i], &at[i]);
+        MPI_Type_create_hindexed(s->fields, s->bytes, at, MPI_BYTE, &together);
+        MPI_Type_commit(&together);
+        MPI_Send(MPI_BOTTOM, 1, together, to->rank, s->tag + 2, s->comm);
+        MPI_Type_free(&together);
+    }
+    return 1;
+}
+
+/* Say that there are no more samples, and wait until the trainers know. */
+static void mpiddp_stream_close(mpiddp_stream *s) {
+    for (int i = 0; i < s->trainers; i++) {
+        int64_t end[3] = {s->trainer[i].sent, i ? 0 : s->dropped, i ? 0 : s->slowed};
+        MPI_Send(end, 3, MPI_INT64_T, s->trainer[i].rank, s->tag + 3, s->comm);
+    }
+    while (s->stopped < s->trainers) mpiddp_stream_hear(s);
+    free(s->trainer);
+}
+#endif

@@ -1,0 +1,141 @@
+"""The first meeting of a communicator's ranks, in `init_process_group`: every wait polls, and tells who is missing.
+
+Before all have come nothing can be sent: on the program's communicator a message might meet a receive of the program.
+So each rank that waits binds an abstract Unix socket, and the ranks of its host see by its name that it waits, and for
+which ranks. Of other hosts nothing is known before they have come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pickle
+import re
+import socket
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpiddp import settings
+from mpiddp.errors import DistTimeoutError
+from mpiddp.mpi import processes
+from mpiddp.mpi.lazy import MPI
+
+from . import abort
+
+_SPINS, _SLEEP_S, _LONGEST_SLEEP_S = 1000, 50e-6, 0.002
+_NAMES = Path("/proc/net/unix")
+_MAX_NAMED = 8
+
+
+class Meeting:
+    """The waits for the other ranks of ``comm``; after ``limit_s`` they raise `DistTimeoutError`."""
+
+    def __init__(self, comm: MPI.Intracomm, limit_s: float) -> None:
+        self._comm = comm
+        self._began = time.monotonic()
+        self._limit_s = limit_s
+        self._next_s = settings.warn_after_s() or math.inf
+        ranks = comm.Get_group()
+        self._world_ranks = [int(rank) for rank in MPI.Group.Translate_ranks(ranks, None, MPI.COMM_WORLD.Get_group())]
+        self._sum = zlib.crc32(repr(self._world_ranks).encode())
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let the others see that this rank waits, and `abort.time_limit` name those that are missing."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):
+                shown = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                shown.bind(f"\0{_prefix()}{os.getpid()}-{self._sum}")
+            abort.absent = self.missing
+            stack.callback(abort.forget_absent)
+            yield
+
+    def duplicate(self) -> MPI.Intracomm:
+        """Return a duplicate of the communicator."""
+        # A start that was given up has begun one, which the ranks that come late still wait for.
+        begun = next((each for each in _begun if each[0] == self._comm), None)
+        if begun is None:
+            begun = (self._comm, *self._comm.Idup())
+            _begun.append(begun)
+        _, made, request = begun
+        self.wait(request)
+        _begun.remove(begun)
+        made.Set_errhandler(MPI.ERRORS_RETURN)
+        return MPI.Intracomm(made)
+
+    def agree(self) -> None:
+        """Wait until all ranks that are alive have come."""
+        flag = np.ones(1, np.int32)
+        with contextlib.suppress(MPI.Exception):  # a rank has failed: Shrink leaves it out
+            self.wait(self._comm.Iagree(flag))
+
+    def allgather(self, comm: MPI.Intracomm, value: Any) -> list[Any]:
+        """Return the values of all ranks of ``comm``, the duplicate."""
+        mine, sizes = np.frombuffer(pickle.dumps(value), np.uint8), np.empty(comm.size, np.int64)
+        self.wait(comm.Iallgather(np.array([mine.size]), sizes))
+        parts = np.empty((comm.size, sizes.max()), np.uint8)
+        self.wait(comm.Iallgather(np.resize(mine, sizes.max()), parts))
+        return [pickle.loads(part[:size].tobytes()) for part, size in zip(parts, sizes, strict=True)]
+
+    def wait(self, request: MPI.Request) -> None:
+        polls, sleep_s = 0, _SLEEP_S
+        while not request.Test():
+            polls += 1
+            if polls < _SPINS:
+                os.sched_yield()
+                continue
+            time.sleep(sleep_s)
+            sleep_s = min(2 * sleep_s, _LONGEST_SLEEP_S)
+            waited_s = time.monotonic() - self._began
+            if waited_s > self._limit_s:
+                raise DistTimeoutError(f"{abort.unmet('init_process_group', self._limit_s)}{self.missing()}")
+            if waited_s > self._next_s:
+                self._next_s *= 2
+                if self._reports():
+                    abort.write(f"mpiddp: {waited_s:.0f} s in init_process_group{self.missing()}\n")
+
+    def _reports(self) -> bool:
+        """Return True on the first rank that waits here."""
+        here, present = self._ranks_here(), _present()
+        first = next((rank for rank, pid in here.items() if present.get(pid) == self._sum), self._comm.rank)
+        return first == self._comm.rank
+
+    def _ranks_here(self) -> dict[int, int]:
+        """Return the processes of this host's ranks, as far as the launcher's children show their numbers."""
+        pids = {rank: int(pid) for pid, rank in processes.started_ranks(os.getppid()).items()}
+        return {rank: pids[each] for rank, each in enumerate(self._world_ranks) if each in pids}
+
+    def missing(self) -> str:
+        """Return a colon, and which ranks have not come."""
+        here, present, lines = self._ranks_here(), _present(), []
+        for rank, pid in here.items():
+            if rank != self._comm.rank and present.get(pid) != self._sum:
+                elsewhere = "calls it with another communicator" if pid in present else "has not called it"
+                number = f"{self._world_ranks[rank]} of the world, " if self._world_ranks[rank] != rank else ""
+                lines.append(f"  rank {rank} ({number}pid {pid}) {elsewhere}")
+        if len(lines) > _MAX_NAMED:
+            lines[_MAX_NAMED:] = [f"  and {len(lines) - _MAX_NAMED} more"]
+        gone = self._comm.size - len(here) - (self._comm.rank not in here)
+        if gone:
+            lines.append(f"  of {gone} rank{'s' * (gone > 1)} it is not known: on other hosts, or ended")
+        return ":\n" + "\n".join(lines) if lines else ""
+
+
+_begun: list[tuple[MPI.Intracomm, MPI.Intracomm, MPI.Request]] = []
+"""Duplications that have not ended, with the communicators of which they are."""
+
+
+def _prefix() -> str:
+    return f"mpiddp_init-{os.getuid()}-"
+
+
+def _present() -> dict[int, int]:
+    """Return the processes of this host that wait in a meeting, and the sums of their ranks."""
+    names = re.findall(rf"@{_prefix()}(\d+)-(\d+)$", _NAMES.read_text() if _NAMES.exists() else "", re.MULTILINE)
+    return {int(pid): int(number) for pid, number in names}

@@ -1,0 +1,99 @@
+"""The ways of ordinary arrays are tried in turn, and all ranks take the one that was the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpiddp as dist
+from mpiddp.algorithms import ways
+from mpiddp.distributed.groups import default_group
+from mpiddp.mpi.requests import READY, Steps, drive
+from mpiddp.shm.cma import CrossMemory
+
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
+
+
+@pytest.fixture
+def tried(world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ways.Ways]:
+    if world.size == 1:
+        pytest.skip("one rank has nothing to choose")
+    yield ways.Ways(default_group()._link)
+
+
+class Clock:
+    """Processor time that passes only in steps, and in waits for them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(ways, "thread_time", lambda: self.now)
+
+    def steps(self, seconds: float, waited: float) -> Steps:
+        self.now += seconds
+        yield READY
+        self.now += waited
+        yield READY
+
+
+def chosen(tried: ways.Ways, clock: Clock, blocking: bool, took: dict[str, tuple[float, float]]) -> str:
+    kind = ways.Kind("all_gather", 20, blocking)
+    for _ in range(ways.TRIES * len(took)):
+        assert tried.chosen(kind) is None
+        drive(tried.run(kind, {way: clock.steps(*each) for way, each in took.items()}, None))
+    return str(tried.chosen(kind))
+
+
+def test_the_slowest_rank_counts(tried: ways.Ways, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = 5.0 if world.rank == world.size - 1 else 1.0
+    assert chosen(tried, Clock(monkeypatch), True, {"scratch": (4, 0), "attach": (slow, 0)}) == "scratch"
+
+
+def test_waits_count_only_if_all_ranks_block(tried: ways.Ways, monkeypatch: pytest.MonkeyPatch) -> None:
+    took = {"scratch": (4.0, 0.0), "attach": (3.0, 9.0), "native": (1.0, 1.0)}
+    assert chosen(tried, Clock(monkeypatch), True, took) == "native"
+    del took["native"]
+    assert chosen(tried, Clock(monkeypatch), False, {"scratch": (4, 0), "attach": (3, 0)}) == "attach"
+    tried._chosen.clear()
+    clock = Clock(monkeypatch)
+    assert chosen(tried, clock, True, {"scratch": (4, 0), "attach": (3.9, 0)}) == "scratch", "chance does not choose"
+
+
+def test_the_description_names_operation_way_and_size(tried: ways.Ways) -> None:
+    tried._chosen.update({ways.Kind("reduce", 24, False): "attach", ways.Kind("reduce", 19, True): "scratch"})
+    assert tried.described() == {"reduce": "scratch (below 512 KiB), attach (below 16 MiB, asynchronous)"}
+
+
+def test_the_only_way_and_a_way_that_was_asked_for_are_not_tried(
+    tried: ways.Ways, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, kind = Clock(monkeypatch), ways.Kind("broadcast", 18, False)
+    drive(tried.run(kind, {"scratch": clock.steps(1, 0)}, "attach"))
+    drive(tried.run(kind, {"scratch": clock.steps(9, 0), "attach": clock.steps(1, 0)}, "attach"))
+    assert not tried._took and clock.now == 2
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_calls_agree_on_a_way_and_then_take_it(world: Any, monkeypatch: pytest.MonkeyPatch, async_op: bool) -> None:
+    link = default_group()._link
+    if world.size == 1 or link.resource(CrossMemory).fault:
+        pytest.skip("there is no choice")
+    link.resource(ways.Ways)._chosen.clear()
+    reads = []
+    read = CrossMemory.read
+    monkeypatch.setattr(CrossMemory, "read", lambda *args: reads.append(1) or read(*args))
+    by_attach = []
+    for call in range(2 * ways.TRIES + 3):
+        x = np.full(1 << 18, 1.0 + world.rank, np.float32)
+        del reads[:]
+        work = dist.all_reduce(x, async_op=async_op)
+        if work is not None:
+            work.wait()
+        assert (x == world.size * (world.size + 1) / 2).all(), call
+        by_attach.append(bool(reads))
+    (way,) = {way for kind, way in link.resource(ways.Ways)._chosen.items() if kind.operation == "all_reduce"}
+    assert by_attach[: 2 * ways.TRIES] == [False, True] * ways.TRIES
+    assert by_attach[2 * ways.TRIES :] == [way == "attach"] * 3
+    assert len(set(link.now.allgather(way))) == 1

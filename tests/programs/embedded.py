@@ -1,0 +1,27 @@
+"""What the interpreters in solver.c run in its steps 0, 1 and 2, in which it has set ``step`` and ``communicator``."""
+
+import numpy as np
+from mpi4py import MPI
+
+import mpiddp as dist
+
+step: int = globals()["step"]
+comm = MPI.Comm.f2py(globals()["communicator"])
+if dist.is_initialized():  # an exception has left it
+    dist.destroy_process_group()
+dist.init_process_group(comm=comm, timeout=20)
+x = np.full(1000, float(comm.rank + step))
+dist.all_reduce(x)
+assert (x == comm.size * (comm.size - 1) / 2 + comm.size * step).all()
+if step == 1 and comm.rank == 0:
+    raise ValueError("of this rank alone")
+if step == 1:
+    try:
+        dist.barrier()
+        dist.barrier()
+        raise AssertionError("no error")
+    except dist.RankFailedError as error:
+        assert error.ranks == [0] and "ValueError: of this rank alone" in str(error), error
+        print("told", flush=True)
+if step < 2:
+    dist.destroy_process_group()

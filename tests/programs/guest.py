@@ -1,0 +1,272 @@
+"""Programs in which some ranks of MPI's world are a guest's, and the others go on by themselves: ``guest.py CASE``."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+from mpi4py import MPI
+
+world = MPI.COMM_WORLD
+case = sys.argv[1]
+SHORT_S = 3.0
+
+
+def rounds(dist, comm, groups=True):
+    """Communicate in all ways, and check the results."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assert (rank, size) == (comm.rank, comm.size) and os.environ["RANK"] == str(rank)
+    for count in (1, 5, 3000, 100_001):
+        x = np.full(count, float(rank))
+        dist.all_reduce(x)
+        assert (x == sum(range(size))).all(), (count, x)
+        dist.broadcast(x, src=size - 1)
+    told = [None] * size
+    dist.all_gather_object(told, {"rank": world.rank})
+    assert [each["rank"] for each in told] == comm.allgather(world.rank)
+    x = np.array([float(rank)])
+    if size > 1:
+        work = dist.isend(x, dst=(rank + 1) % size)
+        x = np.empty(1)
+        assert dist.recv(x, src=(rank - 1) % size) == x[0] == (rank - 1) % size
+        work.wait()
+    if groups:
+        last = dist.new_group([size - 1])
+        assert (last == dist.GroupMember.NON_GROUP_MEMBER) == (rank != size - 1)
+        both = dist.new_group(range(size)[::-1], sort_ranks=False)
+        dist.all_reduce(x := np.ones(2), group=both)
+        assert (x == size).all() and both.rank() == size - 1 - rank
+
+
+def caught(dist, kinds, call):
+    """Return the error that a call raises on this rank, or a later one of the group."""
+    try:
+        for _ in range(3):
+            call()
+    except kinds as error:
+        return error
+    raise AssertionError(f"none of {kinds} has been raised on rank {world.rank}")
+
+
+def mistakes(dist, comm):
+    """Time out, disagree, lose a rank; destroy and begin again after each."""
+    last = comm.size - 1
+
+    def late():
+        time.sleep(2 * SHORT_S if comm.rank == last else 0)
+        dist.all_reduce(np.ones(3))
+
+    def late_in_mpi():
+        time.sleep(2 * SHORT_S if comm.rank == last else 0)
+        dist.all_gather_object([None] * comm.size, 3)
+
+    def different():
+        dist.all_reduce(np.ones(3 + (comm.rank == last)))
+
+    for call, kind in ((late, "DistTimeoutError"), (late_in_mpi, "DistTimeoutError"), (different, "MismatchError")):
+        dist.init_process_group(comm=comm, timeout=SHORT_S if call is not different else None)
+        dist.barrier()
+        error = caught(dist, getattr(dist, kind), call)
+        assert f"{comm.size} ranks (" in str(error) and "of the world)" in str(error), error
+        caught(dist, getattr(dist, kind), dist.barrier)
+        began = time.monotonic()
+        dist.destroy_process_group()
+        assert time.monotonic() - began < 5, "the others were waited for"
+        comm.Barrier()
+
+
+def guest():
+    import mpiddp as dist
+
+    return dist
+
+
+def host(steps, rng, comm, act=None):
+    """Run a random program of collectives on MPI's world, checked, with ``act`` between its begin and its end."""
+    for step in range(steps):
+        kind, count, root = int(rng.integers(5)), int(rng.integers(1, 5000)), int(rng.integers(comm.size))
+        all_x = rng.integers(0, 1000, (comm.size, comm.size, count)).astype(float)
+        sent = MPI.Request()
+        x, y = all_x[comm.rank].copy(), np.empty_like(all_x[0])
+        match kind:
+            case 0:
+                request, expected = comm.Iallreduce(x, y), all_x.sum(0)
+            case 1:
+                request, expected = comm.Ialltoall(x, y), all_x[:, comm.rank]
+            case 2:
+                y[:] = x
+                request, expected = comm.Ibcast(y, root), all_x[root]
+            case 3:
+                request, expected = comm.Iallgather(x[0], y), all_x[:, 0]
+            case _:
+                right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+                sent = comm.Isend(x, right, 7)
+                request, expected = comm.Irecv(y, left, 7), all_x[left]
+        if act is not None:
+            act(step)
+        request.Wait()
+        sent.Wait()
+        assert (y == expected).all(), (kind, step)
+
+
+def trains(dist, comm, seed):
+    """Yield after each step of a guest's life: it trains, errs, is destroyed, and starts again."""
+    rng = np.random.default_rng(seed)  # alike on all ranks of comm
+    while True:
+        victim, way = int(rng.integers(comm.size)), int(rng.integers(4))
+        dist.init_process_group(comm=comm, timeout=SHORT_S if way == 0 else None)
+        dist.manual_seed(1)
+        model = dist.DistributedDataParallel(dist.nn.Linear(6, 2))
+        optimizer = dist.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(int(rng.integers(1, 5))):
+            optimizer.zero_grad()
+            model((rng.random((4, 6)) + comm.rank).astype("f4")).sum().backward()
+            optimizer.step()
+            yield
+        told = comm.allgather(model.module.weight.data.tobytes())
+        assert set(told) == {told[0]}
+        mine = victim == comm.rank
+        x = np.ones(int(rng.integers(1, 9)) + (mine and way == 1))
+        try:
+            if way == 2 and mine:
+                raise KeyError("of the program")  # it leaves the group, where the others wait
+            if way != 3:
+                time.sleep(2 * SHORT_S if mine and way == 0 else 0)
+                dist.all_reduce(x)
+                dist.barrier()
+                assert comm.size == 1, "errors are raised on all ranks"
+        except (dist.DistTimeoutError, dist.MismatchError, KeyError) as error:
+            assert comm.size > 1 or mine, error
+        with contextlib.suppress(dist.MismatchError):  # it meets the calls of others
+            dist.destroy_process_group()
+        comm.Barrier()
+        yield
+
+
+match case:
+    case "silent":  # the first three never hear of mpiddp: one sleeps, one computes, one waits in MPI_Recv
+        inside = world.rank >= 3
+        part = world.Split(0 if inside else MPI.UNDEFINED)
+        if world.rank == 0:
+            time.sleep(10)
+        elif world.rank == 1:
+            end = time.monotonic() + 10
+            while time.monotonic() < end:
+                np.linalg.inv(np.eye(200))
+        elif world.rank == 2:
+            assert world.recv(source=3) == "the end"
+        else:
+            dist = guest()
+            for _ in range(3):
+                dist.init_process_group(comm=part)
+                rounds(dist, part)
+                dist.destroy_process_group()
+            mistakes(dist, part)
+            dist.init_process_group(comm=part)
+            rounds(dist, part)
+            if world.rank == 3:
+                world.send("the end", dest=2)
+    case "solver":  # of the world's collectives, ranks 0 and 1 do nothing else; the others train between them
+        seed = int(sys.argv[2])
+        part = world.Split(0 if world.rank >= 2 else MPI.UNDEFINED)
+        act = None
+        if world.rank >= 2:
+            life = trains(guest(), part, seed)
+
+            def act(_):
+                next(life)
+
+        host(40, np.random.default_rng(seed), world, act)
+    case "halves":  # two guests at once, of different sizes, that run different programs
+        color = int(world.rank >= 2)
+        part = world.Split(color, -world.rank)
+        dist = guest()
+        if color:
+            mistakes(dist, part)
+        else:
+            life = trains(dist, part, 3)
+            for _ in range(15):
+                next(life)
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        world.Barrier()
+        dist.init_process_group(timeout=30)
+        rounds(dist, world)
+        dist.destroy_process_group()
+        dist.init_process_group(comm=part)
+        rounds(dist, part)
+    case "communicators":  # of all kinds, one after the other, beside the job of the world
+        dist = guest()
+        dist.init_process_group(rank=world.rank, world_size=world.size)
+        rounds(dist, world)
+        dist.destroy_process_group()
+        half = world.Split(world.rank % 2)
+        session = MPI.Session.Init()
+        whole = session.Create_group("mpi://WORLD")
+        kinds = {
+            "reverse": world.Split(0, -world.rank),
+            "self": MPI.COMM_SELF,
+            "merged": MPI.Intracomm(half).Create_intercomm(0, world, 1 - world.rank % 2).Merge(bool(world.rank % 2)),
+            "Fortran": MPI.Comm.f2py(half.py2f()),
+            "C": MPI.Comm.fromhandle(half.handle),
+            "session": MPI.Intracomm.Create_from_group(whole, "guest"),
+        }
+        for name, comm in kinds.items():
+            print(name, flush=True)
+            os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size))
+            dist.init_process_group(comm=comm)
+            rounds(dist, comm)
+            dist.destroy_process_group()
+            assert os.environ["WORLD_SIZE"] == str(world.size)
+        dist.init_process_group()
+        rounds(dist, world)
+        kinds["session"].Free()
+        whole.Free()
+        session.Finalize()
+    case "MPMD":  # beside solver.c, which makes a communicator of the other ranks and sums four times
+        part = world.Split(0, -world.rank)
+        dist = guest()
+        for step in range(4):
+            total = np.empty(1, np.intc)
+            world.Allreduce(np.array([world.rank + step], np.intc), total)
+            assert total == sum(range(world.size)) + world.size * step
+            if step < 3:
+                dist.init_process_group(comm=part)
+                rounds(dist, part)
+                dist.destroy_process_group()
+    case "killed":  # under ULFM: rank 0, of no guest, or one of the guest's
+        part = world.Split(0 if world.rank else MPI.UNDEFINED)
+        if world.rank == 0:
+            time.sleep(1)
+            if sys.argv[2] == "host":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(6)
+        else:
+            dist = guest()
+            dist.init_process_group(comm=part)
+            rounds(dist, part)
+            if sys.argv[2] == "guest":
+                if part.rank == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                try:
+                    for _ in range(3):
+                        dist.all_reduce(np.ones(3))
+                    raise AssertionError("no error")
+                except dist.RankFailedError as error:
+                    assert error.ranks == [1] and "rank 1 (2 of the world) of 3 died" in str(error), error
+                dist.destroy_process_group()
+                part = part.Shrink()
+                dist.init_process_group(comm=part)
+            end = time.monotonic() + 3
+            while time.monotonic() < end:
+                rounds(dist, part, groups=False)
+                ends = np.array([end])
+                dist.all_reduce(ends, dist.ReduceOp.MIN)
+                end = float(ends[0])
+        print(f"rank {world.rank} is through", flush=True)
+        os._exit(0)  # MPI_Finalize would wait for the dead
+    case _:
+        raise ValueError(case)
+print(f"rank {world.rank} is through", flush=True)

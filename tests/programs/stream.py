@@ -1,0 +1,216 @@
+"""Sources in plain mpi4py, as the README of mpiddp.data has them, and the ranks that train: on three ranks.
+
+Each scenario is a function of the world that raises on the rank that finds something wrong.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+import mpiddp.data
+from mpiddp.data import Stream
+from mpiddp.errors import DistTimeoutError, MismatchError
+
+_SCOPE: dict[str, type] = {}
+_PAGE = Path(mpiddp.data.__file__).with_name("README.md").read_text()
+exec(re.search(r"```python\n(.*?)```", _PAGE, re.DOTALL)[1], _SCOPE)
+Source = _SCOPE["Source"]
+FIELDS = "x float32 3; y float64 2 2; n int64"
+world = MPI.COMM_WORLD
+ME = world.rank
+
+
+def send(count, comm=world, first=0, pause_s=0.0, fields=FIELDS, **how):
+    source = Source(comm, fields, **how)
+    results = []
+    for n in range(first, first + count):
+        results.append(source.put(np.full(3, n, np.float32), np.full((2, 2), n / 2), np.int64(n)))
+        if results[-1] < 0:
+            break
+        time.sleep(pause_s)
+    source.close()
+    return results, source
+
+
+def check(batch):
+    x, y, n = batch
+    assert x.shape == (len(n), 3) and x.dtype == np.float32 and y.shape == (len(n), 2, 2) and y.dtype == np.float64
+    assert (x == n[:, None]).all() and (y == n[:, None, None] / 2).all() and batch.n is n
+    return n.tolist()
+
+
+def all_of(stream):
+    return [n for batch in stream for n in check(batch)]
+
+
+def one_source_two_trainers():
+    """Each sample comes once, in order; the last batch is partial; both trainers get some."""
+    if ME == 0:
+        results, _ = send(101)
+        assert results == [1] * 101
+    else:
+        found = all_of(Stream(world, [0], batch_size=4, policy="fifo", window=3, num_replicas=2, rank=ME - 1))
+        assert found == sorted(found) and len(found) >= 3
+    parts = world.gather([] if ME == 0 else found)
+    if ME == 0:
+        assert sorted(n for part in parts for n in part) == list(range(101)), parts
+
+
+def two_sources_uneven():
+    """One trainer, sources that end at different times, every sample drawn, none unknown, fields given."""
+    if ME < 2:
+        send(7 if ME else 300, first=1000 * ME)
+        return
+    dtype = np.dtype([("x", "f4", 3), ("y", "f8", (2, 2)), ("n", "i8")])
+    stream = Stream(world, [0, 1], dtype, batch_size=5, capacity=40, min_fill=30, window=2)
+    first = check(next(stream))
+    assert stream.metrics["held"] + stream.metrics["left"] >= 30 and stream.metrics["held"] <= 44
+    found = {*first, *all_of(stream)}
+    assert found == {*range(300), *range(1000, 1007)}
+    metrics = stream.metrics
+    assert metrics["received"] == 307 and metrics["drawn"] >= 307 and metrics["dropped"] == metrics["held"] == 0
+    assert list(stream) == []
+
+
+def slow_trainer():
+    """It slows its source, or drops; never more than the window and the capacity are sent ahead."""
+    for full in ("wait", "drop"):
+        if ME == 0:
+            results, source = send(60, pause_s=0.002 if full == "drop" else 0)
+            dropped = results.count(0)
+            assert (dropped > 0) == (full == "drop") and (source.slowed > 0) == (full == "wait"), (full, source.slowed)
+            world.send((dropped, source.slowed), 1, tag=5)
+        elif ME == 1:
+            stream = Stream(world, [0], batch_size=2, capacity=4, policy="fifo", window=3, full=full)
+            found = []
+            for batch in stream:
+                found += check(batch)
+                time.sleep(0.02)
+                assert batch.n[-1] < len(found) + 60 * (full == "drop") and stream.metrics["held"] <= 4 + 3
+            dropped, slowed = world.recv(source=0, tag=5)
+            assert len(found) == 60 - dropped
+            assert (stream.metrics["dropped"], stream.metrics["slowed"]) == (dropped, slowed)
+
+
+def trainer_stops():
+    """The source is told, by close and by the end of the block; another stream follows at once on the same tags."""
+    for _ in range(2):
+        if ME == 0:
+            results, _ = send(100_000)
+            assert results[-1] == -1 and len(results) > 20
+        elif ME == 1:
+            with Stream(world, [0], batch_size=10, capacity=20, min_fill=20) as stream:
+                for _ in range(3):
+                    check(next(stream))
+    if ME == 0:
+        assert send(5)[0] == [1] * 5
+    elif ME == 1:
+        assert all_of(Stream(world, [0], policy="fifo")) == list(range(5))
+
+
+def mistakes():
+    """Other fields, a short sample, and a long one: errors that name the source and the sizes."""
+    for wrong in ("fields", "short", "long"):
+        if ME == 0:
+            source = Source(world, FIELDS if wrong != "fields" else "x float32 3")
+            x, y, n = np.zeros(3, np.float32), np.zeros((2, 2)), np.int64(0)
+            source.put(*{"fields": (x,), "short": (x, n), "long": (x, y, n, n)}[wrong])
+            source.close()
+        elif ME == 1:
+            stream = Stream(world, [0], FIELDS)
+            texts = {"fields": ["source 0", "'x float32 3'", FIELDS], "short": ["20 bytes", "rank 0", "52 bytes"]}
+            try:
+                next(stream)
+                raise AssertionError(wrong)
+            except MismatchError as error:
+                for text in texts.get(wrong, ["too long a sample", "rank 0", "52 bytes"]):
+                    assert text in str(error), (text, error)
+            stream.close()
+
+
+def silent_source():
+    """A warning while the reservoir goes on, an error while the rank waits; both name the source that is silent."""
+    if ME == 0:
+        send(50, pause_s=0.03)
+    elif ME == 1:
+        source = Source(world, FIELDS)
+        assert source.put(np.zeros(3, np.float32), np.zeros((2, 2)), np.int64(0)) == 1
+        world.recv(source=2, tag=5)
+        source.close()
+    else:
+        stream, found = Stream(world, [0, 1], batch_size=3, capacity=60), 0
+        while stream._live != {1}:
+            found += len(check(next(stream)))
+            time.sleep(0.01)
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            next(stream)
+            time.sleep(0.01)
+        world.send(None, 1, tag=5)
+        all_of(stream)
+
+
+def nothing_comes():
+    if ME == 0:
+        world.recv(source=1, tag=5)
+        send(3)
+    elif ME == 1:
+        stream = Stream(world, [0], timeout=1.0)
+        try:
+            next(stream)
+            raise AssertionError
+        except DistTimeoutError as error:
+            assert "no sample in 1 s" in str(error) and "source 0, which has not opened its stream" in str(error), error
+        world.send(None, 0, tag=5)
+        assert len(set(all_of(stream))) == 3
+
+
+def intercommunicator():
+    """The sources are ranks of the remote group."""
+    local = MPI.Intracomm(world.Split(int(ME > 0), ME))
+    across = local.Create_intercomm(0, world, 1 if ME == 0 else 0)
+    if ME == 0:
+        send(20, across)
+    else:
+        found = all_of(Stream(across, [0], policy="fifo", num_replicas=2, rank=ME - 1))
+        assert 0 < len(found) < 20
+    across.Free()
+    local.Free()
+
+
+def state():
+    """A stream goes on from another's state with the same draws, and with the same samples."""
+    if ME == 0:
+        send(30)
+        send(0)
+    elif ME == 1:
+        stream = Stream(world, [0], batch_size=4, capacity=50, min_fill=30)
+        next(stream)
+        while stream._live:
+            stream._progress()
+        saved = stream.state_dict()
+        expected = all_of(stream)
+        other = Stream(world, [0], batch_size=4, capacity=50, min_fill=30, seed=9)
+        other.load_state_dict(saved)
+        while other._live:
+            other._progress()
+        assert all_of(other) == expected and len(expected) == len(saved["samples"]) >= 26
+        assert other.metrics["received"] == 30 and other.metrics["drawn"] == 4 + len(expected)
+        try:
+            other.load_state_dict(saved)
+            raise AssertionError
+        except ValueError as error:
+            assert "needs a new stream" in str(error)
+
+
+for name in sys.argv[1:]:
+    globals()[name]()
+    world.Barrier()
+    if ME == 0:
+        print("done:", name, flush=True)
