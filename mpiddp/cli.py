@@ -107,8 +107,9 @@ def build_parser() -> argparse.ArgumentParser:
 def run_train(arguments: argparse.Namespace) -> int:
     options = config.read_options(arguments)
     announced = launchers.launch()
-    before = None
-    if options.resume == "auto" and options.output is not None:
+    # With virtual ranks the bits shall not depend on the cores that each rank has.
+    before = 1 if options.virtual_ranks else None
+    if before is None and options.resume == "auto" and options.output is not None:
         before = resumed_threads(options.output, 1 if announced is None else announced.size - options.spares)
     _limit_threads(before)
     code: int = mpiddp.training.run.run(options, mpiddp.__version__)

@@ -170,6 +170,15 @@ def test_training_goes_on_as_if_nothing_had_happened(tmp_path, undisturbed, rank
     assert [each["epoch"] for each in metrics(output)] == list(range(1, 6))
 
 
+def test_virtual_ranks_of_the_dead_are_taken_over_without_a_change_of_bits(tmp_path, undisturbed):
+    options = ("--model", "models:normed", "--virtual-ranks", 5, *FEWER)
+    expected = undisturbed(2, *options)
+    victims = f"0 before {STEP}._backward 20,2 after {STEP}._update 47"
+    done = train(4, *options, tmp_path / "run", victims=victims)
+    assert done.rc == 0 and "with 2 of 3 ranks" in done.stderr, done
+    assert "other masks" not in done.stderr and model(tmp_path / "run") == model(expected), done
+
+
 def test_epoch_that_one_had_completed_and_another_had_not_is_in_all_files(tmp_path):
     done = train(3, *FEWER, tmp_path, "--epochs", 2, race="epoch")
     assert done.rc == 0 and "going on after step 15 with 2 of 3 ranks" in done.stderr, done

@@ -6,6 +6,7 @@ Rows are combined in order, chunk by chunk in the cache, and each byte is read f
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,7 +35,7 @@ def bounds(count: int, parts: int, itemsize: int) -> list[int]:
 def reduce_rows(
     op: ReduceOp, rows: Sequence[Array], outs: Sequence[Array], size: int, factors: Sequence[float] | None = None
 ) -> None:
-    """Combine ``rows``, flat and alike, in order, and write the result to all ``outs``.
+    """Combine ``rows``, flat and alike, in order or as ``op._merges`` says, and write the result to all ``outs``.
 
     An output is one of the rows, or shares no memory with any and may have another dtype, to which results are rounded
     once. ``AVG`` divides by ``size``; ``factors`` are the rows' (``PREMUL_SUM``).
@@ -42,32 +43,31 @@ def reduce_rows(
     dtype, count = rows[0].dtype, rows[0].size
     join = getattr(array_namespace(rows[0]), op._combining)
     common = _common_scale(factors)
+    if op._merges and common != 1:
+        common = None  # a subnormal would be rounded here and not where one rank has several addends
     if common is not None:
         factors = None
+    merges = op._merges or (0, *(1 for _ in rows[1:]))
     wide = accumulated_in(dtype)
     step = max(min(CHUNK_BYTES, CACHE_BYTES // len(rows)) // dtype.itemsize, 1)
     changing = wide != dtype or factors is not None
     # Working in place saves a pass. The overwritten row has been read by then.
     in_place = wide == dtype and (outs[0] is rows[0] or (not changing and len(rows) > 1 and outs[0] is rows[1]))
-    spare = None if in_place and not changing else np.empty((2, min(step, count)), wide)
+    deepest = max(itertools.accumulate(1 - ended for ended in merges)) + 1
+    spare = np.empty((deepest, min(step, count)), wide)
     for start in range(0, count, step):
         if count <= step:  # half of the work for short arrays
             parts, targets = rows, outs
         else:
             chunk = slice(start, min(start + step, count))
             parts, targets = [row[chunk] for row in rows], [out[chunk] for out in outs]
-        accumulator = targets[0] if in_place or spare is None else spare[0, : parts[0].size]
-        if changing:
-            assert spare is not None
-            _combine_converted(join, parts, accumulator, spare[1, : parts[0].size], factors)
-        elif len(parts) == 1:
-            accumulator[...] = parts[0]
-        else:
-            join(parts[0], parts[1], out=accumulator)
-            for part in parts[2:]:
-                join(accumulator, part, out=accumulator)
+        buffers = list(spare[:, : parts[0].size])
+        if in_place:
+            buffers[0] = targets[0]
+        _combine(join, parts, buffers, merges, factors, changing=changing)
+        accumulator = buffers[0]
         finish(op, accumulator, size)
-        if common is not None:
+        if common is not None and common != 1:
             scale(accumulator, common, accumulator)
         for out in targets[1:] if in_place else targets:
             if out.dtype == accumulator.dtype:
@@ -83,24 +83,34 @@ def _common_scale(factors: Sequence[float] | None) -> float | None:
     return factors[0]
 
 
-def _combine_converted(
+def _combine(
     join: Callable[..., Any],
     parts: Sequence[Array],
-    accumulator: Array,
-    spare: Array,
+    buffers: Sequence[Array],
+    merges: Sequence[int],
     factors: Sequence[float] | None,
+    *,
+    changing: bool,
 ) -> None:
-    for index, part in enumerate(parts):
-        target = spare if index else accumulator
-        if factors is None:
-            assign(target, part)
-        elif part.dtype == target.dtype:
-            scale(part, factors[index], target)
-        else:
-            assign(target, part)
-            scale(target, factors[index], target)
-        if index:
-            join(accumulator, spare, out=accumulator)
+    """Combine into the first of ``buffers``, of which there is one for each open sum; it may be the first part."""
+    opened: list[Array] = []
+    for index, (part, ended) in enumerate(zip(parts, merges, strict=True)):
+        if changing:
+            target = buffers[len(opened)]
+            if factors is None or part.dtype != target.dtype:
+                assign(target, part)
+                part = target
+            if factors is not None:
+                scale(part, factors[index], target)
+            part = target
+        opened.append(part)
+        for _ in range(ended):
+            right, left = opened.pop(), opened.pop()
+            target = buffers[len(opened)]
+            join(left, right, out=target)
+            opened.append(target)
+    if opened[0] is not buffers[0]:
+        buffers[0][...] = opened[0]
 
 
 @functools.cache

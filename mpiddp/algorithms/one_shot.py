@@ -314,4 +314,4 @@ def _reduction(op: ReduceOp, dtype: np.dtype[Any]) -> Callable[[Round, Array], N
         rows = [row.reshape(-1) for row in current.rows]
         reduce_rows(op, rows, (out.reshape(-1),), len(rows))
 
-    return combined_wide if is_half(dtype) else combined
+    return combined_wide if is_half(dtype) or op._merges else combined

@@ -30,7 +30,7 @@ from mpiddp.mpi.requests import Steps
 from mpiddp.shm.eager import BUFFER_BYTES, EagerBuffers, SpinWait
 from mpiddp.typing import Array
 
-from . import exchange, fallback, handshake, hierarchical, native, one_shot, ring, short, tree, two_shot
+from . import exact_sum, exchange, fallback, handshake, hierarchical, native, one_shot, ring, short, tree, two_shot
 from .blocks import Blocks, Cut
 from .gpu import table as device_table
 from .one_shot import OneShot
@@ -54,6 +54,8 @@ MODULES: dict[str, ModuleType | SimpleNamespace] = {
 _SELF_COMPARING = (two_shot, *WAYS.values(), hierarchical)
 """Their functions are steps; those of the others are algorithms."""
 
+_WITH_ALL_ROWS = ("one_shot", "two_shot", "short", *WAYS)
+"""They reduce all ranks' arrays at once, so in any order; so does exchange."""
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _IN_MEMORY = ("one_shot", "two_shot", *WAYS)
 ANY_SIZE = float("inf")
@@ -78,6 +80,9 @@ SEVERAL_NODES: dict[str, Rows] = {
     "all_gather": (_SHORT, (ANY_SIZE, "native")),
     "broadcast": (_SHORT, (ANY_SIZE, "native")),
 }
+
+ONE_ORDER: dict[str, Rows] = {"all_reduce": ((0, "short"), (ANY_SIZE, "hierarchical"))}
+"""Rows between nodes under ``MPIDDP_DETERMINISTIC=1``: arrays of all sizes are added in one order."""
 
 
 class Plan(NamedTuple):
@@ -171,10 +176,17 @@ def make(
         algorithm=algorithm,
         note=BUCKET if bucket is not None else f"inner {name}" if inner else "",
     )
+    if op is not None and op.name == "EXACT_SUM":
+        if operation != "all_reduce":
+            raise TypeError(f"{op} is for all_reduce, not for {operation}; each rank can take its part of the result")
+        exact = functools.partial(exact_sum.all_reduce, _nested_all_reduce)
+        return Plan(call, handshake.without(exact)) if inner else plain(link, exact, call)
     largest = output if operation == "all_gather" else x
     if not type(x) is type(output) is np.ndarray:
         return Plan(call, _device_steps(operation, link, largest, op, algorithm, call))
     chosen = algorithm_of(operation, link, largest.nbytes, algorithm)
+    if op is not None and op._merges and chosen not in _WITH_ALL_ROWS:
+        chosen = "exchange"
     if chosen == "one_shot":
         shots = one_shot.shots(link, operation, output, x, op, root)
         overlaps = places[0] != places[1] and 2 * x.nbytes > BUFFER_BYTES
@@ -214,6 +226,10 @@ def nested(link: Link, name: str, output: Array, x: Array, op: ReduceOp) -> Step
     args, places = ((x, op), (0, 0)) if name == "all_reduce" else ((output, x, op), (0, 1))
     plan = plans.get(key) or plans.remember(key, make(link, name, None, output, x, op, places=places, inner=True))
     return plan.steps(link, plan.call, *args)
+
+
+def _nested_all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
+    return nested(link, "all_reduce", x, x, op)
 
 
 def plain(link: Link, algorithm: Callable[..., Steps], call: Call) -> Plan:
@@ -353,7 +369,7 @@ def rows(operation: str, link: Link, algorithm: str | None = None) -> Rows:
         return ((ANY_SIZE, "native"),)
     if chosen is None or chosen in device_table.ALGORITHMS:
         one_node = ONE_NODE | TWO_RANKS if link.size == 2 else ONE_NODE
-        table = one_node if link.one_node else SEVERAL_NODES
+        table = one_node if link.one_node else SEVERAL_NODES | (ONE_ORDER if settings.deterministic() else {})
         return tuple((limit, _available(name, link)) for limit, name in table[operation])
     if chosen in _IN_MEMORY and not link.one_node:
         raise ValueError(f"{operation}:{chosen} works in the memory of one node, and {link} is on several")

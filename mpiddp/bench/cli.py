@@ -22,7 +22,7 @@ OPERATIONS = (
 )
 ALL = "all"
 
-REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
+REDUCTIONS = ("sum", "exact_sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "complex64", "complex128"),
     *("int8", "uint8", "int16", "int32", "int64", "uint64", "bool"),

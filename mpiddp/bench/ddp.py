@@ -5,6 +5,7 @@ Equal networks and batch sizes, SGD with momentum, new gradients in every step.
 alone        the step without communication (``no_sync``)
 ddp          the step with averaged gradients
 exposed      its time in which backward only waits
+virtual      the step with as many virtual ranks as ranks
 torch        torch's model in torch's DistributedDataParallel on Gloo
 torch-alone  torch's model without communication
 on-mpiddp    torch's model in torch's DistributedDataParallel on the backend "mpiddp"
@@ -37,7 +38,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 """The tutorial's convolutions, 784-256-256-10 and 784-2048-2048-10."""
 
 _TORCHS = ("torch", "torch-alone", "on-mpiddp", "in-ours")
-_ADDED = ("ddp/alone", "ddp/torch")
+_ADDED = ("ddp/alone", "virtual/ddp", "ddp/torch")
 
 
 class Batch(NamedTuple):
@@ -48,9 +49,13 @@ class Batch(NamedTuple):
 
 
 class Ours:
-    def __init__(self, network: str, batch: Batch, process_group: ProcessGroup | None = None) -> None:
+    def __init__(
+        self, network: str, batch: Batch, process_group: ProcessGroup | None = None, virtual_ranks: int | None = None
+    ) -> None:
         nn.manual_seed(1)
-        self.model = DistributedDataParallel(NETWORKS[network](), process_group=process_group)
+        self.model = DistributedDataParallel(
+            NETWORKS[network](), process_group=process_group, virtual_ranks=virtual_ranks
+        )
         self._optimizer = optim.SGD(self.model.parameters(), lr=0.01, momentum=0.5)
         self._batch = batch
 
@@ -64,6 +69,12 @@ class Ours:
         with self.model.no_sync():
             self.step()
 
+    def virtual(self) -> None:
+        """Make a step of this rank's only micro-batch."""
+        with self.model.micro_batch(self.model.own_virtual_ranks[0], 0):
+            F.nll_loss(self.model(self._batch.images), self._batch.labels).backward()
+        self._optimizer.step()
+
 
 def run(arguments: argparse.Namespace) -> int:
     with job() as here:
@@ -73,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"# {arguments.batch} samples a rank, SGD with momentum, float32; times in ms, medians over"
             f" {arguments.rounds} rounds of {arguments.iterations} steps in turns, slowest rank"
         )
-        columns = ["alone", "ddp", "exposed", *(_TORCHS if theirs else ()), *_ADDED[: 2 if theirs else 1]]
+        columns = ["alone", "ddp", "exposed", "virtual", *(_TORCHS if theirs else ()), *_ADDED[: 3 if theirs else 2]]
         here.say("#network".ljust(12) + "".join(name.rjust(12) for name in columns))
         rows = []
         for network in NETWORKS:
@@ -91,7 +102,7 @@ def _measure(here: Bench, network: str, arguments: argparse.Namespace, theirs: A
     rng = np.random.default_rng(here.rank)
     images = rng.standard_normal((arguments.batch, 1, 28, 28)).astype(np.float32)
     batch = Batch(images, rng.integers(0, 10, arguments.batch))
-    ours = Ours(network, batch)
+    ours, virtual = Ours(network, batch), Ours(network, batch, virtual_ranks=here.size)
     exposed: list[float] = []
 
     def step() -> None:
@@ -99,7 +110,7 @@ def _measure(here: Bench, network: str, arguments: argparse.Namespace, theirs: A
         ours.step()
         exposed.append(ours.model.exposed_s - waited_s)
 
-    calls: dict[str, Callable[[], object]] = {"alone": ours.alone, "ddp": step}
+    calls: dict[str, Callable[[], object]] = {"alone": ours.alone, "ddp": step, "virtual": virtual.virtual}
     if theirs is not None:
         calls |= theirs.train_steps(network, batch)
     for call in calls.values():

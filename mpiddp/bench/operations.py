@@ -53,6 +53,7 @@ _CHUNK = PERIOD * 64
 
 _NUMPY: dict[str, Callable[..., Any]] = {
     "sum": np.sum,
+    "exact_sum": np.sum,
     "avg": np.mean,
     "product": np.prod,
     "min": np.min,

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mpiddp.algorithms.pairs import shares
 from mpiddp.distributed import get_rank, get_world_size
 from mpiddp.mpi.recorder import warn
 from mpiddp.typing import Array
@@ -156,11 +157,16 @@ class DistributedSampler(EpochSampler):
 
 @dataclass(frozen=True, slots=True)
 class BatchShare:
-    """Size of a batch, on this rank (may be 0) and on all, with its number in the epoch."""
+    """Size of a batch, on this rank (may be 0) and on all, with its number in the epoch.
+
+    With virtual ranks, ``samples`` are those of ``virtual_rank``.
+    """
 
     index: int
     samples: int
     global_samples: int
+    virtual_rank: int = 0
+    epoch: int = 0
 
 
 class GlobalBatchSampler(EpochSampler):
@@ -175,6 +181,9 @@ class GlobalBatchSampler(EpochSampler):
     <mpiddp.data.DataLoader.current>`). If ``N`` does not divide ``B``, ranks differ by one sample: weight their
     gradients, and sums over an epoch, by ``current.samples``. A rank without a sample of a last batch gets the first as
     a stand-in, with ``current.samples`` 0: all ranks take the step, and no model sees an empty batch.
+
+    With ``virtual_ranks`` a batch is divided among these, and a rank gets the parts of its own, one after the other:
+    see :meth:`DistributedDataParallel.steps <mpiddp.DistributedDataParallel.steps>`. ``len`` counts the parts.
 
     Examples
     --------
@@ -191,20 +200,25 @@ class GlobalBatchSampler(EpochSampler):
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
+        *,
+        virtual_ranks: int | None = None,
     ) -> None:
         super().__init__(dataset, num_replicas, rank, shuffle, seed)
         self.batch_size = checked_batch_size(batch_size)
-        if self.batch_size < self.num_replicas:
+        self._virtual = virtual_ranks is not None
+        self._parts = self.num_replicas if virtual_ranks is None else virtual_ranks
+        if self.batch_size < self._parts:
             raise ValueError(
                 f"batch_size is that of all ranks together: {self.batch_size} samples cannot be divided among "
-                f"{self.num_replicas} ranks; use {self.num_replicas} or more, or fewer ranks"
+                f"{self._parts} ranks; use {self._parts} or more, or fewer ranks"
             )
+        self.virtual_ranks = shares(self._parts, self.num_replicas)[self.rank]
         self.drop_last = drop_last
         self.current: BatchShare | None = None
 
     def __len__(self) -> int:
         n = len(self.dataset)
-        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
+        return (n // self.batch_size if self.drop_last else -(-n // self.batch_size)) * len(self.virtual_ranks)
 
     def __iter__(self) -> Iterator[Array]:
         order, start = self._begin()
@@ -212,10 +226,12 @@ class GlobalBatchSampler(EpochSampler):
             batch = order[begin : begin + self.batch_size]
             if self.drop_last and len(batch) < self.batch_size:
                 break
-            mine = batch[self.rank :: self.num_replicas]
             self.position = begin + len(batch)
-            self.current = BatchShare(begin // self.batch_size, len(mine), len(batch))
-            yield mine if len(mine) else batch[:1]
+            for part in self.virtual_ranks:
+                mine = batch[part :: self._parts]
+                virtual_rank = part if self._virtual else 0
+                self.current = BatchShare(begin // self.batch_size, len(mine), len(batch), virtual_rank, self.epoch)
+                yield mine if len(mine) else batch[:1]
         self._end(self.position)
 
 

@@ -24,6 +24,10 @@ class ReduceOp:
     - ``MIN`` and ``MAX`` take numbers that are not complex, and booleans. They are NaN if one rank has NaN.
     - ``BAND``, ``BOR`` and ``BXOR`` take integers and booleans.
     - ``PREMUL_SUM(factor)`` sums elements times their rank's factor. It takes floats and complex numbers.
+    - ``EXACT_SUM`` is the sum of all ranks' elements, rounded once, as `math.fsum` gives it. Its bits do not depend on
+      the order of ranks, the algorithm or the nodes. It is for `all_reduce` of float32 and float64. Infinities of both
+      signs give NaN, a sum above the largest number gives infinity, and a sum of zeros gives +0.0. It costs int64
+      arrays: one for each 60 binary digits between the largest and the smallest one of all addends.
 
     AVG may overflow where the average would not, because it may sum before it divides. So may PREMUL_SUM, if all ranks
     have the same power of two as their factor.
@@ -34,7 +38,7 @@ class ReduceOp:
     0.5
     """
 
-    __slots__ = ("__weakref__", "_combining", "factor", "name", "value")
+    __slots__ = ("__weakref__", "_combining", "_merges", "factor", "name", "value")
 
     SUM: ClassVar[ReduceOp]
     AVG: ClassVar[ReduceOp]
@@ -45,13 +49,18 @@ class ReduceOp:
     BOR: ClassVar[ReduceOp]
     BXOR: ClassVar[ReduceOp]
     PREMUL_SUM: ClassVar[ReduceOp]
+    EXACT_SUM: ClassVar[ReduceOp]
 
-    def __init__(self, name: str, value: int, factor: float | None = None) -> None:
+    def __init__(
+        self, name: str, value: int, factor: float | None = None, merges: tuple[int, ...] | None = None
+    ) -> None:
         self.name = name
         self._combining = _COMBINE[name]
         """The name of NumPy's function that combines two ranks' elements."""
         self.value = value
         self.factor = factor
+        self._merges = merges
+        """How many sums end with each rank's array, of a sum in pairs (see `in_pairs`)."""
 
     def __call__(self, factor: float) -> ReduceOp:
         """Return ``PREMUL_SUM`` with a factor, the same object for equal factors.
@@ -89,10 +98,16 @@ _COMBINE = {
     "BOR": "bitwise_or",
     "BXOR": "bitwise_xor",
     "PREMUL_SUM": "add",
+    "EXACT_SUM": "add",
 }
 REDUCTIONS = tuple(ReduceOp(_name, _value) for _value, _name in enumerate(_COMBINE))
 for _op in REDUCTIONS:
     setattr(ReduceOp, _op.name, _op)
+
+
+def in_pairs(factor: float, merges: tuple[int, ...]) -> ReduceOp:
+    """Return a ``PREMUL_SUM`` in a fixed order: after each rank's array so many sums end (see `algorithms.pairs`)."""
+    return ReduceOp("PREMUL_SUM", ReduceOp.PREMUL_SUM.value, factor, merges)
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
@@ -120,6 +135,9 @@ def check(dtype: np.dtype[Any], op: ReduceOp) -> None:
         raise TypeError(f"Cannot use {op} with non-integral dtype {dtype}")
     if op.name in ("MIN", "MAX") and complex_:
         raise TypeError(f"{op} is not defined on complex numbers, got {dtype}; reduce the real and imaginary views")
+    if op.name == "EXACT_SUM" and dtype not in (np.float32, np.float64):
+        exact = "ReduceOp.SUM of integers is exact" if dtype.kind in "biu" else "convert or view it as one of these"
+        raise TypeError(f"{op} takes float32 and float64, got {dtype}; {exact}")
     if op.name == "PREMUL_SUM" and op.factor is None:
         raise TypeError("ReduceOp.PREMUL_SUM needs its factor: ReduceOp.PREMUL_SUM(0.5)")
 
@@ -127,6 +145,8 @@ def check(dtype: np.dtype[Any], op: ReduceOp) -> None:
 @functools.lru_cache(1024)
 def mpi_op(dtype: np.dtype[Any], op: ReduceOp) -> MPI.Op | None:
     """Return MPI's reduction, or None if MPI has none for the dtype with the right result on all ranks."""
+    if op._merges is not None or op.name == "EXACT_SUM":
+        return None
     if is_half(dtype) or dtype.kind not in "biufc" or (dtype.kind == "f" and op.name in ("MIN", "MAX")):
         return None
     if dtype.kind in "iu" and dtype.itemsize < 4 and op._combining == "add":

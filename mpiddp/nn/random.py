@@ -58,9 +58,9 @@ def set_stream(stream: int) -> None:
         _streams.restart_dropout(stream)
 
 
-def set_step(step: int) -> None:
-    """Restart dropout for a training step: its masks do not depend on earlier draws."""
-    _streams.restart_dropout(_streams.stream, step)
+def set_step(*step: int, stream: int | None = None) -> None:
+    """Restart dropout for a training step, in another stream if one is given: masks do not depend on earlier draws."""
+    _streams.restart_dropout(_streams.stream if stream is None else stream, *step)
 
 
 def get_state() -> State:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from mpiddp.autograd import Function, Tensor, is_grad_enabled, queue_callback
 from mpiddp.distributed.groups import default_group
 from mpiddp.nested import children
 from mpiddp.nn import Module
+from mpiddp.nn.random import set_step
 from mpiddp.typing import Array
 
 from .reducer import Reducer
 from .sync_batchnorm import SyncBatchNorm
+from .virtual_ranks import PartialSums
 from .wrapper import Wrapper
 
 
@@ -50,6 +55,11 @@ class DistributedDataParallel(Wrapper, Module):
     skip_all_reduce_unused_params : bool
         With ``find_unused_parameters``: do not send buckets of unused parameters, which must be the same on all ranks
         (else a timeout). A rank without samples runs an empty batch.
+    virtual_ranks : int, optional
+        The batch of a step is always so many micro-batches, whatever the number of ranks (1 to ``virtual_ranks``). A
+        rank computes its share one after the other, in `steps` or `micro_batch`, and the model has the same bits on
+        any number of ranks. Parameters are float32 or float64 on the host; a rank that has ``s`` micro-batches holds
+        up to log2(s) copies of the gradients.
 
     Raises
     ------
@@ -83,6 +93,100 @@ class DistributedDataParallel(Wrapper, Module):
     def _register_output_hook(self, output: Any) -> Any:
         return hooked(output, self._reducer)
 
+    @property
+    def virtual_ranks(self) -> int | None:
+        """How many virtual ranks there are on all ranks together."""
+        partial = self._reducer.partial
+        return None if partial is None else partial.virtual_ranks
+
+    @property
+    def own_virtual_ranks(self) -> range:
+        """The virtual ranks of this rank; RuntimeError if there are none."""
+        return self._partial().mine
+
+    def _partial(self) -> PartialSums:
+        partial = self._reducer.partial
+        if partial is None:
+            raise RuntimeError("this model has no virtual ranks: wrap it by DistributedDataParallel(virtual_ranks=...)")
+        return partial
+
+    @contextmanager
+    def micro_batch(
+        self, virtual_rank: int, *step: int, n_samples: float = 1, total: float | None = None
+    ) -> Iterator[None]:
+        """Run forward and backward of one of `own_virtual_ranks`, which come in order in each step.
+
+        The last one's backward sums the gradients of all virtual ranks' micro-batches; a step's gradients begin anew.
+        Dropout draws from the seed, ``virtual_rank`` and ``step``, and buffers are those that the first virtual rank
+        leaves behind. Nothing but the step has to be run in it: a micro-batch without a backward contributes zeros.
+
+        Parameters
+        ----------
+        virtual_rank : int
+        *step : int
+            The number of the step, in one number or several.
+        n_samples, total : float
+            Samples of the micro-batch and of all together, by which gradients are averaged; by default all
+            micro-batches count alike.
+        """
+        partial = self._partial()
+        if partial.done == 0:
+            self.zero_grad()
+        if virtual_rank != partial.mine[partial.done]:
+            raise ValueError(
+                f"the next micro-batch of this step is that of virtual rank {partial.mine[partial.done]}, got"
+                f" {virtual_rank}: each rank runs all of its own, {partial.mine}, in order"
+            )
+        total = partial.virtual_ranks * n_samples if total is None else total
+        buffers = list(self._state.buffers().values())
+        if partial.done == 0:
+            self._buffers_before = [x.copy() for x in buffers]
+        else:
+            _copy_to(buffers, self._buffers_before)
+        set_step(*step, stream=virtual_rank)
+        first, partial.at_last = partial.done == 0, partial.done == len(partial.mine) - 1
+        last = partial.at_last
+        try:
+            with self.weighted(n_samples, total) if last else self.no_sync():
+                yield
+            if not last:
+                self._reducer.keep(n_samples / total)
+        except BaseException:
+            partial.reset()
+            raise
+        if first:
+            self._buffers_after = [x.copy() for x in buffers]
+        if last:
+            _copy_to(buffers, self._buffers_after)
+            self._buffer_sync.broadcast(0, self._reducer.backwards)
+
+    def steps(self, loader: Iterable[Any]) -> Iterator[Iterator[Any]]:
+        """Yield the micro-batches of each step, to be run one after the other.
+
+        Parameters
+        ----------
+        loader : DataLoader
+            Its batch sampler is a `GlobalBatchSampler` with the same ``virtual_ranks``.
+
+        Examples
+        --------
+        >>> sampler = GlobalBatchSampler(data, batch_size=64, virtual_ranks=8)  # doctest: +SKIP
+        >>> for micro_batches in model.steps(DataLoader(data, batch_sampler=sampler)):  # doctest: +SKIP
+        ...     for images, labels in micro_batches:
+        ...         F.nll_loss(model(images), labels).backward()
+        ...     optimizer.step()
+        """
+        batches = iter(loader)
+        for first in batches:
+            yield self._micro_batches(first, batches, loader)
+
+    def _micro_batches(self, first: Any, following: Iterator[Any], loader: Any) -> Iterator[Any]:
+        for batch in itertools.chain([first], itertools.islice(following, len(self.own_virtual_ranks) - 1)):
+            share = loader.current
+            place = (share.virtual_rank, share.epoch, share.index)
+            with self.micro_batch(*place, n_samples=share.samples, total=share.global_samples):
+                yield batch
+
     def __reduce__(self) -> tuple[Any, ...]:
         if self.process_group is not default_group():
             raise RuntimeError(
@@ -90,6 +194,11 @@ class DistributedDataParallel(Wrapper, Module):
                 " pickle ddp.module, and wrap the copy on all ranks"
             )
         return _wrapped_anew, (self.module, self._options, self.training, self.bucket_order())
+
+
+def _copy_to(targets: Sequence[Array], sources: Sequence[Array]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target[...] = source
 
 
 def _wrapped_anew(

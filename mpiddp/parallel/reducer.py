@@ -18,12 +18,14 @@ from mpiddp.algorithms.plan import make
 from mpiddp.distributed import Future, ProcessGroup, ReduceOp, Work, all_reduce
 from mpiddp.distributed.dispatch import dispatch
 from mpiddp.distributed.groups import member
+from mpiddp.mpi.reduction import in_pairs
 from mpiddp.mpi.requests import poll
 from mpiddp.typing import Array
 
 from .buckets import Buckets, GradBucket, Handle, ParameterLike
-from .hooks import CommHook, averages, call
+from .hooks import CommHook, averages, call, completed
 from .timeline import Timeline
+from .virtual_ranks import PartialSums
 
 _UNUSED = (
     "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that"
@@ -50,6 +52,7 @@ class Reducer:
         static_graph: bool,
         skip_unused: bool,
         queue_callback: Callable[[Callable[[], object]], None],
+        virtual_ranks: int | None = None,
     ) -> None:
         self._names = [name for name, _ in named_parameters]
         self._parameters = [parameter for _, parameter in named_parameters]
@@ -80,6 +83,7 @@ class Reducer:
         # Made anew only for another weight, because the object is part of the key of cached plans.
         self._size = group.size()
         self._average = ReduceOp.PREMUL_SUM(1 / self._size)
+        self.partial = None if virtual_ranks is None else PartialSums(virtual_ranks, group, named_parameters)
         self.buckets = Buckets(self._parameters, group, caps_bytes)
         self._handles: list[Handle] = [
             parameter.register_post_accumulate_grad_hook(functools.partial(self._mark_ready, index))
@@ -181,6 +185,13 @@ class Reducer:
         weight = 1 / (self.divisor or size) if self.weight is None else self.weight
         if weight == 0:
             buffer[...] = 0  # NaN, the mean over no samples, times 0 is NaN
+        if self.partial is not None:
+            weight = self.partial.add_to(bucket, weight)
+            if size == 1:
+                return completed(buffer)
+            if self._average._merges is None or self._average.factor != weight:
+                self._average = in_pairs(weight, self.partial.across)
+            return self._all_reduce(bucket._index, buffer)
         if self._hook is None:
             if self._average.factor != weight:
                 self._average = ReduceOp.PREMUL_SUM(weight)
@@ -201,6 +212,20 @@ class Reducer:
         work = dispatch(group, plan, (buffer, op), (buffer,), async_op=True)
         assert work is not None
         return work
+
+    def keep(self, weight: float) -> None:
+        """Keep a micro-batch's gradients, times ``weight``, for the sum that the last one's backward sends."""
+        assert self.partial is not None, "there are virtual ranks"
+        for index, parameter in enumerate(self._parameters):
+            slot = self.buckets.slots[index].gradient
+            if parameter.grad is None or weight == 0:
+                slot[...] = 0
+            else:
+                self._move_to_slot(index, parameter, slot)
+            if parameter.grad is not None:
+                self.partial.used.add(index)
+            parameter.grad = None
+        self.partial.keep(self.buckets.in_order, weight)
 
     def shadow_backward(self) -> None:
         """Take part in the other ranks' backward with zero gradients; RuntimeError with ``skip_unused``."""
@@ -228,6 +253,10 @@ class Reducer:
                 self._move_to_slot(index, parameter, slot)  # it comes from an earlier backward under no_sync
             bucket.pending -= 1
         unused = [index for index in not_ready if self._parameters[index].grad is None]
+        if self.partial is not None:  # used by an earlier micro-batch of the step
+            for index in self.partial.used.intersection(unused):
+                unused.remove(index)
+                self._parameters[index].grad = self.buckets.slots[index].gradient
         self._send_complete(unused if self._skip_unused else ())
         used_somewhere = self._agree_on_use(unused)
         self._wait()
@@ -241,6 +270,8 @@ class Reducer:
 
     def _count_backward(self, order: list[int]) -> None:
         self.backwards += 1
+        if self.partial is not None:
+            self.partial.reset()
         if not self.buckets.settled:
             self.buckets.settle(None if self._find_unused else order)
 

@@ -75,6 +75,7 @@ class Wrapper(Joinable):
         forward_sync_buffers: bool | None = None,
         skip_all_reduce_unused_params: bool = False,
         batched_grad_copy: bool = False,
+        virtual_ranks: int | None = None,
     ) -> None:
         super().__init__()
         self._check_module(module)
@@ -95,7 +96,17 @@ class Wrapper(Joinable):
             "bucket_cap_mb_list": bucket_cap_mb_list,
             "forward_sync_buffers": forward_sync_buffers,
             "skip_all_reduce_unused_params": skip_all_reduce_unused_params,
+            "virtual_ranks": virtual_ranks,
         }
+        if virtual_ranks is not None and not hasattr(self, "micro_batch"):
+            raise ValueError(
+                "virtual_ranks is for mpiddp.DistributedDataParallel, whose dropout follows them; leave it out"
+            )
+        if virtual_ranks is not None and any(isinstance(each, self._sync_batchnorm_type) for each in module.modules()):
+            raise ValueError(
+                "SyncBatchNorm needs all micro-batches at once, and virtual ranks run them one after the other: leave"
+                " it out, so that batch norms take each micro-batch by itself"
+            )
         self._state = self._state_type(module)
         named = self._state.parameters()
         trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
@@ -115,6 +126,7 @@ class Wrapper(Joinable):
             static_graph,
             skip_all_reduce_unused_params,
             self._queue_callback,
+            virtual_ranks,
         )
         self.timeline = timeline_of_environment(group)
         self._reduce = True
@@ -144,6 +156,11 @@ class Wrapper(Joinable):
         if recording:  # under no_grad an earlier forward's backward may still follow
             self._reducer.expect_backward(False)
         reduces, syncs = self._reduce and recording, self._will_sync_buffers()
+        if reduces and self._reducer.partial is not None and not self._reducer.partial.at_last:
+            raise RuntimeError(
+                "a model with virtual ranks is trained inside of steps() or micro_batch(), which say whose micro-batch"
+                " this is; evaluate under no_grad()"
+            )
         source, self._reducer.divisor = 0, None
         if self._join_config.enable:
             source, active = announce(self, reduces, syncs)
@@ -214,11 +231,16 @@ class Wrapper(Joinable):
             self._reducer.weight = outer
             current_weight.reset(token)
 
+    def _without_virtual_ranks(self, what: str) -> None:
+        if self._reducer.partial is not None:
+            raise RuntimeError(f"{what} cannot be the same on any number of ranks: leave it or virtual_ranks out")
+
     def register_comm_hook(self, state: object, hook: CommHook) -> None:
         """Reduce each bucket by ``hook(state, bucket)``: see `mpiddp.parallel.hooks`.
 
         The future's array, or first of its list, is copied into the bucket unless it is its memory.
         """
+        self._without_virtual_ranks("the result of a communication hook")
         self._reducer.register_comm_hook(state, hook)
 
     @property
@@ -242,6 +264,7 @@ class Wrapper(Joinable):
         comm_hook_location : BufferCommHookLocation
             Before forward, or after it, with the buffers as this batch has changed them.
         """
+        self._without_virtual_ranks("the result of a hook on buffers")
         self._buffer_sync.register_hook(state, hook, comm_hook_location)
 
     def join(
@@ -268,6 +291,7 @@ class Wrapper(Joinable):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Return the hook of a rank without inputs; the option is ``divide_by_initial_world_size``."""
+        self._without_virtual_ranks("a step of ranks that have joined")
         if self._buffer_sync.has_hook:
             raise RuntimeError(
                 "a rank without inputs cannot follow a hook on buffers: join() needs a model without one"

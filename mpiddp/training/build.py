@@ -53,7 +53,11 @@ def build_module(config: Config) -> nn.Module:
     else:
         module = raise_on_all_ranks(lambda: _called(config.model))
     module = SyncBatchNorm.convert_sync_batchnorm(module) if config.sync_batchnorm else module
-    if config.spares and any(isinstance(m, BatchNorm) and not isinstance(m, SyncBatchNorm) for m in module.modules()):
+    if (
+        config.spares
+        and not config.virtual_ranks
+        and any(isinstance(m, BatchNorm) and not isinstance(m, SyncBatchNorm) for m in module.modules())
+    ):
         raise UsageError(
             "--spares: running statistics of batch norms are those of rank 0, and would die with it; give"
             " --sync-batchnorm, with which all ranks have them"
@@ -77,7 +81,7 @@ def build_model(config: Config) -> tuple[DistributedDataParallel, DiLoCo | None]
         return DistributedDataParallel(module, forward_sync_buffers=False), DiLoCo(module.parameters(), config.period)
     if ":" in config.average:
         return _averaged(config, module)
-    model = DistributedDataParallel(module)
+    model = DistributedDataParallel(module, virtual_ranks=config.virtual_ranks)
     if config.compress == "fp16":
         model.register_comm_hook(None, fp16_compress_hook)
     elif config.compress == "bf16":
@@ -161,20 +165,26 @@ def build_trainer(
     stop: Callable[[], bool] = lambda: False,
 ) -> Trainer:
     train, test = data
-    sampler = GlobalBatchSampler(train, config.batch_size, seed=config.seed)
-    test_sampler = DistributedSampler(test, shuffle=False, mode="exact")
+    virtual = config.virtual_ranks
+    sampler = GlobalBatchSampler(train, config.batch_size, seed=config.seed, virtual_ranks=virtual)
+    if virtual is None:
+        testing: dict[str, Any] = {"batch_size": TEST_BATCH}
+        testing["sampler"] = DistributedSampler(test, shuffle=False, mode="exact")
+    else:
+        batches = GlobalBatchSampler(test, virtual * TEST_BATCH, shuffle=False, virtual_ranks=virtual)
+        testing = {"batch_sampler": batches}
     device: Literal["cpu", "cuda"] = "cuda" if config.device == "cuda" else "cpu"
     model, averager = build_model(config)
     memory = model.comm_hook_state
     optimizer = raise_on_all_ranks(lambda: build_optimizer(config, model.module))
-    steps_an_epoch = -(-len(sampler) // config.accumulate)
+    steps_an_epoch = -(-len(sampler) // (len(sampler.virtual_ranks) * config.accumulate))
     trainer = Trainer(
         model,
         optimizer,
         # Right for log-probabilities, too: softmax inverts their logarithm.
         getattr(model.module, "loss_fn", F.cross_entropy),
         DataLoader(train, batch_sampler=sampler, num_workers=config.workers, device=device),
-        DataLoader(test, batch_size=TEST_BATCH, sampler=test_sampler, num_workers=config.workers, device=device),
+        DataLoader(test, num_workers=config.workers, device=device, **testing),
         correct_fn=getattr(model.module, "correct_fn", count_correct),
         stop=stop,
         on_nan="skip" if config.on_nan == "skip" else "stop",

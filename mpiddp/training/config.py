@@ -48,6 +48,7 @@ _OTHER_WORDS = {
     "average": "bucket_cap_mb bucket_cap_mb_list find_unused_parameters skip_all_reduce_unused_params static_graph"
     " gradient_as_bucket_view broadcast_buffers forward_sync_buffers init_sync fragments outer_lr outer_momentum"
     " local_start",
+    "virtual_ranks": "num_shards logical_ranks",
     "period": "sync_every",
     "compress": "compression comm_hook dtype precision amp mixed_precision loss_scale",
     "epochs": "num_epochs n_epochs",
@@ -142,6 +143,13 @@ class Config:
         " MODULE:CALLABLE, called with module, which returns a DistributedDataParallel of it, or a DiLoCo of its"
         " parameters",
         metavar="NAME",
+    )
+    virtual_ranks: int | None = option(
+        None,
+        "ddp",
+        "divide each batch into this number of micro-batches, which the ranks share: the model gets the same bits on"
+        " any number of ranks up to it",
+        within=AT_LEAST_1,
     )
     period: int = option(50, "ddp", "steps from one average of the parameters to the next", within=AT_LEAST_1)
     compress: str = option(
@@ -239,6 +247,28 @@ class Config:
         yield own and self.compress != "none", "--compress is for --average ddp; register a hook in your callable"
         spares = self.spares > 0
         yield spares and self.zero, f"--spares: with --zero a rank's part of the optimizer state {_ALONE}"
+        if self.virtual_ranks is not None:
+            yield (
+                self.batch_size < self.virtual_ranks,
+                (
+                    f"--batch-size {self.batch_size} cannot be divided among --virtual-ranks {self.virtual_ranks}: give"
+                    " as many samples or more"
+                ),
+            )
+            yield (
+                self.accumulate > 1,
+                (
+                    "--accumulate: a step with --virtual-ranks is micro-batches already; give a larger --batch-size and"
+                    " more of them"
+                ),
+            )
+            yield self.average != "ddp", "--virtual-ranks is an option of --average ddp"
+            yield self.compress != "none", "--compress: compressed sums depend on the ranks, against --virtual-ranks"
+            yield (
+                self.sync_batchnorm,
+                ("--sync-batchnorm needs all micro-batches at once: --virtual-ranks has each normalized by itself"),
+            )
+            yield self.device == "cuda", "--virtual-ranks: libraries of GPUs add in an order of their own"
         yield from powersgd_contradictions(self) if "powersgd" in self.compress else ()
         yield spares and self.device == "cuda", "--spares: ranks on GPUs cannot go on after a death; use --resume auto"
 

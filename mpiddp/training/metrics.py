@@ -30,24 +30,28 @@ def count_correct(output: Tensor | Array, target: Array) -> Any:
 class MetricSum:
     """Sums (not means) of ``names`` over samples, and over ranks by one short message.
 
+    With a row for each virtual rank the sums have the same bits on any number of ranks: one rank alone adds to a row,
+    and rows are added at the end.
+
     >>> tally = MetricSum("loss", "correct")
     >>> tally.add(samples=3, loss=1.5, correct=2)
     >>> tally.mean("loss")
     0.5
     """
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, *names: str, rows: int = 1) -> None:
         self._places = {name: place for place, name in enumerate(("samples", *names))}
-        self.sums = np.zeros(len(self._places))  # float64: millions of samples lose nothing that is shown
+        self.sums = np.zeros(rows * len(self._places))  # float64: millions of samples lose nothing that is shown
         self._unread: list[tuple[int, Array]] = []
 
-    def add(self, **amounts: float | Array) -> None:
+    def add(self, row: int = 0, /, **amounts: float | Array) -> None:
         """Add to sums. Numbers on a GPU, which are arrays without axes, are only kept; `read` adds them."""
         for name, amount in amounts.items():
+            place = self._places[name] + row * len(self._places)
             if is_device_array(amount):
-                self._unread.append((self._places[name], amount))  # type: ignore[arg-type]
+                self._unread.append((place, amount))  # type: ignore[arg-type]
             else:
-                self.sums[self._places[name]] += amount
+                self.sums[place] += amount
 
     def read(self, besides: Sequence[Array] = ()) -> list[float]:
         """Add the kept numbers of a GPU, and return those of ``besides``, by one wait and one copy for all."""
@@ -73,7 +77,7 @@ class MetricSum:
         return work
 
     def __getitem__(self, name: str) -> float:
-        return float(self.sums[self._places[name]])
+        return float(self.sums[self._places[name] :: len(self._places)].sum())
 
     def mean(self, name: str) -> float:
         """Return the mean over samples; NaN without any."""

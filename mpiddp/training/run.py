@@ -112,6 +112,10 @@ def check_request(config: Config, ranks: int) -> None:
         raise UsageError(f"--spares {config.spares} needs ranks that live on when one dies: {elastic.NEEDED}")
     if ranks < 1:
         raise UsageError(f"--spares {config.spares} leaves no rank to train: start {config.spares + 1} or more")
+    if config.virtual_ranks is not None and config.virtual_ranks < ranks:
+        raise UsageError(
+            f"--virtual-ranks {config.virtual_ranks} are fewer than {ranks} ranks: give more, or start fewer"
+        )
     if config.batch_size < ranks:
         raise UsageError(
             f"--batch-size {config.batch_size} is that of all ranks together: give {ranks} or more, or start fewer"
@@ -187,7 +191,8 @@ def _go_on(job: Job, change: elastic.Change) -> Trainer:
         _checkpointer(job, config).regroup(trainer)
     if first:
         drops = any(isinstance(each, nn.Dropout) and each.p for each in trainer.model.module.modules())
-        masks = "; dropout draws other masks than before" if drops and change.size < change.before else ""
+        fewer = change.size < change.before and not config.virtual_ranks
+        masks = "; dropout draws other masks than before" if drops and fewer else ""
         _logger.warning(
             "%s; going on after step %d with %d of %d ranks%s",
             *(change, trainer.step, change.size, change.before, masks),

@@ -35,6 +35,8 @@ class Batch:
     """0 on a rank without samples, whose inputs and targets only stand in."""
     total: int | None
     """Samples of all ranks; None if unknown."""
+    place: tuple[int, ...] = (0,)
+    """In a model with virtual ranks: whose micro-batch this is, and epoch and number in it of the whole batch."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,9 +58,9 @@ class Outcome:
     """Seconds in which the step waited for the ranks' sums."""
 
 
-def new_sums(*others: str) -> MetricSum:
+def new_sums(*others: str, rows: int = 1) -> MetricSum:
     """Return the sums of an epoch, whose number without ``others`` is fixed by the format of checkpoints."""
-    return MetricSum("loss", "correct", "stop", *others)
+    return MetricSum("loss", "correct", "stop", *others, rows=rows)
 
 
 @dataclasses.dataclass
@@ -85,28 +87,29 @@ class TrainStep:
 
     def step(self, first: Batch, following: Iterator[Batch], stop: Callable[[], bool]) -> Outcome:
         """Make a step of ``first`` and up to `accumulate` - 1 that follow; ``stop`` is asked at the last one."""
-        tally = new_sums("broken")
+        virtual_ranks = self.model.virtual_ranks
+        tally = new_sums("broken", rows=virtual_ranks or 1)
         reference = max(1, first.samples)
         batch, samples, total = first, first.samples, first.total
-        for _ in range(self.accumulate - 1):
+        for _ in range(self.window() - 1):
             upcoming = next(following, None)
             if upcoming is None:
                 break
-            with self.model.no_sync(), self._sharing(reference, first.total):
+            with self._part_of_step(batch, reference, first.total, last=False):
                 loss = self._forward(batch, tally)
                 if loss is not None:
-                    self._backward(loss, batch.samples / reference)
+                    self._backward(loss, 1 if virtual_ranks else batch.samples / reference)
             batch, samples = upcoming, samples + upcoming.samples
             total = None if total is None or batch.total is None else total + batch.total
         if total is None and batch is not first:
             total = _sum_over_ranks(samples)
         tally.add(stop=stop())
-        with self.model.weighted(reference if samples else 0, total):
+        with self._part_of_step(batch, reference if samples else 0, total, last=True):
             loss = self._forward(batch, tally)
             # Metrics are sent before backward, to arrive during it; with a GPU after it, because reading them waits.
             early = None if self._on_device or not self.averages else self._summing(tally)
             if loss is not None:
-                self._backward(loss, batch.samples / reference)
+                self._backward(loss, 1 if virtual_ranks else batch.samples / reference)
         broken = self._broken(tally)
         if early is None:
             tally.add(broken=bool(broken))
@@ -116,6 +119,22 @@ class TrainStep:
         waited_s = time.perf_counter() - began
         updated = self._update(tally, bool(broken) or tally["broken"] > 0)
         return Outcome(tally, updated, broken, finite, batch, waited_s)
+
+    def window(self) -> int:
+        """Return how many batches of the loader make a step."""
+        return len(self.model.own_virtual_ranks) if self.model.virtual_ranks else self.accumulate
+
+    @contextlib.contextmanager
+    def _part_of_step(self, batch: Batch, samples: int, total: int | None, *, last: bool) -> Iterator[None]:
+        if self.model.virtual_ranks:
+            with self.model.micro_batch(*batch.place, n_samples=batch.samples, total=batch.total):
+                yield
+        elif last:
+            with self.model.weighted(samples, total):
+                yield
+        else:
+            with self.model.no_sync(), self._sharing(samples, total):
+                yield
 
     def predict(self, inputs: Any) -> Any:
         """Return the model's output without averaging."""
@@ -189,7 +208,7 @@ class TrainStep:
         if batch.samples:
             correct = self.correct_fn(output, targets)
             mean = loss.data.astype(np.float64) if self._on_device else loss.item()
-            tally.add(samples=batch.samples, loss=mean * batch.samples, correct=correct)
+            tally.add(batch.place[0], samples=batch.samples, loss=mean * batch.samples, correct=correct)
         return loss
 
     def _backward(self, loss: Tensor, weight: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import length_hint
 from typing import Any, Literal, Protocol
 
@@ -110,6 +110,8 @@ class Trainer:
             raise ValueError(f"callbacks are called at {', '.join(EVENTS)}, not at {', '.join(sorted(unknown))}")
         if accumulate < 1:
             raise ValueError(f"accumulate has to be at least 1 batch a step, got {accumulate}")
+        if accumulate > 1 and model.virtual_ranks:
+            raise ValueError("accumulate is for a model without virtual ranks: take larger batches and more of these")
         self.model = model
         self.optimizer = optimizer
         self.loss_fn = loss_fn
@@ -145,22 +147,23 @@ class Trainer:
                 self._complete_epoch()
         return self.history
 
-    def evaluate(self, loader: Iterable[Any]) -> MetricSum:
+    def evaluate(self, loader: DataLoader) -> MetricSum:
         """Return ``loss`` and ``correct`` summed over the samples of all ranks.
 
         All ranks test rank 0's model: its running statistics are broadcast.
         """
-        tally = new_sums()
+        tally = new_sums(rows=self.model.virtual_ranks or 1)
         train_step = self.train_step()
         broadcast_arrays(list(self.model.module.buffers()), default_group())
         self.model.module.eval()
         with no_grad():
-            for batch in loader:
-                inputs, targets = train_step.placed(batch)
-                output = train_step.predict(inputs)
-                samples = len(targets)
-                loss = self.loss_fn(output, targets).item() * samples
-                tally.add(samples=samples, loss=loss, correct=self.correct_fn(output, targets))
+            for batch in self._batches(loader):
+                if batch.samples:
+                    inputs, targets = train_step.placed((batch.inputs, batch.targets))
+                    output = train_step.predict(inputs)
+                    loss = self.loss_fn(output, targets).item() * batch.samples
+                    correct = self.correct_fn(output, targets)
+                    tally.add(batch.place[0], samples=batch.samples, loss=loss, correct=correct)
         self.model.module.train()
         tally.all_reduce().wait()
         return tally
@@ -265,7 +268,7 @@ class Trainer:
         self.train_loader.set_epoch(self.epoch)
         self._emit("epoch_begin")
         began, waited_before_s = time.perf_counter(), self.comm_exposed_s
-        train_step, batches = self.train_step(), self._batches()
+        train_step, batches = self.train_step(), self._batches(self.train_loader)
         for batch in batches:
             self._make_step(train_step, batch, batches)
             now, waited_s = time.perf_counter(), self.comm_exposed_s
@@ -314,14 +317,18 @@ class Trainer:
             self.averages_gradients,
         )
 
-    def _batches(self) -> Iterator[Batch]:
-        for inputs, targets in self.train_loader:
-            share = self.train_loader.current
-            samples, total = (share.samples, share.global_samples) if share else (len(targets), None)
-            yield Batch(inputs, targets, samples, total)
+    def _batches(self, loader: DataLoader) -> Iterator[Batch]:
+        for inputs, targets in loader:
+            share = getattr(loader, "current", None)
+            if share is None:
+                yield Batch(inputs, targets, len(targets), None)
+            else:
+                place = (share.virtual_rank, share.epoch, share.index)
+                yield Batch(inputs, targets, share.samples, share.global_samples, place)
 
     def _steps_an_epoch(self) -> int:
-        return -(-length_hint(self.train_loader, MAX_SKIPPED * self.accumulate) // self.accumulate)
+        window = self.train_step().window()
+        return -(-length_hint(self.train_loader, MAX_SKIPPED * window) // window)
 
     def _make_step(self, train_step: TrainStep, batch: Batch, following: Iterator[Batch]) -> None:
         self._last_lr = float(self.optimizer.param_groups[0]["lr"])

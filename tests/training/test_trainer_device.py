@@ -70,7 +70,7 @@ def test_epochs_are_those_of_the_host(cupy: Any, options: dict[str, Any]) -> Non
 
 def test_a_step_waits_once(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer(cupy.asarray)
-    train_step, batches = made.train_step(), made._batches()
+    train_step, batches = made.train_step(), made._batches(made.train_loader)
     waits = []
     get = cupy.ndarray.get
     monkeypatch.setattr(cupy.ndarray, "get", lambda *args, **kwargs: waits.append("get") or get(*args, **kwargs))

@@ -1,0 +1,76 @@
+"""Virtual ranks: micro-batches whose gradients are added in an order that does not depend on the number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mpiddp.algorithms.pairs import merges, shares
+from mpiddp.device import is_device_array
+from mpiddp.distributed import ProcessGroup
+from mpiddp.mpi.reduction import is_half
+from mpiddp.typing import Array
+
+from .buckets import GradBucket, ParameterLike
+
+
+class PartialSums:
+    """The virtual ranks of a rank, and sums in pairs of the gradients of those that are done in this step.
+
+    ``used`` has the parameters with a gradient so far, and ``across`` the order in which ranks' arrays are added.
+    """
+
+    def __init__(
+        self, virtual_ranks: int, group: ProcessGroup, named_parameters: Sequence[tuple[str, ParameterLike]]
+    ) -> None:
+        for name, parameter in named_parameters:
+            if is_half(parameter.dtype) or is_device_array(parameter.data):
+                raise ValueError(
+                    f"virtual ranks need parameters of float32 or float64 on the host, and {name} is {parameter.dtype}"
+                    f"{' on a GPU' if is_device_array(parameter.data) else ''}: partial sums of half precision are"
+                    " rounded on each rank, and libraries of GPUs add in an order of their own"
+                )
+        parts = shares(virtual_ranks, group.size())
+        self.virtual_ranks = virtual_ranks
+        self.mine = parts[group.rank()]
+        self.across = merges(range(virtual_ranks), parts)
+        self._merges = merges(self.mine, [range(leaf, leaf + 1) for leaf in self.mine])
+        self.done = 0
+        self.at_last = False
+        """True inside of the micro-batch whose backward sends the sum."""
+        self.used: set[int] = set()
+        self._depth = 0
+        self._memory: list[dict[int, Array]] = []
+        """For each open sum, an array for each bucket; kept from step to step."""
+
+    def reset(self) -> None:
+        self.done = self._depth = 0
+        self.at_last = False
+        self.used.clear()
+
+    def keep(self, buckets: Sequence[GradBucket], weight: float) -> None:
+        """Begin a sum with the buckets' gradients times ``weight``, and end those that end here."""
+        if self._depth == len(self._memory):
+            self._memory.append({})
+        for bucket in buckets:
+            buffer, arrays = bucket.buffer(), self._memory[self._depth]
+            kept = arrays.get(bucket.index())
+            if kept is None or kept.size != buffer.size or kept.dtype != buffer.dtype:
+                kept = arrays[bucket.index()] = np.empty_like(buffer)
+            np.multiply(buffer, buffer.dtype.type(weight), out=kept)
+            for depth in range(self._depth, self._depth - self._merges[self.done], -1):
+                left, right = (self._memory[at][bucket.index()] for at in (depth - 1, depth))
+                np.add(left, right, out=left)
+        self._depth += 1 - self._merges[self.done]
+        self.done += 1
+
+    def add_to(self, bucket: GradBucket, weight: float) -> float:
+        """Add the open sums to the last micro-batch's gradients; return the factor that these still lack."""
+        buffer = bucket.buffer()
+        if len(self.mine) > 1 or len(self.across) == 1:
+            np.multiply(buffer, buffer.dtype.type(weight), out=buffer)
+            weight = 1.0  # else the all-reduce multiplies, with the same bits
+        for depth in reversed(range(self._depth)):
+            np.add(self._memory[depth][bucket.index()], buffer, out=buffer)
+        return weight

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import mpiddp as dist
+from mpiddp import ReduceOp
+from mpiddp.algorithms import exact_sum
+
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
+
+EXACT = ReduceOp.EXACT_SUM
+
+
+def addends(ranks: int, count: int, dtype: type, binades: int) -> np.ndarray:
+    """Return the arrays of all ranks: magnitudes over ``binades``, zeros, cancelling ones, subnormals."""
+    rng = np.random.default_rng((ranks, count, binades))
+    x = rng.standard_normal((ranks, count)) * 2.0 ** rng.integers(-binades // 2, binades // 2 + 1, (ranks, count))
+    x[rng.random(x.shape) < 0.1] = 0
+    x[rng.random(x.shape) < 0.05] = -0.0
+    x = x.astype(dtype)
+    x[rng.random(x.shape) < 0.1] *= np.finfo(dtype).smallest_subnormal
+    x[-1, ::3] = -x[0, ::3]
+    return x
+
+
+def rounded(exact: Fraction, dtype: type) -> float:
+    """Return the number nearest to a fraction, ties to even."""
+    if dtype == np.float64:
+        return exact.numerator / exact.denominator  # of integers Python rounds once
+    limits = np.finfo(dtype)
+    magnitude = abs(exact)
+    exponent = -149
+    while magnitude >= Fraction(2) ** (exponent + limits.nmant + 1):
+        exponent += 1
+    number = math.ldexp(round(magnitude / Fraction(2) ** exponent), exponent)
+    return math.copysign(number if number <= limits.max else math.inf, exact)
+
+
+def fractions(x: np.ndarray, dtype: type) -> list[float]:
+    return [rounded(sum(map(Fraction, map(float, column)), Fraction()), dtype) for column in x.T]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("binades", [0, 20, 60, 240])
+def test_sum_is_that_of_fractions_rounded_once(world, dtype, binades):
+    x = addends(world.size, 300, dtype, binades)
+    mine = x[world.rank].copy()
+    dist.all_reduce(mine, EXACT)
+    expected = fractions(x, dtype)
+    assert mine.tolist() == expected
+    if dtype == np.float64:
+        assert expected == [math.fsum(column) for column in x.T]
+    assert not np.signbit(mine[mine == 0]).any()
+
+
+def test_range_of_float64(world):
+    x = np.ldexp(np.linspace(-1, 1, 41), np.linspace(-1074, 1020, 41).astype(int))
+    x = np.stack([np.roll(x, 3 * rank) * (-1) ** rank for rank in range(world.size)])
+    mine = x[world.rank].copy()
+    dist.all_reduce(mine, EXACT)
+    assert mine.tolist() == [math.fsum(column) for column in x.T]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_special_values(world, dtype):
+    limit, first = np.finfo(dtype), world.rank == 0
+    rows = {
+        "largest": (limit.max, limit.max * (world.size > 1)),
+        "inf": (np.inf, -1.0),
+        "-inf": (-np.inf, limit.max),
+        "both": (np.inf, -np.inf),
+        "nan": (np.nan, 1.0),
+        "-0": (-0.0, -0.0),
+        "subnormal": (limit.smallest_subnormal, limit.smallest_subnormal),
+        "beside": (1.0, limit.eps / 2),
+    }
+    x = np.array([row[0] if first else row[1] if world.rank == 1 else 0 for row in rows.values()], dtype)
+    dist.all_reduce(x, EXACT)
+    found = dict(zip(rows, x.tolist(), strict=True))
+    two = world.size > 1
+    assert found["largest"] == (math.inf if two else limit.max)
+    assert found["inf"] == math.inf and found["-inf"] == -math.inf
+    assert math.isnan(found["both"]) == two and math.isnan(found["nan"])
+    assert found["-0"] == 0 and math.copysign(1, found["-0"]) == 1
+    assert found["subnormal"] == limit.smallest_subnormal * (2 if two else 1)
+    assert found["beside"] == 1.0
+
+
+@pytest.mark.parametrize("algorithm", [None, "native", "ring"])
+def test_bits_do_not_depend_on_pieces_or_on_who_has_which_addend(world, monkeypatch, algorithm):
+    x = addends(world.size, 3001, np.float32, 60)
+    results = []
+    for turn, piece in enumerate((1 << 24, 1 << 12)):
+        monkeypatch.setattr(exact_sum, "_PIECE_BYTES", piece)
+        mine = x[(world.rank + turn) % world.size].reshape(-1).copy()
+        work = dist.all_reduce(mine, EXACT, async_op=True, algorithm=algorithm)
+        assert work is not None
+        work.wait()
+        results.append(mine.tobytes())
+    assert results[0] == results[1]
+
+
+def test_what_it_does_not_take_is_said(world):
+    with pytest.raises(TypeError, match="takes float32 and float64, got float16; convert"):
+        dist.all_reduce(np.ones(2, np.float16), EXACT)
+    with pytest.raises(TypeError, match=r"got int64; .* of integers is exact"):
+        dist.all_reduce(np.ones(2, np.int64), EXACT)
+    with pytest.raises(TypeError, match="is for all_reduce, not for reduce_scatter"):
+        dist.reduce_scatter_single(np.ones(1), np.ones(world.size), EXACT)
