@@ -84,7 +84,8 @@ class Meeting:
         """Return the values of all ranks of ``comm``, the duplicate."""
 
         def gathered(mine: Array, parts: Array) -> Array:
-            return self._step(lambda: (comm.Iallgather(mine, parts), parts))
+            all_parts: Array = self._step(lambda: (comm.Iallgather(mine, parts), parts))
+            return all_parts
 
         mine = np.frombuffer(pickle.dumps(value), np.uint8)
         sizes = gathered(np.array([mine.size]), np.empty(comm.size, np.int64))
