@@ -186,10 +186,11 @@ def _meet(link: Link, comm: MPI.Intracomm, call: Call, place: Location = NOWHERE
         slots.give(slot)
     if agree:
         return _cached_entries(link.size, mine[_PLACE_AND_FACTOR] * link.size)
-    calls = slice(0, _PLACE_AND_FACTOR.start)
-    rows = [told[start : start + len(mine)] for start in range(0, len(told), len(told) // link.size)]
-    if link.one_node and all(row[calls] == mine[calls] for row in rows):  # ordinary arrays have different addresses
-        return _cached_entries(link.size, b"".join(row[_PLACE_AND_FACTOR] for row in rows))
+    if link.one_node:  # ordinary arrays have different addresses
+        rows = [told[start : start + len(mine)] for start in range(0, len(told), len(mine))]
+        calls = slice(0, _PLACE_AND_FACTOR.start)
+        if all(row[calls] == mine[calls] for row in rows):
+            return _cached_entries(link.size, b"".join(row[_PLACE_AND_FACTOR] for row in rows))
     return (yield from differing(link, told))
 
 
