@@ -76,9 +76,11 @@ def test_unknown_variables_are_told_with_the_nearest(environ):
 
 def test_every_variable_of_the_package_is_known_and_documented(environ):
     package = Path(settings.__file__).parent
+    in_c = set(re.findall(r"MPIDDP_[A-Z_]*[A-Z]", (package / "data/mpiddp_stream.h").read_text()))
     for file in [*package.rglob("*.py"), *package.rglob("*.md")]:
         for name in re.findall(r"MPIDDP_(?!TEST)[A-Z_]*[A-Z]", file.read_text()):
-            environ.setenv(name, "1")
+            if name not in in_c:
+                environ.setenv(name, "1")
     assert not settings.unknown_variables()
     described = re.findall(r"^\| `(MPIDDP_\w+)` \|", (package / "distributed/README.md").read_text(), re.MULTILINE)
     assert sorted(described) == sorted(settings._VARIABLES)

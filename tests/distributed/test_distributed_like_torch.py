@@ -362,5 +362,5 @@ def test_options_of_ddp_stand_where_torch_has_them(torch):
         found = inspect.signature(ours.DistributedDataParallel).parameters
         by_position = [name for name, each in found.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
         assert by_position == theirs[: len(by_position)]
-        assert set(found) <= set(theirs)
+        assert set(found) <= {*theirs, "virtual_ranks"}
         assert found == inspect.signature(mpiddp.DistributedDataParallel).parameters, "the same options of both"

@@ -18,7 +18,7 @@ def fail():
 watchdog.MPI = SimpleNamespace(Exception=RuntimeError)
 world = SimpleNamespace(job=f"test-{os.getpid()}", rank=0)
 failures = SimpleNamespace(caused=lambda _: True, revoke=lambda: None)
-watched = watchdog.Watchdog(Job(world, SimpleNamespace(progress=fail), failures, None, None))
+watched = watchdog.Watchdog(Job(world, SimpleNamespace(progress=fail), failures, None, None, None, False))
 assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
 watched._thread.join(20)
 assert not watched._thread.is_alive()
