@@ -396,7 +396,7 @@ WITHOUT_TESTS = {
         "batches checkpoint_resume collectives data_parallel ddp_timeline elastic gradients "
         "hello messages model_parallel printing sgd torch_user"
     ),
-    "faults": "abort activity job liveness marker monitor neighbour this_job uncaught",
+    "faults": "abort activity job marker monitor neighbour this_job uncaught",
     "mpi": "child_processes finalize link p2p_device requests world",
     "nn": (
         "activation container conv dropout embedding init linear loss normalization parameter pooling shaping "

@@ -48,7 +48,7 @@ BUDGET = {
     "mpiddp/device": 530,
     "mpiddp/distributed": 2030,
     "mpiddp/examples": 790,
-    "mpiddp/faults": 2440,
+    "mpiddp/faults": 2450,
     "mpiddp/mpi": 2180,
     "mpiddp/nn": 1730,
     "mpiddp/optim": 510,
@@ -56,7 +56,7 @@ BUDGET = {
     "mpiddp/shm": 470,
     "mpiddp/torch": 1510,
     "mpiddp/training": 2770,
-    "tests, all": 30_050,
+    "tests, all": 30_160,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -17,18 +17,29 @@ typedef struct {
     mpiddp_trainer *trainer;
 } mpiddp_stream;
 
-/* Receive one message of a trainer: credits, a mode, the number of trainers. */
-static void mpiddp_stream_hear(mpiddp_stream *s) {
+/* Receive one message of a trainer, or of any: credits, a mode, the number of trainers. */
+static void mpiddp_stream_hear(mpiddp_stream *s, int rank) {
     int64_t news[3];
     MPI_Status status;
     int i = 0;
-    MPI_Recv(news, 3, MPI_INT64_T, MPI_ANY_SOURCE, s->tag, s->comm, &status);
+    MPI_Recv(news, 3, MPI_INT64_T, rank, s->tag, s->comm, &status);
     if (!s->trainer) s->trainer = (mpiddp_trainer *)calloc(s->trainers = (int)news[2], sizeof(mpiddp_trainer));
     while (i < s->known && s->trainer[i].rank != status.MPI_SOURCE) i++;
     if (i == s->known) s->trainer[s->known++].rank = status.MPI_SOURCE;
     s->trainer[i].credits += news[0];
     if (news[1] == MPIDDP_STOP) s->stopped += s->trainer[i].stopped = 1;
     else s->mode = (int)news[1];
+}
+
+/* Receive a message, if there is one, of trainers that have not stopped: the others' are of their next stream. */
+static int mpiddp_stream_news(mpiddp_stream *s) {
+    int news = 0;
+    for (int i = 0; i < s->known && !news; i++) {
+        if (s->trainer[i].stopped) continue;
+        MPI_Iprobe(s->trainer[i].rank, s->tag, s->comm, &news, MPI_STATUS_IGNORE);
+        if (news) mpiddp_stream_hear(s, s->trainer[i].rank);
+    }
+    return news;
 }
 
 /* Wait for the trainers. `fields` names what a sample has, as in "u float32 64 64; step int64". */
@@ -49,7 +60,7 @@ static void mpiddp_stream_open(mpiddp_stream *s, MPI_Comm comm, int tag, const c
         s->bytes[s->fields++] = (int)bytes;
         if (*c == ';') c++;
     }
-    while (s->known < s->trainers) mpiddp_stream_hear(s);
+    while (s->known < s->trainers) mpiddp_stream_hear(s, MPI_ANY_SOURCE);
     for (int i = 0; i < s->known; i++)
         MPI_Send(fields, (int)strlen(fields), MPI_CHAR, s->trainer[i].rank, tag + 1, comm);
 }
@@ -57,7 +68,7 @@ static void mpiddp_stream_open(mpiddp_stream *s, MPI_Comm comm, int tag, const c
 /* Send a sample, a pointer for each field. Returns 1: sent, 0: dropped, -1: the trainers want no more. */
 static int mpiddp_stream_put(mpiddp_stream *s, const void *const *sample) {
     mpiddp_trainer *to = NULL;
-    for (int waits = 0, news = 0;; mpiddp_stream_hear(s)) {
+    for (int waits = 0;;) {
         to = NULL;
         for (int i = 0; i < s->trainers && !to; i++) {
             mpiddp_trainer *each = &s->trainer[(s->next + i) % s->trainers];
@@ -65,8 +76,7 @@ static int mpiddp_stream_put(mpiddp_stream *s, const void *const *sample) {
         }
         if (to && MPI_Wtime() < s->look) break; /* a look costs as much as a short sample */
         s->look = MPI_Wtime() + 0.005;
-        MPI_Iprobe(MPI_ANY_SOURCE, s->tag, s->comm, &news, MPI_STATUS_IGNORE);
-        if (news) continue;
+        if (mpiddp_stream_news(s)) continue;
         if (to) break;
         if (s->stopped == s->trainers) return -1;
         if (s->mode == MPIDDP_DROP) return s->dropped++, 0;
@@ -94,7 +104,7 @@ static void mpiddp_stream_close(mpiddp_stream *s) {
         int64_t end[3] = {s->trainer[i].sent, i ? 0 : s->dropped, i ? 0 : s->slowed};
         MPI_Send(end, 3, MPI_INT64_T, s->trainer[i].rank, s->tag + 3, s->comm);
     }
-    while (s->stopped < s->trainers) mpiddp_stream_hear(s);
+    while (s->stopped < s->trainers) mpiddp_stream_news(s);
     free(s->trainer);
 }
 #endif

@@ -34,6 +34,8 @@ _POLLS_BEFORE_YIELD, _POLLS_BEFORE_SLEEP, _SLEEP_S = 1_000, 4_000, 50e-6
 _POLLS_OF_SAMPLES, _POLLS_PER_LOOK = 8, 64
 _LOOK_S = 1.0
 _TOO_LONG = -1
+_kept: list[Stream] = []
+"""Streams whose sources have not ended."""
 
 
 def get_include() -> str:
@@ -60,7 +62,7 @@ class Stream:
     batch_size : int
         Samples in a batch of this rank. The last batch may be smaller, unless ``drop_last``.
     capacity : int
-        Samples held. Memory is for ``window`` more of each source.
+        Samples held. Memory is for twice ``window`` more of each source.
     policy : {"reservoir", "fifo"}
         ``"reservoir"`` draws any held sample with the same chance, so that a sample may come several times. Training
         waits for no source once there are ``min_fill``. If more arrive than fit, a sample leaves that was drawn, any
@@ -226,7 +228,11 @@ class Stream:
                 self._tell(source, 0, mode=_STOP)
         self._closing = True
         atexit.unregister(self.close)
-        self._wait(lambda: not self._live)
+        try:
+            self._wait(lambda: not self._live)
+        except BaseException:
+            _kept.append(self)  # a source that is late still sends to its memory
+            raise
 
     def state_dict(self) -> dict[str, Any]:
         """Return the samples held, as bytes uint8 (held, size), which of them were drawn, the random numbers, counts.
@@ -241,11 +247,13 @@ class Stream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin with the samples of ``state``, before the first batch of this stream.
 
-        ValueError if batches were drawn, or the samples have other fields or are more than ``capacity``.
+        ValueError if batches were drawn, or the samples have other fields or are more than a stream of this capacity,
+        window and sources holds.
         """
         dtype = _parsed(state["fields"]) if state["fields"] else None
         held, known = len(state["samples"]), self.dtype in (None, dtype)
-        if self._policy.slots or self._counts or held > self.capacity or not known:
+        # Samples that had not been confirmed are held beyond the capacity.
+        if self._policy.slots or self._counts or held > self.capacity + self._window * len(self.sources) or not known:
             raise ValueError(
                 f"load_state_dict needs a new stream of the fields '{state['fields']}' with capacity {held} or more; "
                 f"got one with capacity {self.capacity}, {self._counts['received']} samples received, and the fields "
@@ -270,7 +278,7 @@ class Stream:
         self.dtype = dtype
         self._names = dtype.names
         self._batch = namedtuple("Batch", dtype.names, rename=True)  # type: ignore[misc]
-        count = self.capacity + self._window * len(self.sources)
+        count = self.capacity + 2 * self._window * len(self.sources)  # with those of `load_state_dict`
         self._bytes = np.empty((count, dtype.itemsize), np.uint8)
         self._samples = self._bytes.view(dtype)[:, 0]
         self._rooms = [[each, MPI.BYTE] for each in self._bytes]

@@ -93,8 +93,8 @@ class Leaving:
             together, finished = barrier.Test(), requests.finished()
             if together and finished:
                 break
-            if liveness.left and job.raises:
-                return  # it has been told why, or has told it
+            if liveness.left:
+                return  # a rank that has destroyed its group has told or been told why, and will not come
             if not together or requests.pending != pending:
                 deadline, pending = time.monotonic() + _REST_S, requests.pending
             if time.monotonic() > deadline:

@@ -53,7 +53,7 @@ _MAX_RETIRED = 1000
 _PAUSE_S = 1e-4
 _TOLD: tuple[type[Any], ...] = (MismatchError, DistTimeoutError, RankFailedError)
 _kept: list[Any] = []
-"""The requests of partings that others have not come to, with their memory."""
+"""Requests that others may never answer, with their memory: of partings, and of messages."""
 
 
 class Tag(enum.IntEnum):
@@ -154,6 +154,7 @@ class Liveness:
         self.left = True
 
     def leave(self) -> None:
+        _kept.append(self._sent)
         with contextlib.suppress(MPI.Exception):  # a rank has failed
             for rank in self.awaited(None):
                 self.send(rank, Tag.LEFT, b"")
@@ -161,19 +162,20 @@ class Liveness:
     def part(self) -> bool:
         """Receive all that the others have sent, and free the communicator; return False if they do not come."""
         sent, expected = np.zeros(self._comm.size, np.int64), np.zeros(1, np.int64)
+        deadline, self._parts = time.monotonic() + SILENCE_S, True
         for rank, count in self._sent_to.items():
             sent[rank] = count
-        deadline, self._parts = time.monotonic() + SILENCE_S, True
         try:
             request = self._comm.Ireduce_scatter_block(sent, expected)
-            while not (request.Test() and self._received == expected[0]):
-                if self.left or time.monotonic() > deadline:
+            while True:
+                late = time.monotonic() > deadline  # before the look: this process may have been kept from its core
+                self.progress()
+                if request.Test() and self._received == expected[0] and not self._sent:
+                    break
+                if self.left or late:
                     _kept.append((request, sent, expected))
                     return False
-                self.progress()
                 time.sleep(_PAUSE_S)
-            for sending, _ in self._sent:
-                sending.Wait()
             self._comm.Free()
         except MPI.Exception:  # a rank has failed
             return False

@@ -15,7 +15,7 @@ import re
 import socket
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from mpiddp import settings
 from mpiddp.errors import DistTimeoutError
 from mpiddp.mpi import processes
 from mpiddp.mpi.lazy import MPI
+from mpiddp.typing import Array
 
 from . import abort
 
@@ -34,13 +35,19 @@ _MAX_NAMED = 8
 
 
 class Meeting:
-    """The waits for the other ranks of ``comm``; after ``limit_s`` they raise `DistTimeoutError`."""
+    """The waits for the other ranks of ``comm``; one that lasts for ``limit_s`` raises `DistTimeoutError`.
+
+    What was begun before that is kept: the ranks that come late still wait for it, and MPI may still write to its
+    memory. A meeting that is held again goes on with it.
+    """
 
     def __init__(self, comm: MPI.Intracomm, limit_s: float) -> None:
         self._comm = comm
         self._began = time.monotonic()
         self._limit_s = limit_s
         self._next_s = settings.warn_after_s() or math.inf
+        self._steps: list[tuple[MPI.Request, Any]] = next((steps for each, steps in _begun if each == comm), [])
+        self._taken = 0
         ranks = comm.Get_group()
         self._world_ranks = [int(rank) for rank in MPI.Group.Translate_ranks(ranks, None, MPI.COMM_WORLD.Get_group())]
         self._sum = zlib.crc32(repr(self._world_ranks).encode())
@@ -54,34 +61,46 @@ class Meeting:
                 shown.bind(f"\0{_prefix()}{os.getpid()}-{self._sum}")
             abort.absent = self.missing
             stack.callback(abort.forget_absent)
+            if all(steps is not self._steps for _, steps in _begun):
+                _begun.append((self._comm, self._steps))
             yield
+            _begun[:] = [each for each in _begun if each[1] is not self._steps]
 
     def duplicate(self) -> MPI.Intracomm:
         """Return a duplicate of the communicator."""
-        # A start that was given up has begun one, which the ranks that come late still wait for.
-        begun = next((each for each in _begun if each[0] == self._comm), None)
-        if begun is None:
-            begun = (self._comm, *self._comm.Idup())
-            _begun.append(begun)
-        _, made, request = begun
-        self.wait(request)
-        _begun.remove(begun)
+        # Open MPI makes no other communicator while a duplication waits for ranks, perhaps for ever: first all meet.
+        self._step(lambda: (self._comm.Ibarrier(), None))
+        made = MPI.Intracomm(self._step(lambda: self._comm.Idup()[::-1]))
         made.Set_errhandler(MPI.ERRORS_RETURN)
-        return MPI.Intracomm(made)
+        return made
 
     def agree(self) -> None:
         """Wait until all ranks that are alive have come."""
         flag = np.ones(1, np.int32)
         with contextlib.suppress(MPI.Exception):  # a rank has failed: Shrink leaves it out
-            self.wait(self._comm.Iagree(flag))
+            self._step(lambda: (self._comm.Iagree(flag), None))
 
     def allgather(self, comm: MPI.Intracomm, value: Any) -> list[Any]:
         """Return the values of all ranks of ``comm``, the duplicate."""
-        mine, sizes = np.frombuffer(pickle.dumps(value), np.uint8), np.empty(comm.size, np.int64)
-        self.wait(comm.Iallgather(np.array([mine.size]), sizes))
-        parts = np.empty((comm.size, sizes.max()), np.uint8)
-        self.wait(comm.Iallgather(np.resize(mine, sizes.max()), parts))
+
+        def gathered(mine: Array, parts: Array) -> Array:
+            all_parts: Array = self._step(lambda: (comm.Iallgather(mine, parts), parts))
+            return all_parts
+
+        mine = np.frombuffer(pickle.dumps(value), np.uint8)
+        sizes = gathered(np.array([mine.size]), np.empty(comm.size, np.int64))
+        parts = gathered(np.resize(mine, sizes.max()), np.empty((comm.size, sizes.max()), np.uint8))
         return [pickle.loads(part[:size].tobytes()) for part, size in zip(parts, sizes, strict=True)]
+
+    def _step(self, begin: Callable[[], tuple[MPI.Request, Any]]) -> Any:
+        """Begin a request, unless it was begun before; wait for it, and return its value."""
+        if self._taken == len(self._steps):
+            self._steps.append(begin())
+        request, value = self._steps[self._taken]
+        self._taken += 1
+        self.wait(request)
+        self._began = time.monotonic()  # all have come so far
+        return value
 
     def wait(self, request: MPI.Request) -> None:
         polls, sleep_s = 0, _SLEEP_S
@@ -127,8 +146,8 @@ class Meeting:
         return ":\n" + "\n".join(lines) if lines else ""
 
 
-_begun: list[tuple[MPI.Intracomm, MPI.Intracomm, MPI.Request]] = []
-"""Duplications that have not ended, with the communicators of which they are."""
+_begun: list[tuple[MPI.Intracomm, list[tuple[MPI.Request, Any]]]] = []
+"""The meetings that have not ended: their communicators, requests and memory."""
 
 
 def _prefix() -> str:

@@ -143,8 +143,11 @@ class Store(torch.distributed.Store):
             if not connection.poll(limit.total_seconds() + _PATIENCE_S):
                 raise TimeoutError("no answer")
             succeeded, value = connection.recv()
-        except (OSError, EOFError) as error:
-            raise DistNetworkError(f"rank 0, which keeps the store, cannot be reached: {error!r}") from error
+        except BaseException as error:
+            self._connections.found = None  # the answer may come late, and is no other call's
+            if isinstance(error, (OSError, EOFError)):
+                raise DistNetworkError(f"rank 0, which keeps the store, cannot be reached: {error!r}") from error
+            raise
         if not succeeded:
             raise value
         return value

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import pytest
-from harness.launcher import job
+from harness.launcher import ULFM, is_open_mpi, job
 
 
 @pytest.mark.parametrize(
     "scenarios",
     [
-        ("one_source_two_trainers", "two_sources_uneven", "slow_trainer", "trainer_stops", "intercommunicator"),
+        (
+            "one_source_two_trainers",
+            "two_sources_uneven",
+            "slow_trainer",
+            "trainer_stops",
+            "next_stream",
+            "intercommunicator",
+        ),
         ("state", "mistakes", "silent_source", "nothing_comes"),
     ],
     ids=["streams", "faults"],
@@ -21,3 +28,9 @@ def test_streams_of_plain_mpi4py(scenarios):
             done
         )
         assert "source 0, silent" not in warned, done
+
+
+@pytest.mark.skipif(not is_open_mpi(), reason="only Open MPI's mpirun lets ranks live on")
+def test_a_source_that_is_killed_is_named():
+    done = job("stream", "killed_source", ranks=3, options=ULFM, limit_s=60, OMPI_MCA_coll="^han,adapt")
+    assert done.stdout.count("survived:") == 2 and done.stdout.count("told: Stream cannot receive") == 1, done

@@ -21,7 +21,7 @@ def test_a_late_rank_is_named_and_meets_those_that_begin_again(world, capfd, mon
         time.sleep(2 if part.size > 1 else 0)
     else:
         meeting, late = Meeting(part, 1), rf"rank 0 \({world.size - 1} of the world, pid \d+\) has not called it"
-        with meeting.held(), pytest.raises(DistTimeoutError, match=late):
+        with pytest.raises(DistTimeoutError, match=late), meeting.held():
             meeting.duplicate()
         assert (" s in init_process_group:\n  rank 0 (" in capfd.readouterr().err) == (part.rank == 1)
     meeting = Meeting(part, 30)
@@ -32,3 +32,30 @@ def test_a_late_rank_is_named_and_meets_those_that_begin_again(world, capfd, mon
     assert lazy.MPI.Comm.Compare(made, part) == lazy.MPI.CONGRUENT
     made.Free()
     part.Free()
+
+
+@pytest.mark.mpi
+def test_a_meeting_that_was_given_up_goes_on_and_keeps_no_other_communicator_from_being_made(world):
+    part, other = (lazy.MPI.COMM_WORLD.Split(0, world.rank) for _ in range(2))
+
+    def give_up():
+        meeting = Meeting(part, 0.5)
+        with pytest.raises(DistTimeoutError), meeting.held():
+            meeting.allgather(meeting.duplicate(), world.rank)
+
+    if world.size > 1 and world.rank > 0:
+        give_up()
+    made, request = other.Idup()  # of a later number: Open MPI makes communicators in the order of their parents'
+    end = time.monotonic() + 20
+    while not request.Test():
+        assert time.monotonic() < end, "another communicator waits for the meeting"
+        time.sleep(0.001)
+    if world.size > 1 and world.rank == 0:
+        give_up()  # where it meets what the others have begun
+    lazy.MPI.COMM_WORLD.Barrier()
+    meeting = Meeting(part, 30)
+    with meeting.held():
+        met = meeting.duplicate()
+        assert meeting.allgather(met, world.rank) == [*range(world.size)]
+    for comm in (met, made, part, other):
+        comm.Free()

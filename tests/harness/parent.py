@@ -275,6 +275,8 @@ class Parent:
 
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         if not isinstance(item, MpiItem):
+            # The test before may have kept collectors for one of MPI, which is not run here.
+            item.session._setupstate.teardown_exact(item)
             if _is_plain(item) and self._config.option.capture != "no":
                 # A rank needs one core, and this process another.
                 self._runner(1, item.session).start()

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from _pytest.runner import runtestprotocol
+from _pytest.runner import SetupState, runtestprotocol
 
 from harness import launcher
 
@@ -98,7 +98,9 @@ def _leave(number: int, frame: object) -> None:
 def _run(items: list[pytest.Item], pipe: int) -> None:
     code = 1
     try:
-        config = items[0].config
+        config, session = items[0].config, items[0].session
+        # The parent may be between two tests of another folder, whose collectors it has set up and will tear down.
+        session._setupstate = SetupState()
         capture = config.pluginmanager.get_plugin("capturemanager")
         # Files of its own for the tests' output.
         capture.stop_global_capturing()
@@ -111,7 +113,7 @@ def _run(items: list[pytest.Item], pipe: int) -> None:
                 file.flush()
         code = 0
     except KeyboardInterrupt:
-        items[0].session._setupstate.teardown_exact(None)
+        session._setupstate.teardown_exact(None)
     finally:
         os._exit(code)
 

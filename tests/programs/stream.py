@@ -5,17 +5,22 @@ Each scenario is a function of the world that raises on the rank that finds some
 
 from __future__ import annotations
 
+import atexit
+import os
 import re
+import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
 
+import mpiddp
 import mpiddp.data
 from mpiddp.data import Stream
-from mpiddp.errors import DistTimeoutError, MismatchError
+from mpiddp.errors import DistError, DistTimeoutError, MismatchError
 
 _SCOPE: dict[str, type] = {}
 _PAGE = Path(mpiddp.data.__file__).with_name("README.md").read_text()
@@ -114,6 +119,23 @@ def trainer_stops():
         assert all_of(Stream(world, [0], policy="fifo")) == list(range(5))
 
 
+def next_stream():
+    """A trainer begins its next stream while another one still reads this one, from the same source."""
+    if ME == 0:
+        for count in (12, 7):
+            assert send(count)[0] == [1] * count
+    else:
+        with Stream(world, [0], policy="fifo", window=2, num_replicas=2, rank=ME - 1) as stream:
+            check(next(stream))
+            for batch in stream if ME == 2 else ():
+                check(batch)
+                time.sleep(0.1)
+        found = all_of(Stream(world, [0], policy="fifo", window=2, num_replicas=2, rank=ME - 1))
+    parts = world.gather([] if ME == 0 else found)
+    if ME == 0:
+        assert sorted(n for part in parts for n in part) == list(range(7)), parts
+
+
 def mistakes():
     """Other fields, a short sample, and a long one: errors that name the source and the sizes."""
     for wrong in ("fields", "short", "long"):
@@ -171,6 +193,29 @@ def nothing_comes():
         assert len(set(all_of(stream))) == 3
 
 
+def killed_source():
+    """Where ranks survive, the trainer of a source that dies gets an error that names it."""
+    if ME == 1:
+        source = Source(world, FIELDS)
+        source.put(np.zeros(3, np.float32), np.zeros((2, 2)), np.int64(0))
+        world.recv(source=2, tag=5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif ME == 2:
+        stream = Stream(world, [1], policy="fifo", timeout=20)
+        check(next(stream))
+        world.send(None, 1, tag=5)
+        try:
+            next(stream)
+            raise AssertionError
+        except DistError as error:
+            print("told:", error, flush=True)
+            assert "source 1, silent for" in str(error) and not isinstance(error, DistTimeoutError), error
+        atexit.unregister(stream.close)
+    print("survived:", ME, flush=True)
+    time.sleep(0.5)
+    os._exit(0)  # MPI_Finalize would wait for the dead
+
+
 def intercommunicator():
     """The sources are ranks of the remote group."""
     local = MPI.Intracomm(world.Split(int(ME > 0), ME))
@@ -185,18 +230,21 @@ def intercommunicator():
 
 
 def state():
-    """A stream goes on from another's state with the same draws, and with the same samples."""
+    """A stream goes on from another's checkpoint with the same draws, and with the same samples, more than fit."""
     if ME == 0:
         send(30)
         send(0)
     elif ME == 1:
-        stream = Stream(world, [0], batch_size=4, capacity=50, min_fill=30)
+        stream = Stream(world, [0], batch_size=4, capacity=22, min_fill=22)
         next(stream)
         while stream._live:
             stream._progress()
-        saved = stream.state_dict()
+        with tempfile.TemporaryDirectory() as folder:
+            mpiddp.save(stream.state_dict(), f"{folder}/checkpoint")
+            saved = mpiddp.load(f"{folder}/checkpoint")
+        assert len(saved["samples"]) > 22
         expected = all_of(stream)
-        other = Stream(world, [0], batch_size=4, capacity=50, min_fill=30, seed=9)
+        other = Stream(world, [0], batch_size=4, capacity=22, min_fill=22, seed=9)
         other.load_state_dict(saved)
         while other._live:
             other._progress()
