@@ -83,8 +83,7 @@ def _correct_ranks(job: Job) -> None:
 
 def regroup() -> Job:
     """Make the job anew; collective over the survivors."""
-    assert _leaving is not None
-    _leaving.stop()
+    _stop_watching()
     job = _begin(_jobs.pop().survivors())
     _correct_ranks(job)
     return job
@@ -97,9 +96,7 @@ def end(together: bool) -> None:
     """
     if not _jobs or not _jobs[-1].own:
         return
-    assert _leaving is not None
-    _leaving.stop()
-    _leaving.stop = bool
+    _stop_watching()
     _jobs.pop().end(together)
     for name, value in _environment.items():
         if value is None:
@@ -114,12 +111,18 @@ def end(together: bool) -> None:
         abort.set_rank(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size == 1)
 
 
+def _stop_watching() -> None:
+    assert _leaving is not None
+    _leaving.stop()
+    _leaving.stop = bool
+
+
 def _begin(job: Job) -> Job:
     global _leaving
     if _leaving is None:
         _leaving = Leaving(_jobs)
         atexit.register(_leaving)
-    _leaving.stop()
+    _stop_watching()
     if job.own and not _environment:
         _environment.update((name, os.environ.get(name)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     _jobs.append(job)
@@ -130,7 +133,7 @@ def _begin(job: Job) -> Job:
     why = why_unwatched(job)
     watched = job.world.size > 1 and not why
     marker.begin(job.world.rank, watched, job.failures.survivable)
-    _leaving.rank, _leaving.stop = job.world.rank, bool
+    _leaving.rank = job.world.rank
     if watched:
         _leaving.stop = Watchdog(job, _jobs[:-1]).stop
     elif why and job.world.rank == 0:
