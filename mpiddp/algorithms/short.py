@@ -27,12 +27,12 @@ def fits(link: Link, size_bytes: int = 0) -> bool:
 
 def _reduce(link: Link, call: Call, x: Array, op: ReduceOp, out: Array | None, first: int = 0) -> Steps:
     slots = link.resource(Slots)
-    slot = slots.take()
+    slot = slots.take(link.now)
     factors = None
     if op.factor is None:
-        yield slot.begin(link.now, handshake.pack(link, call), x)
+        yield slot.begin(handshake.pack(link, call), x)
     else:
-        yield slot.begin(link.now, handshake.pack(link, call, factor=op.factor), x)
+        yield slot.begin(handshake.pack(link, call, factor=op.factor), x)
         factors = [op.factor] * link.size
     if not slot.agrees():
         factors = (yield from handshake.differing(link, slot.told)).factors_of(op)
@@ -46,7 +46,7 @@ def _reduce(link: Link, call: Call, x: Array, op: ReduceOp, out: Array | None, f
             for row in rows[2:]:
                 combine(flat, row, flat)
             finish(op, flat, link.size)
-    slots.give(slot)
+    slots.give(slot, link.now)
 
 
 def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
@@ -64,14 +64,14 @@ def reduce_scatter(link: Link, call: Call, output: Array, x: Array, op: ReduceOp
 def _tell(link: Link, call: Call, x: Array | None, outputs: list[tuple[int, Array]]) -> Steps:
     """Exchange arrays, and copy those of the listed ranks to flat outputs of bytes."""
     slots = link.resource(Slots)
-    slot = slots.take()
-    yield slot.begin(link.now, handshake.pack(link, call), x)
+    slot = slots.take(link.now)
+    yield slot.begin(handshake.pack(link, call), x)
     if not slot.agrees():
         yield from handshake.differing(link, slot.told)
     rows = slot.rows(_BYTE, handshake.SLOT_BYTES)
     for rank, output in outputs:
         output[...] = rows[rank][: output.size]
-    slots.give(slot)
+    slots.give(slot, link.now)
 
 
 def broadcast(link: Link, call: Call, x: Array, root: int) -> Steps:

@@ -11,10 +11,11 @@ import enum
 class Tag(enum.IntEnum):
     BLOCK = 1
     """A block of gather, scatter or all_to_all."""
-    LONG_BLOCK = 6
+    LONG_BLOCK = 2
     """The same, where a shorter one would go through eager buffers."""
-    RING = 2
-    TREE = 3
-    NODES = 4
-    DEVICE_RING = 5
+    RING = 3
+    TREE = 4
+    NODES = 5
+    HANDSHAKE = 6
+    DEVICE_RING = 7
     """The first of several concurrent rings; the others' tags follow."""
