@@ -141,6 +141,12 @@ def algorithms() -> dict[str, str]:
     return chosen
 
 
+def choosing_algorithms() -> str:
+    """Return the variables by which ranks select algorithms, with their values. They are the same on all ranks."""
+    chosen = ",".join(f"{operation}:{name}" for operation, name in sorted(algorithms().items())) or "unset"
+    return f"MPIDDP_ALGORITHM {chosen}, MPIDDP_DETERMINISTIC={deterministic():d}, MPIDDP_EAGER={eager():d}"
+
+
 def takes_device_pointers() -> bool | None:
     """Return what the user says of the MPI library, or None."""
     return _switch("MPIDDP_CUDA_AWARE")

@@ -274,7 +274,7 @@ BROKEN = {
         {"mpiddp.mpi.work": "import importlib\nimportlib.import_module('mpiddp.data')"},
     ),
     "learning knows MPI": (reaching_up, {"mpiddp.nn.linear": "from mpiddp.distributed import group"}),
-    "collectives with gradients know DDP": (reaching_up, {"mpiddp.nn.collectives.p2p": "import mpiddp.parallel"}),
+    "collectives with gradients know DDP": (reaching_up, {"mpiddp.nn.collectives": "import mpiddp.parallel"}),
     "autograd knows nn": (reaching_up, {"mpiddp.autograd.tensor": "from mpiddp.nn import module"}),
     "no layer": (reaching_up, {"mpiddp.utils": ""}),
     "cycle": (cycles, {"mpiddp.mpi.a": "from . import b", "mpiddp.mpi.b": "from mpiddp.mpi.a import x"}),

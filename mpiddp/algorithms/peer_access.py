@@ -6,12 +6,12 @@ Of symmetric arrays it has `Views`. Calls between nodes reach ordinary arrays by
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import Steps
-from mpiddp.shm.cma import CrossMemory
+from mpiddp.shm.cma import CrossMemory, UnreachableError
 from mpiddp.shm.segment import Location, address_of, find
 from mpiddp.typing import Array
 
@@ -22,6 +22,8 @@ PIECE_BYTES = 1 << 18
 """The length of a copy."""
 CACHE_BYTES = 1 << 20
 """All ranks' copies, which have to stay in a core's second-level cache."""
+_abandoned: list[Array] = []
+"""Arrays of operations that have failed here. They are kept, because other ranks may still write to them."""
 
 
 class Views:
@@ -80,16 +82,23 @@ class Copies:
     def read(self, rank: int, first: int, into: Array) -> None:
         """Read elements of a rank's array, from number ``first`` on."""
         there = self._addresses[rank] + first * into.itemsize
-        self._memory.read(rank, there, address_of(into), into.nbytes)
+        self._move(self._memory.read, rank, there, address_of(into), into.nbytes)
 
     def write(self, first: int, values: Array, ranks: Sequence[int] | None = None) -> None:
         """Write to the arrays of all ranks, or of ``ranks``, from element number ``first`` on."""
         here, offset = address_of(values), first * values.itemsize
         for rank in range(len(self._addresses)) if ranks is None else ranks:
             if rank != self._rank:
-                self._memory.write(rank, self._addresses[rank] + offset, here, values.nbytes)
+                self._move(self._memory.write, rank, self._addresses[rank] + offset, here, values.nbytes)
             elif here != self._addresses[rank] + offset:
                 self._own[first : first + values.size] = values
+
+    def _move(self, move: Callable[[int, int, int, int], None], *where: int) -> None:
+        try:
+            move(*where)
+        except UnreachableError:
+            _abandoned.append(self._own)
+            raise
 
 
 PeerAccess = Views | Copies

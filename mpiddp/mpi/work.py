@@ -53,6 +53,8 @@ _RECEIVE_ONLY = "this is known for a receive that has finished; call wait() firs
 class Work:
     """A pending operation (``torch.distributed.Work``). Its arrays must stay as they are until `wait` has returned.
 
+    Until then no other operation may take them, either: it may read an array before this one has written to it.
+
     Examples
     --------
     >>> x = np.ones(3)

@@ -171,16 +171,18 @@ def check_claims(comm: MPI.Intracomm, claims: Claims, environment: Mapping[str, 
         )
         claims = claims._replace(rank=-1, world_size=-1)
     given = " and ".join(["comm="] * claims.own_comm + [f'on_error="{claims.on_error}"'])
-    told = comm.allgather((_contradiction(comm, claims, environment), given))
-    for contradiction, _ in told:
+    told = comm.allgather((_contradiction(comm, claims, environment), given, settings.choosing_algorithms()))
+    for contradiction, *_ in told:
         if contradiction:
             raise SetupError(contradiction)
-    different = next((rank for rank, (_, given) in enumerate(told) if given != told[0][1]), 0)
-    if different:
-        raise SetupError(
-            f"rank 0 calls init_process_group with {told[0][1]}, rank {different} with {told[different][1]}; give comm="
-            " and on_error= on all ranks of a communicator, or on none"
-        )
+    compared = (
+        ("calls init_process_group with", "with", "give comm= and on_error= on all ranks of a communicator, or none"),
+        ("has", "has", "ranks that select different algorithms cannot meet: set these variables on all ranks, or none"),
+    )
+    for item, (does, too, cure) in enumerate(compared, start=1):
+        different = next((rank for rank, each in enumerate(told) if each[item] != told[0][item]), 0)
+        if different:
+            raise SetupError(f"rank 0 {does} {told[0][item]}, rank {different} {too} {told[different][item]}; {cure}")
 
 
 def _contradiction(comm: MPI.Intracomm, claims: Claims, announced: Mapping[str, int]) -> str:

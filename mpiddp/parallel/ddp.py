@@ -19,6 +19,7 @@ from mpiddp.typing import Array
 from .reducer import Reducer
 from .sync_batchnorm import SyncBatchNorm
 from .virtual_ranks import PartialSums
+from .weights import rank_weight
 from .wrapper import Wrapper
 
 
@@ -130,14 +131,15 @@ class DistributedDataParallel(Wrapper, Module):
             micro-batches count alike.
         """
         partial = self._partial()
-        if partial.done == 0:
-            self.zero_grad()
         if virtual_rank != partial.mine[partial.done]:
             raise ValueError(
                 f"the next micro-batch of this step is that of virtual rank {partial.mine[partial.done]}, got"
                 f" {virtual_rank}: each rank runs all of its own, {partial.mine}, in order"
             )
         total = partial.virtual_ranks * n_samples if total is None else total
+        weight = rank_weight(n_samples, total)
+        if partial.done == 0:
+            self.zero_grad()
         buffers = list(self._state.buffers().values())
         if partial.done == 0:
             self._buffers_before = [x.copy() for x in buffers]
@@ -150,7 +152,7 @@ class DistributedDataParallel(Wrapper, Module):
             with self.weighted(n_samples, total) if last else self.no_sync():
                 yield
             if not last:
-                self._reducer.keep(n_samples / total)
+                self._reducer.keep(weight)
         except BaseException:
             partial.reset()
             raise

@@ -26,11 +26,19 @@ CONTRADICTIONS = {
         {},
         ['SetupError: rank 0 calls init_process_group with comm= and on_error="raise", rank 1 with on_error="abort"'],
     ),
+    "one rank's algorithm": (
+        {"MPIDDP_DETERMINISTIC": "1"},
+        ["SetupError: rank 0 has MPIDDP_ALGORITHM unset, MPIDDP_DETERMINISTIC=1", "rank 1 has MPIDDP_ALGORITHM all_"],
+    ),
 }
 
 
 @pytest.mark.parametrize(
-    "name", thinned(CONTRADICTIONS, "arguments", "environment", "pretended nodes", "after Finalize", "other comm")
+    "name",
+    thinned(
+        CONTRADICTIONS,
+        *("arguments", "environment", "pretended nodes", "after Finalize", "other comm", "one rank's algorithm"),
+    ),
 )
 def test_contradiction_is_printed_once(name):
     env, texts = CONTRADICTIONS[name]

@@ -135,6 +135,8 @@ def test_misuse_is_said(world):
         model.micro_batch(V, 0),
     ):
         pass
+    with pytest.raises(ValueError, match="0 of 0"), model.micro_batch(model.own_virtual_ranks[0], 0, n_samples=0):
+        pass
     with pytest.raises(RuntimeError, match="leave it or virtual_ranks out"):
         model.register_comm_hook(None, dist.allreduce_hook)
     with pytest.raises(RuntimeError, match="no virtual ranks"):
