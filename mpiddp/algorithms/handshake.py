@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpiddp.errors import DistError
-from mpiddp.faults.calls import RECORD, Calls, compare_records, first_difference
+from mpiddp.faults.calls import BUCKET, RECORD, Calls, compare_records, first_difference
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel, Link, Resource
 from mpiddp.mpi.operation import Call
@@ -51,6 +51,8 @@ class Entries(NamedTuple):
     """The ranks' factors of PREMUL_SUM; else 1."""
     segment: int | None
     """The segment, if all arrays have the same; else None."""
+    follows: bool
+    """Some rank has begun other operations before, perhaps on the same array."""
 
     def of(self, ranks: Array) -> Entries:
         return _entries(self.segments[ranks], self.offsets[ranks], self.factors[ranks])
@@ -68,8 +70,9 @@ class Entries(NamedTuple):
 
 
 def _entries(segments: Array, offsets: Array, factors: Array) -> Entries:
-    first = int(segments[0])
-    return Entries(segments, offsets, factors, first if (segments == first).all() else None)
+    first, follows = int(segments[0]), offsets < 0
+    offsets = np.where(follows, ~offsets, offsets)
+    return Entries(segments, offsets, factors, first if (segments == first).all() else None, bool(follows.any()))
 
 
 @functools.lru_cache(maxsize=256)
@@ -83,12 +86,27 @@ def _cached_entries(size: int, entries: bytes) -> Entries:
 
 
 def exchange(link: Link, call: Call, place: Location, op: ReduceOp | None) -> Steps:
-    """Wait for every rank; return their `Entries`. MismatchError on all ranks if calls differ."""
+    """Wait for every rank; return their `Entries`. MismatchError on all ranks if calls differ.
+
+    An array may then be read and written: if a rank has begun operations before, the turn of this one has come on all.
+    """
     factor = 1.0 if op is None or op.factor is None else op.factor
     if link.one_node or link.size <= MAX_ROWS:
-        return (yield from _meet(link, link.now, call, place, factor))
+        if _may_follow(link, call):
+            place = Location(place.segment, ~place.offset)
+        entries: Entries = yield from _meet(link, link.now, call, place, factor)
+        if entries.follows:
+            yield link.later.Ibarrier()
+        return entries
     yield from compare(link, call)
     return (yield from _meet(link, link.later, call, place, factor))
+
+
+def _may_follow(link: Link, call: Call) -> bool:
+    """Return True if an operation that has not ended may have the same array. DDP's buckets have their own."""
+    if not link.queue or link.now is link.later or call.note.startswith(BUCKET):
+        return False
+    return any(not each.call.note.startswith(BUCKET) for each in link.queue.operations())
 
 
 def compare(link: Link, call: Call) -> Steps:

@@ -135,16 +135,16 @@ def _meet(
 ) -> Steps:
     """Meet all ranks, of which ``x`` is this one's array, and pass ordinary ones on; None if there is no way for them.
 
-    Ordinary arrays go by ``way`` if that is possible, and by default by the fastest one. ``mpis`` are the steps of
+    Ordinary arrays go by ``way`` if that is possible, and by default as `ways` says. ``mpis`` are the steps of
     MPI's own operation, which is possible where no sum's bits depend on it.
     """
     ways = link.resource(Ways)
-    kind = Kind(call.operation, x.nbytes.bit_length(), link.busy)
+    kind = Kind(call.operation, x.nbytes.bit_length())
     pipeline = None
     place = NOWHERE if x.nbytes <= ONE_SHOT_BYTES else find(x)
     if not place.segment:
         place = Location(_BLOCKING if link.busy else 0, address_of(x))
-        if (way or ways.chosen(kind)) == SCRATCH:
+        if (way or (ways.chosen(kind) if link.busy else SCRATCH)) == SCRATCH:
             pipeline = build()
             if pipeline.begin():
                 place = _BEGUN
@@ -160,14 +160,13 @@ def _meet(
         pipeline = pipeline or build()
         pipeline.factors = factors
         possible[SCRATCH] = pipeline.run(begun)
-    if {0, _BLOCKING}.issuperset(entries.segments.tolist()):
+    all_block = entries.segment == _BLOCKING
+    if all_block or (way == ATTACH and {0, _BLOCKING}.issuperset(entries.segments.tolist())):
         copies: Copies | None = yield from copied(link, x, entries)
         if copies is not None:
             possible[ATTACH] = _attached(link, attach, copies, factors)
-        if kind.blocking and entries.segment != _BLOCKING:
-            kind = kind._replace(blocking=False)
-        if mpis is not None and kind.blocking and x.nbytes >= _MPIS_BYTES:
-            possible[MPIS] = mpis
+    if mpis is not None and all_block and x.nbytes >= _MPIS_BYTES:
+        possible[MPIS] = mpis
     if not possible:
         return None
     yield from ways.run(kind, possible, way)

@@ -2,11 +2,12 @@
 
 Which one is the fastest depends on the processor, the kernel and the pages of the arrays. Therefore the first calls of
 an operation with arrays of a size take the ways in turn, and then all ranks agree on one. Reductions have the same bits
-by the scratch and by attach, and MPI has no part in them.
+by the scratch and by attach, and MPI has no part in them. A way is judged by processor time, because other load
+prolongs a call, but hardly its work.
 
-A way is judged by processor time, because other load prolongs a call, but hardly its work. If all ranks block in the
-call, the time of the waits counts, in which MPI works and a rank spins. Else these belong to the program, and only the
-steps between them count.
+There is a choice where all ranks block in the call. Other calls go through the scratch, which a rank fills when their
+turn has come: a program may have begun several on one array, and by attach a rank might read it before another's
+earlier call has written it.
 """
 
 from __future__ import annotations
@@ -34,8 +35,6 @@ class Kind(NamedTuple):
     operation: str
     bits: int
     """Of the arrays' length in bytes."""
-    blocking: bool
-    """All ranks block in the call."""
 
 
 class Ways(Resource):
@@ -56,13 +55,9 @@ class Ways(Resource):
     def _try(self, kind: Kind, possible: Mapping[str, Steps]) -> Steps:
         took = self._took.setdefault(kind, {way: [] for way in possible})
         way = min(took, key=lambda each: len(took[each]))
-        spent, start = 0.0, thread_time()
-        for awaited in possible[way]:
-            spent += thread_time() - start
-            before = thread_time()
-            yield awaited
-            start = before if kind.blocking else thread_time()
-        took[way].append(spent + thread_time() - start)
+        start = thread_time()
+        yield from possible[way]
+        took[way].append(thread_time() - start)
         if min(map(len, took.values())) == TRIES:
             least = np.array([min(times) for times in took.values()])
             yield self._link.later.Iallreduce(MPI.IN_PLACE, least, MPI.MAX)
@@ -76,6 +71,5 @@ class Ways(Resource):
         for kind, way in sorted(self._chosen.items()):
             limit = 1 << kind.bits
             size = f"{limit >> 20} MiB" if limit >> 20 else f"{limit >> 10} KiB"
-            waiting = "" if kind.blocking else ", asynchronous"
-            found.setdefault(kind.operation, []).append(f"{way} (below {size}{waiting})")
+            found.setdefault(kind.operation, []).append(f"{way} (below {size})")
         return {operation: ", ".join(texts) for operation, texts in found.items()}

@@ -118,7 +118,7 @@ def _line(operation: Operation) -> dict[str, Any]:
         "compared": None if record is None else [record.kind >> 1, record.length, record.root],
         "began": since_1970_s + operation.start,
         "ended": since_1970_s + operation.end if operation.end else None,
-        "queued": link is not None and operation in link.queue.behind_the_head(),
+        "queued": link is not None and operation in link.queue.operations()[1:],
         "file": operation.code.co_filename,
         "line": recorder.line_number(operation.code, operation.offset),
         "function": operation.code.co_name,

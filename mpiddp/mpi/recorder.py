@@ -30,7 +30,7 @@ append = ring.append
 
 
 class _Queue(Protocol):
-    def behind_the_head(self) -> list[Operation]: ...
+    def operations(self) -> list[Operation]: ...
 
 
 class _Link(Protocol):

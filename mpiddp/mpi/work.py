@@ -266,9 +266,9 @@ class Queue:
             activate(self)
         return work
 
-    def behind_the_head(self) -> list[Operation]:
-        """Return the operations behind the head. Any thread may ask."""
-        return [work._operation for work in list(self._works)[1:]]
+    def operations(self) -> list[Operation]:
+        """Return the pending operations, first the one at the head. Any thread may ask."""
+        return [work._operation for work in list(self._works)]
 
     def fail(self, error: BaseException) -> None:
         """End all operations with ``error``, except one whose step is raising it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,8 +39,8 @@ class Clock:
         yield READY
 
 
-def chosen(tried: ways.Ways, clock: Clock, blocking: bool, took: dict[str, tuple[float, float]]) -> str:
-    kind = ways.Kind("all_gather", 20, blocking)
+def chosen(tried: ways.Ways, clock: Clock, took: dict[str, tuple[float, float]]) -> str:
+    kind = ways.Kind("all_gather", 20)
     for _ in range(ways.TRIES * len(took)):
         assert tried.chosen(kind) is None
         drive(tried.run(kind, {way: clock.steps(*each) for way, each in took.items()}, None))
@@ -48,28 +49,26 @@ def chosen(tried: ways.Ways, clock: Clock, blocking: bool, took: dict[str, tuple
 
 def test_the_slowest_rank_counts(tried: ways.Ways, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = 5.0 if world.rank == world.size - 1 else 1.0
-    assert chosen(tried, Clock(monkeypatch), True, {"scratch": (4, 0), "attach": (slow, 0)}) == "scratch"
+    assert chosen(tried, Clock(monkeypatch), {"scratch": (4, 0), "attach": (slow, 0)}) == "scratch"
 
 
-def test_waits_count_only_if_all_ranks_block(tried: ways.Ways, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_and_waits_count(tried: ways.Ways, monkeypatch: pytest.MonkeyPatch) -> None:
     took = {"scratch": (4.0, 0.0), "attach": (3.0, 9.0), "native": (1.0, 1.0)}
-    assert chosen(tried, Clock(monkeypatch), True, took) == "native"
-    del took["native"]
-    assert chosen(tried, Clock(monkeypatch), False, {"scratch": (4, 0), "attach": (3, 0)}) == "attach"
+    assert chosen(tried, Clock(monkeypatch), took) == "native"
     tried._chosen.clear()
     clock = Clock(monkeypatch)
-    assert chosen(tried, clock, True, {"scratch": (4, 0), "attach": (3.9, 0)}) == "scratch", "chance does not choose"
+    assert chosen(tried, clock, {"scratch": (4, 0), "attach": (3.9, 0)}) == "scratch", "chance does not choose"
 
 
 def test_the_description_names_operation_way_and_size(tried: ways.Ways) -> None:
-    tried._chosen.update({ways.Kind("reduce", 24, False): "attach", ways.Kind("reduce", 19, True): "scratch"})
-    assert tried.described() == {"reduce": "scratch (below 512 KiB), attach (below 16 MiB, asynchronous)"}
+    tried._chosen.update({ways.Kind("reduce", 24): "attach", ways.Kind("reduce", 19): "scratch"})
+    assert tried.described() == {"reduce": "scratch (below 512 KiB), attach (below 16 MiB)"}
 
 
 def test_the_only_way_and_a_way_that_was_asked_for_are_not_tried(
     tried: ways.Ways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, kind = Clock(monkeypatch), ways.Kind("broadcast", 18, False)
+    clock, kind = Clock(monkeypatch), ways.Kind("broadcast", 18)
     drive(tried.run(kind, {"scratch": clock.steps(1, 0)}, "attach"))
     drive(tried.run(kind, {"scratch": clock.steps(9, 0), "attach": clock.steps(1, 0)}, "attach"))
     assert not tried._took and clock.now == 2
@@ -88,12 +87,32 @@ def test_calls_agree_on_a_way_and_then_take_it(world: Any, monkeypatch: pytest.M
     for call in range(2 * ways.TRIES + 3):
         x = np.full(1 << 18, 1.0 + world.rank, np.float32)
         del reads[:]
-        work = dist.all_reduce(x, async_op=async_op)
+        # Ranks that wait and one that does not are in one call.
+        work = dist.all_reduce(x, async_op=async_op and world.rank == call % world.size)
         if work is not None:
             work.wait()
         assert (x == world.size * (world.size + 1) / 2).all(), call
         by_attach.append(bool(reads))
-    (way,) = {way for kind, way in link.resource(ways.Ways)._chosen.items() if kind.operation == "all_reduce"}
+    found = [way for kind, way in link.resource(ways.Ways)._chosen.items() if kind.operation == "all_reduce"]
+    if async_op:
+        assert not any(by_attach) and not found
+        return
     assert by_attach[: 2 * ways.TRIES] == [False, True] * ways.TRIES
-    assert by_attach[2 * ways.TRIES :] == [way == "attach"] * 3
-    assert len(set(link.now.allgather(way))) == 1
+    assert by_attach[2 * ways.TRIES :] == [found == ["attach"]] * 3
+    assert len(set(link.now.allgather(*found))) == 1
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_asynchronous_calls_on_one_array_take_place_in_their_order(world: Any, symmetric: bool) -> None:
+    make = dist.symmetric_empty if symmetric and default_group()._link.one_node else np.empty
+    for call in range(4 * ways.TRIES):
+        root = call % world.size
+        x = make(1 << (16 + call % 2), np.float32)
+        x[...] = 1.0 + world.rank + call
+        dist.barrier()
+        works = [dist.broadcast(x, root, async_op=True), dist.all_reduce(x, async_op=True)]
+        if world.rank != root:
+            time.sleep(0.005)  # the root goes on, and this rank has not taken its array yet
+        for work in works:
+            work.wait()
+        assert (x == world.size * (1.0 + root + call)).all(), call
