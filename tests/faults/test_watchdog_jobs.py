@@ -75,12 +75,12 @@ def is_whole(done):
 
 
 def with_whole_report(one, others):
-    """Interrupt the launcher up to four times; return the job that said most.
+    """Interrupt the launcher up to eight times; return the job that said most.
 
     Open MPI's mpirun ends its ranks within half a second, which beside other jobs is too short for a report.
     """
     tries = []
-    for _ in range(4):
+    for _ in range(8):
         tries.append(interrupt(one, others, "launcher")[0])
         if is_whole(tries[-1]):
             break
