@@ -47,13 +47,17 @@ def reduce_rows(
         common = None  # a subnormal would be rounded here and not where one rank has several addends
     if common is not None:
         factors = None
-    merges = op._merges or (0, *(1 for _ in rows[1:]))
     wide = accumulated_in(dtype)
     step = max(min(CHUNK_BYTES, CACHE_BYTES // len(rows)) // dtype.itemsize, 1)
     changing = wide != dtype or factors is not None
     # Working in place saves a pass. The overwritten row has been read by then.
     in_place = wide == dtype and (outs[0] is rows[0] or (not changing and len(rows) > 1 and outs[0] is rows[1]))
-    deepest = max(itertools.accumulate(1 - ended for ended in merges)) + 1
+    chain = not changing and op._merges is None
+    merges: Sequence[int] = ()
+    deepest = 1 - in_place
+    if not chain:
+        merges = op._merges or (0, *(1 for _ in rows[1:]))
+        deepest = max(itertools.accumulate(1 - ended for ended in merges)) + 1
     spare = np.empty((deepest, min(step, count)), wide)
     for start in range(0, count, step):
         if count <= step:  # half of the work for short arrays
@@ -61,11 +65,15 @@ def reduce_rows(
         else:
             chunk = slice(start, min(start + step, count))
             parts, targets = [row[chunk] for row in rows], [out[chunk] for out in outs]
-        buffers = list(spare[:, : parts[0].size])
-        if in_place:
-            buffers[0] = targets[0]
-        _combine(join, parts, buffers, merges, factors, changing=changing)
-        accumulator = buffers[0]
+        if chain:
+            accumulator = targets[0] if in_place else spare[0, : parts[0].size]
+            _combine_in_order(join, parts, accumulator)
+        else:
+            buffers = list(spare[:, : parts[0].size])
+            if in_place:
+                buffers[0] = targets[0]
+            _combine(join, parts, buffers, merges, factors, changing=changing)
+            accumulator = buffers[0]
         finish(op, accumulator, size)
         if common is not None and common != 1:
             scale(accumulator, common, accumulator)
@@ -81,6 +89,16 @@ def _common_scale(factors: Sequence[float] | None) -> float | None:
     if factors is None or any(factor != factors[0] for factor in factors) or abs(math.frexp(factors[0])[0]) != 0.5:
         return None
     return factors[0]
+
+
+def _combine_in_order(join: Callable[..., Any], parts: Sequence[Array], accumulator: Array) -> None:
+    """Do what `_combine` does where no element is changed, in a fraction of its time for a chunk."""
+    if len(parts) == 1:
+        accumulator[...] = parts[0]
+        return
+    join(parts[0], parts[1], out=accumulator)
+    for part in parts[2:]:
+        join(accumulator, part, out=accumulator)
 
 
 def _combine(
