@@ -42,7 +42,7 @@ class _Offer(NamedTuple):
 
 
 class _Rest(All):
-    """What is left of a call: offers and messages; a block of the wrong size is an error at the end."""
+    """The rest of a call: offers and messages; a block of the wrong size is an error at the end."""
 
     def __init__(self, blocks: Blocks, requests: list[MPI.Request], offers: list[_Offer], fault: str) -> None:
         super().__init__(requests)
@@ -97,7 +97,7 @@ class _Received(NamedTuple):
 
 
 class Blocks:
-    """What one rank sends and receives in calls with arrays like ``inputs`` and ``outputs``."""
+    """The blocks that one rank sends and receives in calls with arrays like ``inputs`` and ``outputs``."""
 
     def __init__(
         self,

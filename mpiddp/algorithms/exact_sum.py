@@ -23,7 +23,7 @@ from mpiddp.typing import Array
 _CHUNK = 1 << 15
 """Elements that are converted at a time, in the cache."""
 _PIECE_BYTES = 1 << 24
-"""What is sent at a time: it bounds the memory, which is a multiple of the array's."""
+"""The bytes that are sent at a time. They bound the memory, which is a multiple of the array's."""
 _POSITIVE, _NEGATIVE = 1, 2
 """The infinities among the addends; a NaN stands for both, whose sum it is."""
 _NOTHING = -1 << 20

@@ -40,7 +40,7 @@ from .ways import ATTACH, MPIS, SCRATCH, Kind, Ways
 ONE_SHOT_BYTES = 1 << 17
 """One shot saves a barrier; in two, more than two ranks read less."""
 CHUNK_BYTES = 1 << 19
-"""What a pipeline moves at once: a part of the array and its copy stay in a core's cache."""
+"""The bytes that a pipeline moves at once: a part of the array and its copy stay in a core's cache."""
 _MPIS_BYTES = 1 << 21
 """Below, the handshake takes what MPI's own operation might save."""
 _BEGUN = Location(-1, 0)
@@ -167,9 +167,12 @@ def _meet(
             possible[ATTACH] = _attached(link, attach, copies, factors)
     if mpis is not None and all_block and x.nbytes >= _MPIS_BYTES:
         possible[MPIS] = mpis
-    if not possible:
+    if possible:
+        yield from ways.run(kind, possible, way)
+    elif mpis is not None:
+        yield from mpis
+    else:
         return None
-    yield from ways.run(kind, possible, way)
     return _Met([], factors)
 
 
@@ -308,12 +311,9 @@ def all_gather(link: Link, call: Call, output: Array, x: Array, *, way: str | No
                 block[...] = source
 
     build = functools.partial(_gathering, link, source, blocks)
-    met: _Met | None = yield from _meet(
-        link, call, source, build, attach, way, mpis=native.all_gather(link.after(), output, x)
-    )
-    if met is None:
-        yield from native.all_gather(link.after(), output, x)
-    elif met.rows:
+    mpis = native.all_gather(link.after(), output, x)
+    met: _Met = yield from _meet(link, call, source, build, attach, way, mpis=mpis)
+    if met.rows:
         for row, block in zip(met.rows, blocks, strict=True):
             block[...] = row
         yield link.later.Ibarrier()
@@ -342,12 +342,9 @@ def broadcast(link: Link, call: Call, x: Array, root: int, *, way: str | None = 
             copies.read(root, 0, target[:cut])
 
     build = functools.partial(_spreading, link, target, root)
-    met: _Met | None = yield from _meet(
-        link, call, target, build, attach, way, mpis=native.broadcast(link.after(), x, root)
-    )
-    if met is None:
-        yield from native.broadcast(link.after(), x, root)
-    elif met.rows:
+    mpis = native.broadcast(link.after(), x, root)
+    met: _Met = yield from _meet(link, call, target, build, attach, way, mpis=mpis)
+    if met.rows:
         if link.rank != root:
             target[...] = met.rows[root]
         yield link.later.Ibarrier()

@@ -57,8 +57,8 @@ class Stream:
     sources : sequence of int
         The ranks in ``comm`` of all sources, the same on every trainer.
     fields : str or numpy.dtype, optional
-        What a sample has, as in ``"x float32 64 64; step int64"``: names, dtypes and shapes, or a structured dtype. By
-        default the first source tells it. All sources have to agree.
+        The fields of a sample, as in ``"x float32 64 64; step int64"``: names, dtypes and shapes, or a structured
+        dtype. By default the first source tells them. All sources have to agree.
     batch_size : int
         Samples in a batch of this rank. The last batch may be smaller, unless ``drop_last``.
     capacity : int
@@ -74,7 +74,7 @@ class Stream:
         Samples that a source may have sent and this rank not confirmed. They are received into the memory that batches
         are made from, without another copy.
     full : {"wait", "drop"}
-        What a source does that may send no more: wait, or drop its sample.
+        The behaviour of a source that may send no more: wait, or drop its sample.
     seed : int
         Of the draws; ranks draw differently.
     num_replicas, rank : int, optional

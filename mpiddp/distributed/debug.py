@@ -11,7 +11,7 @@ from mpiddp.mpi.operation import Operation
 logger = logging.getLogger("mpiddp")
 
 on = False
-"""Whether operations are logged. This is all that a call reads while they are not."""
+"""True while operations are logged. A call reads nothing else while they are not."""
 
 
 def configure(level: str) -> None:

@@ -92,9 +92,9 @@ def init_process_group(
         The ranks of the default group, by default those of ``MPI.COMM_WORLD``. These ranks call, and no other rank
         takes part: not here, in no later call, and not at the end.
     on_error : str, optional
-        What a timeout, ranks that disagree, or a lost rank do where a program only waits: "raise" an error on all
-        ranks, after which the group can only be destroyed, or "abort", which ends the whole program. By default "raise"
-        with ``comm``, and "abort" without.
+        The effect of a timeout, of ranks that disagree, or of a lost rank: "raise" an error on all
+        ranks, after which the group can only be destroyed, or "abort", which ends the whole program. By default
+        "raise" with ``comm``, and "abort" without.
     init_method, store, group_name, pg_options
         Without effect; ``init_method`` and ``store`` are checked as in torch.
 

@@ -80,7 +80,7 @@ class Liveness:
     def __init__(self, comm: MPI.Intracomm, world: World, raises: bool) -> None:
         self._comm = comm
         self.raises = raises
-        """Whether errors are raised on all ranks."""
+        """True if errors are raised on all ranks."""
         self.world = world
         self._watched = world.thread_multiple
         self._lock = threading.RLock()  # a handler may send

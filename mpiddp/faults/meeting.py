@@ -37,8 +37,8 @@ _MAX_NAMED = 8
 class Meeting:
     """The waits for the other ranks of ``comm``; one that lasts for ``limit_s`` raises `DistTimeoutError`.
 
-    What was begun before that is kept: the ranks that come late still wait for it, and MPI may still write to its
-    memory. A meeting that is held again goes on with it.
+    Steps that were begun before that are kept: the ranks that come late still wait for them, and MPI may still write to
+    their memory. A meeting that is held again goes on with them.
     """
 
     def __init__(self, comm: MPI.Intracomm, limit_s: float) -> None:

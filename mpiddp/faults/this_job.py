@@ -26,7 +26,7 @@ _jobs: list[Job] = []
 _owner_pid = 0
 _leaving: Leaving | None = None
 _environment: dict[str, str | None] = {}
-"""What a communicator's job has replaced."""
+"""The variables that a communicator's job has replaced."""
 
 
 def current() -> Job | None:

@@ -20,11 +20,11 @@ class Monitor(Protocol):
 
     @property
     def polls(self) -> bool:
-        """Whether every wait polls, so that an error can end it: ranks survive, or errors are raised on all ranks."""
+        """True if every wait polls, so that an error can end it: ranks survive, or errors are raised on all ranks."""
 
     @property
     def survivable(self) -> bool:
-        """Whether ranks survive the death of one."""
+        """True if ranks survive the death of one."""
 
     def check(self) -> None: ...
 

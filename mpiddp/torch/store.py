@@ -41,7 +41,7 @@ _kept: list[Store] = []
 _servers: list[_Server] = []
 """Those of this process, by their numbers."""
 _addresses: dict[int, _Address] = {}
-"""Where other ranks' are, as far as this rank has been told."""
+"""The addresses of other ranks' stores, as far as this rank has been told."""
 
 _Address = tuple[str, int, str]
 """A host and a port, or a Unix socket and 0; and the secret."""
