@@ -313,28 +313,27 @@ class Stream:
 
     def _arrive(self, source: int, count: int, slot: int) -> None:
         assert self.dtype is not None
-        if source in self._live:
+        if expected := source in self._live:
             self._counts["received"] += 1
             self._received[source] += 1
             self._heard[source] = time.monotonic()
             self._out[source] -= 1
+            self._end_if_complete(source)  # before anything can raise: its end may have come first
         if self._closing:
             self._free.append(slot)
-        elif source in self._live and count == self.dtype.itemsize:
+        elif expected and count == self.dtype.itemsize:
             self._policy.add(slot)
             self._owed.append(source)
             self._settle()
         else:
             self._free.append(slot)
             self._hear()  # its description says more
-            self._end_if_complete(source)
             size = "too long a sample" if count == _TOO_LONG else f"a sample of {count} bytes"
             raise MismatchError(
                 f"Stream got {size} from rank {source}, and expected one of {self.dtype.itemsize} bytes "
                 f"('{text_of(self.dtype)}') from {ranges(self.sources)}; let every source send all fields, to the "
                 "ranks that it got credits from"
             )
-        self._end_if_complete(source)
 
     def _settle(self) -> None:
         """Let drawn samples leave if there are too many, and confirm samples if there is room for others."""
@@ -363,6 +362,7 @@ class Stream:
             source, letters = status.source, np.empty(status.count, np.uint8)
             comm.Recv([letters, MPI.CHAR], source, self._tag + 1)
             self._undescribed.discard(source)
+            self._end_if_complete(source)
             fields = _parsed(letters.tobytes().decode())
             if self.dtype is None:
                 self._make(fields)
@@ -379,7 +379,8 @@ class Stream:
             self._end_if_complete(source)
 
     def _end_if_complete(self, source: int) -> None:
-        if source not in self._live or self._ends.get(source) != self._received[source]:
+        complete = source not in self._undescribed and self._ends.get(source) == self._received[source]
+        if source not in self._live or not complete:
             return  # MPI does not order messages of different tags
         self._live.remove(source)
         if not self._closing:

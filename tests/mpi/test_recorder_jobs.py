@@ -31,7 +31,7 @@ CASES = {
 
 
 def ended(folder: Path, case: str) -> Completed:
-    return job("parting", case, ranks=3, MPIDDP_TIMEOUT="3", MPIDDP_FLIGHT_RECORDER=f"{folder}/{case}/rank_")
+    return job("parting", case, ranks=3, MPIDDP_TIMEOUT="8", MPIDDP_FLIGHT_RECORDER=f"{folder}/{case}/rank_")
 
 
 def asked(folder: Path) -> tuple[Completed, Completed]:

@@ -137,8 +137,11 @@ def next_stream():
 
 
 def mistakes():
-    """Other fields, a short sample, and a long one: errors that name the source and the sizes."""
-    for wrong in ("fields", "short", "long"):
+    """Other fields, a short sample, and a long one: errors that name the source and the sizes.
+
+    Often, because the three messages of a source arrive in any order.
+    """
+    for wrong in ("fields", "short", "long") * 30:
         if ME == 0:
             source = Source(world, FIELDS if wrong != "fields" else "x float32 3")
             x, y, n = np.zeros(3, np.float32), np.zeros((2, 2)), np.int64(0)
