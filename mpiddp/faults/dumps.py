@@ -24,8 +24,8 @@ from mpiddp.mpi.world import World
 
 from .liveness import Liveness, Tag
 
-_WRITTEN_S, _POLL_S = 2.0, 0.01
-"""Time for the others to write theirs; watchdogs look twice a second."""
+_WRITTEN_S, _POLL_S = 5.0, 0.01
+"""Time for the others to write theirs. Watchdogs look twice a second, later where many ranks share a core."""
 
 
 class Dumps:
