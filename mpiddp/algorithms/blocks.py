@@ -16,9 +16,9 @@ import numpy as np
 from mpiddp.faults.calls import NO_ROOT, BlockError
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.message import as_bytes, as_message
+from mpiddp.mpi.message import as_message
 from mpiddp.mpi.requests import All
-from mpiddp.shm.eager import ADDRESS, BUFFER_BYTES, SIZE, TAKEN, EagerBuffers, Round
+from mpiddp.shm.eager import ADDRESS, BUFFER_BYTES, BUFFERS, SIZE, TAKEN, EagerBuffers, Round
 from mpiddp.shm.segment import address_of
 from mpiddp.typing import Array
 
@@ -77,23 +77,22 @@ class _Rest(All):
 
 
 class _Sent(NamedTuple):
+    input: int
+    """The number of the input."""
     slot: Array | None
     """None: the block is too long for it."""
-    ranks: Sequence[int]
-    """For whom it is."""
-    told: list[tuple[int, int, int]]
-    """For each of them the positions of the block's size, of its address, and of the answer."""
+    told: list[tuple[int, int, int, int]]
+    """The other ranks for whom it is, each with the positions of its size, of its address, and of the answer."""
     size_bytes: int
 
 
 class _Received(NamedTuple):
-    slot: Array | None
-    rank: int
-    told: tuple[int, int, int]
-    """The positions of the size and the address that the sender tells, and of the answer."""
-    size_bytes: int
     output: int
     """The number of the output."""
+    slot: Array | None
+    size_bytes: int
+    told: tuple[int, int, int, int]
+    """The sender, and the positions of the size and the address that it tells, and of the answer."""
 
 
 class Blocks:
@@ -117,17 +116,37 @@ class Blocks:
         slots = 1 if one_for_all else link.size
         self._slot_bytes = BUFFER_BYTES // slots // _ALIGNED * _ALIGNED
         receivers = everyone if root == NO_ROOT or operation == "scatter" else [root]
-        self._to = [(0, receivers)] if one_for_all else [(rank, [rank]) for rank in everyone]
-        self._from = [root] if operation == "scatter" else [me, *(rank for rank in everyone if rank != me)]
-        """Its own first, because what arrives may replace it."""
-        self._slot = 0 if one_for_all else me
-        self._likes = [(x.shape, x.dtype, x.nbytes) for x in inputs], [(x.shape, x.dtype, x.nbytes) for x in outputs]
+        to = [receivers] if one_for_all else [[rank] for rank in everyone]
+        senders = [root] if operation == "scatter" else everyone
         self.rounds = eager.rounds((slots * self._slot_bytes,), np.dtype(np.uint8))
-        self._sent: list[list[_Sent] | None] = [None] * len(self.rounds)
-        self._received: list[list[_Received] | None] = [None] * len(self.rounds)
+        self._own = (0 if one_for_all else me, 0 if operation == "scatter" else me)
+        """The numbers of the input and of the output for this rank's block to itself."""
+        self._copies_own = bool(inputs and outputs)
+        self._sent = [
+            [
+                _Sent(index, self._slot_of(each.own, index, x), others, x.nbytes)
+                for index, (x, ranks) in enumerate(zip(inputs, to, strict=bool(inputs)))
+                if (others := [self._told(number, rank, me, rank) for rank in ranks if rank != me])
+            ]
+            for number, each in enumerate(self.rounds)
+        ]
+        self._received = [
+            [
+                _Received(
+                    index,
+                    self._slot_of(each.rows[rank], 0 if one_for_all else me, x),
+                    x.nbytes,
+                    self._told(number, me, rank, rank),
+                )
+                for index, (x, rank) in enumerate(zip(outputs, senders, strict=bool(outputs)))
+                if rank != me
+            ]
+            for number, each in enumerate(self.rounds)
+        ]
         self._requests: list[MPI.Request] = []
         self._offers: list[_Offer] = []
-        self._own: Array | None = None
+        self._block: Array | None = None
+        """What this rank sends itself."""
         self.awaited: Callable[[], bool] | None = None
         if operation == "scatter":
             self.awaited = None if me == root else eager.arrived(root)
@@ -147,86 +166,73 @@ class Blocks:
             return given
         return given.copy() if isinstance(given, np.ndarray) else [x.copy() for x in given]
 
-    def _slot_of(self, row: Array, number: int, like: tuple[tuple[int, ...], np.dtype[Any], int]) -> Array | None:
-        shape, dtype, size_bytes = like
-        return None if size_bytes > self._slot_bytes else np.ndarray(shape, dtype, row[number * self._slot_bytes :])
+    def _slot_of(self, row: Array, number: int, x: Array) -> Array | None:
+        """Return a block of the row for an array like ``x``."""
+        if x.nbytes > self._slot_bytes:
+            return None
+        return np.ndarray(x.shape, x.dtype, row[number * self._slot_bytes :])
 
-    def _told(self, number: int, receiver: int, sender: int) -> tuple[int, int, int]:
+    def _told(self, number: int, receiver: int, sender: int, other: int) -> tuple[int, int, int, int]:
         size, address, taken = (self.eager.position(kind, number, receiver, sender) for kind in (SIZE, ADDRESS, TAKEN))
-        return size, address, taken
+        return other, size, address, taken
 
     def send(self, x: Array, rank: int) -> MPI.Request:
         return self._link.later.Isend(as_message(x, x.nbytes), rank, Tag.LONG_BLOCK)
 
-    def _make_sent(self, number: int) -> list[_Sent]:
-        row, mine = self.rounds[number].own, self._link.rank
-        sent = []
-        for (slot, ranks), like in zip(self._to, self._likes[0], strict=True):
-            told = [self._told(number, rank, mine) for rank in ranks]
-            sent.append(_Sent(self._slot_of(row, slot, like), ranks, told, like[2]))
-        self._sent[number] = sent
-        return sent
-
-    def _make_received(self, number: int) -> list[_Received]:
-        rows, mine = self.rounds[number].rows, self._link.rank
-        received = []
-        for rank in self._from:
-            index = 0 if len(self._from) == 1 else rank
-            like = self._likes[1][index]
-            slot = self._slot_of(rows[rank], self._slot, like)
-            told = self._told(number, mine, rank)
-            received.append(_Received(slot, rank, told, like[2], index))
-        self._received[number] = received
-        return received
-
     def show(self, given: Any) -> None:
         """Write this rank's blocks into the buffer of the next round, which must be writable; send the long ones."""
-        if not self._likes[0]:
-            return
-        number, words = self.eager.next_buffer(), self.eager.words
-        sent = self._sent[number] or self._make_sent(number)
-        for (slot, ranks, told, size_bytes), x in zip(sent, self._cut_input(given), strict=True):
-            for size, _, _ in told:
+        words, inputs = self.eager.words, self._cut_input(given)
+        if self._copies_own:
+            self._block = inputs[self._own[0]]
+        for index, slot, told, size_bytes in self._sent[(self.eager.number + 1) % BUFFERS]:
+            for _, size, _, _ in told:
                 words[size] = size_bytes
             if slot is not None:
-                slot[...] = x
-                continue
-            for rank, (_, address, taken) in zip(ranks, told, strict=True):
-                if rank == self._link.rank:
-                    self._own = x
-                elif size_bytes <= _READ_BYTES and self.eager.reads(rank):
-                    words[address] = address_of(x)
-                    self._offers.append(_Offer(rank, taken, x))
-                else:
-                    words[address] = 0
-                    self._requests.append(self.send(x, rank))
+                slot[...] = inputs[index]
+            else:
+                self._offer(inputs[index], told)
+
+    def _offer(self, x: Array, told: list[tuple[int, int, int, int]]) -> None:
+        words = self.eager.words
+        for rank, _, address, taken in told:
+            if x.nbytes <= _READ_BYTES and self.eager.reads(rank):
+                words[address] = address_of(x)
+                self._offers.append(_Offer(rank, taken, x))
+            else:
+                words[address] = 0
+                self._requests.append(self.send(x, rank))
 
     def take(self, current: Round, given: Any) -> _Rest | None:
         """Copy the blocks that have arrived; return what is left to wait for."""
+        words, outputs = self.eager.words, self._cut_output(given)
+        if self._block is not None:  # first, because what arrives may replace it
+            outputs[self._own[1]][...] = self._block
+            self._block = None
+        fault = ""
+        for index, slot, size_bytes, told in self._received[self.eager.number % BUFFERS]:
+            if slot is not None and words[told[1]] == size_bytes:
+                outputs[index][...] = slot
+            else:
+                wrong = self._take_long(outputs[index], *told)
+                fault = fault or wrong
+        if not (fault or self._requests or self._offers):
+            return None
         requests, self._requests = self._requests, []
         offers, self._offers = self._offers, []
-        fault, words, round_number = "", self.eager.words, self.eager.number
-        if self._likes[1]:
-            number, outputs = self.eager.current_buffer(), self._cut_output(given)
-            for slot, rank, (size, place, taken), size_bytes, index in self._received[number] or self._make_received(
-                number
-            ):
-                sent_bytes, x = words[size], outputs[index]
-                if slot is not None and sent_bytes == size_bytes:
-                    x[...] = slot
-                    continue
-                if sent_bytes != size_bytes:
-                    fault = fault or native.wrong_size(self._link, self._operation, rank, sent_bytes, size_bytes)
-                    x = np.empty(sent_bytes, np.uint8)  # the message is received, so that the next is right
-                if sent_bytes > self._slot_bytes:
-                    if rank == self._link.rank and self._own is not None:
-                        as_bytes(x)[...] = as_bytes(self._own)
-                    elif words[place] and self.eager.read(rank, words[place], x):
-                        words[taken] = round_number
-                    else:
-                        if words[place]:
-                            words[taken] = -round_number
-                        message = as_message(x, sent_bytes)
-                        requests.append(self._link.later.Irecv(message, rank, Tag.LONG_BLOCK))
-        self._own = None
-        return _Rest(self, requests, offers, fault) if requests or offers or fault else None
+        return _Rest(self, requests, offers, fault)
+
+    def _take_long(self, x: Array, rank: int, size: int, address: int, taken: int) -> str:
+        """Begin to receive a block that is no short one of the right size; return what is wrong with it."""
+        words, fault = self.eager.words, ""
+        sent_bytes, there = words[size], words[address]
+        if sent_bytes != x.nbytes:
+            fault = native.wrong_size(self._link, self._operation, rank, sent_bytes, x.nbytes)
+            x = np.empty(sent_bytes, np.uint8)  # the message is received, so that the next is right
+        if sent_bytes > self._slot_bytes:
+            if there and self.eager.read(rank, there, x):
+                words[taken] = self.eager.number
+            else:
+                if there:
+                    words[taken] = -self.eager.number
+                self._requests.append(self._link.later.Irecv(as_message(x, sent_bytes), rank, Tag.LONG_BLOCK))
+        return fault

@@ -317,16 +317,17 @@ def _through_blocks(
     cut_output: Cut = _as_list if name == "scatter" else _as_given
     cut_input: Cut = _as_list if name in ("gather", "all_gather") else _as_given
     if counts is not None:
-        cut_output, cut_input = map(_cut, counts)
+        uneven = any(len(set(each)) > 1 for each in counts)  # then both are bytes
+        cut_output, cut_input = (_cut(each, uneven) for each in counts)
         outputs, inputs = cut_output(outputs[0]), cut_input(inputs[0])
     blocks = Blocks(link, name, outputs, inputs, root, (cut_output, cut_input))
     shot = OneShot(link, call, [blocks.shot()], (0, 1), blocks.apart if blocks.sends_long else None)
     return Plan(call, shot.steps, shot.run)
 
 
-def _cut(counts: list[int]) -> Cut:
+def _cut(counts: list[int], uneven: bool) -> Cut:
     """Return a function that cuts an array into blocks of so many bytes."""
-    if len(set(counts)) > 1:
+    if uneven:
         return functools.partial(native.cut, counts=counts)
     return lambda x: [*x.reshape(len(counts), x.size // len(counts))]
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import timedelta
-from operator import attrgetter
 
 import numpy as np
 
 from mpiddp.algorithms import plan as planning
 from mpiddp.errors import ArrayError
-from mpiddp.mpi.message import as_array, as_arrays, expect_apart, expect_like
+from mpiddp.mpi.message import as_array, as_arrays, expect_like, like
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import seconds
 from mpiddp.mpi.work import Work
@@ -291,7 +290,7 @@ def reduce_scatter(
     if group is None:
         return None
     result = as_array(output, "reduce_scatter", name="output")
-    inputs = as_arrays(input_list, "reduce_scatter", group._link.size, writable=False, name="input_list")
+    inputs, _ = as_arrays(input_list, "reduce_scatter", group._link.size, writable=False, name="input_list")
     for index, given in enumerate(inputs):
         expect_like(given, result.shape, result.dtype, "reduce_scatter", f"input_list[{index}]")
     joined = np.concatenate([given.reshape(-1) for given in inputs])
@@ -301,10 +300,6 @@ def reduce_scatter(
         made = planning.make(group._link, *key[:2], result, joined, op, places=(0, 1), count=result.size)
         plan = group._plans.remember(key, made)
     return dispatch(group, plan, (result, joined, op), (result,), async_op)
-
-
-_like = attrgetter("dtype", "shape", "__class__")
-"""Calls with arrays of which this is equal have one plan."""
 
 
 def all_gather(
@@ -332,8 +327,8 @@ def all_gather(
     if group is None:
         return None
     x = as_array(tensor, "all_gather", writable=False)
-    outputs = as_arrays(tensor_list, "all_gather", group._link.size)
-    key = ("all_gather", _like(x), *map(_like, outputs))
+    outputs, alike = as_arrays(tensor_list, "all_gather", group._link.size)
+    key = ("all_gather", x.dtype, x.shape, type(x), alike)
     plan = group._plans.get(key)
     if plan is None:
         _expect_list_like(outputs, x, group, "all_gather", "tensor_list")
@@ -341,7 +336,6 @@ def all_gather(
         layout = "" if min(sizes) == max(sizes) else repr(sizes)
         made = planning.moving(group._link, "all_gather", outputs, (x,), count=sum(sizes), layout=layout)
         plan = group._plans.remember(key, made)
-    expect_apart(outputs, "all_gather")
     return dispatch(group, plan, (outputs, x), outputs, async_op)
 
 
@@ -385,13 +379,15 @@ def gather(
     root = root_rank(group, dst, group_dst, default=0)
     x = as_array(tensor, "gather", writable=False)
     expect_on_root(gather_list, group, root, "gather_list", "destination")
-    outputs = as_arrays(gather_list, "gather", group._link.size, name="gather_list") if gather_list else []
-    key = ("gather", root, _like(x), *map(_like, outputs))
+    outputs: list[Array] = []
+    alike = None
+    if gather_list:
+        outputs, alike = as_arrays(gather_list, "gather", group._link.size, name="gather_list")
+    key = ("gather", root, x.dtype, x.shape, type(x), alike)
     plan = group._plans.get(key)
     if plan is None:
         _expect_list_like(outputs, x, group, "gather", "gather_list")
         plan = group._plans.remember(key, planning.moving(group._link, "gather", outputs, (x,), root=root))
-    expect_apart(outputs, "gather")
     return dispatch(group, plan, (outputs, x, root), outputs, async_op)
 
 
@@ -429,10 +425,10 @@ def scatter(
     root = root_rank(group, src, group_src, default=0)
     x = as_array(tensor, "scatter")
     expect_on_root(scatter_list, group, root, "scatter_list", "source")
-    inputs = None
+    inputs = alike = None
     if scatter_list:
-        inputs = as_arrays(scatter_list, "scatter", group._link.size, writable=False, name="scatter_list")
-    key = ("scatter", root, _like(x), *map(_like, inputs or ()))
+        inputs, alike = as_arrays(scatter_list, "scatter", group._link.size, writable=False, name="scatter_list")
+    key = ("scatter", root, x.dtype, x.shape, type(x), alike)
     plan = group._plans.get(key)
     if plan is None:
         _expect_list_like(inputs or (), x, group, "scatter", "scatter_list")
@@ -467,9 +463,10 @@ def all_to_all(
     group = member(group, "all_to_all")
     if group is None:
         return None
-    outputs = as_arrays(output_tensor_list, "all_to_all", group._link.size, name="output_tensor_list")
-    inputs = as_arrays(input_tensor_list, "all_to_all", group._link.size, writable=False, name="input_tensor_list")
-    key = ("all_to_all", *map(_like, outputs), *map(_like, inputs))
+    size = group._link.size
+    outputs, alike = as_arrays(output_tensor_list, "all_to_all", size, name="output_tensor_list")
+    inputs, sent = as_arrays(input_tensor_list, "all_to_all", size, writable=False, name="input_tensor_list")
+    key = ("all_to_all", alike, sent)
     plan = group._plans.get(key)
     if plan is None:
         for arrays, name in ((outputs, "output_tensor_list"), (inputs, "input_tensor_list")):
@@ -478,7 +475,6 @@ def all_to_all(
         mine = group._link.rank
         expect_like(outputs[mine], inputs[mine].shape, inputs[mine].dtype, "all_to_all", f"output_tensor_list[{mine}]")
         plan = group._plans.remember(key, planning.moving(group._link, "all_to_all", outputs, inputs))
-    expect_apart(outputs, "all_to_all")
     return dispatch(group, plan, (outputs, inputs), outputs, async_op)
 
 
@@ -515,7 +511,7 @@ def all_to_all_single(
     x = as_array(input, "all_to_all_single", writable=False, name="input")
     received_rows = None if output_split_sizes is None else tuple(output_split_sizes)
     sent_rows = None if input_split_sizes is None else tuple(input_split_sizes)
-    key = ("all_to_all_single", received_rows, sent_rows, _like(result), _like(x))
+    key = ("all_to_all_single", received_rows, sent_rows, like(result), like(x))
     plan = group._plans.get(key)
     if plan is None:
         size, mine = group._link.size, group._link.rank

@@ -39,7 +39,7 @@ BUFFER_BYTES = 1 << 16
 """The size of a buffer. Longer arrays go in pieces."""
 MAX_RANKS = 8
 """Larger groups have no eager buffers, because each rank would have to read too many arrays."""
-_BUFFERS = 4
+BUFFERS = 4
 """The buffers of each rank. The root of several broadcasts may be ahead of the others by fewer rounds."""
 _RECORD = struct.Struct("<qqQqq")
 """The number of the round; sequence number, kind, count and root of the call."""
@@ -48,7 +48,7 @@ SIZE, ADDRESS, TAKEN, BLOCK_WORDS = range(4)
 """The words that ranks tell each other about a block: its bytes; where it lies if it may be read there, else 0; the
 number of the round once the receiver has read it, or minus that number if it cannot. The last is the number of these
 words."""
-REGION_BYTES = mmap.PAGESIZE + _BUFFERS * BUFFER_BYTES
+REGION_BYTES = mmap.PAGESIZE + BUFFERS * BUFFER_BYTES
 
 ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 """Whether other processors see a thread's stores in the order of the program."""
@@ -128,14 +128,14 @@ class EagerBuffers(Resource):
         self._memory, self._start = memory, start
         self._rank, self._size = link.rank, link.size
         self._comm = link.later
-        self._number = self._complete = 0
+        self.number = self._complete = 0
         """The last round that this rank has begun, and the last one in which all ranks are known to have arrived."""
         self._records = slice(0, 0)
         self._expected = b""
         self._words = self.words = memoryview(memory).cast("q")
         self._numbers = [
             self._words[records.start // 8 : records.stop // 8 : _RECORD.size // 8]
-            for records in map(self._records_of, range(_BUFFERS))
+            for records in map(self._records_of, range(BUFFERS))
         ]
         self._identity = self.position(BLOCK_WORDS, 0, 0, 0)
         """Where in `words` each rank tells its process, and the address and the value of a token."""
@@ -147,25 +147,13 @@ class EagerBuffers(Resource):
         """There are more ranks than cores: while this one looks, another may need its core."""
 
     def _records_of(self, number: int) -> slice:
-        start = self._start + number % _BUFFERS * self._size * _RECORD.size
+        start = self._start + number % BUFFERS * self._size * _RECORD.size
         return slice(start, start + self._size * _RECORD.size)
-
-    def next_buffer(self) -> int:
-        """Return the number of the buffer that the next round uses."""
-        return (self._number + 1) % _BUFFERS
-
-    @property
-    def number(self) -> int:
-        """The number of this round."""
-        return self._number
-
-    def current_buffer(self) -> int:
-        return self._number % _BUFFERS
 
     def position(self, kind: int, buffer: int, receiver: int, sender: int) -> int:
         """Return where in `words` the ranks tell one of `BLOCK_WORDS` about a block, in rounds with this buffer."""
-        first: int = self._records_of(_BUFFERS - 1).stop // 8
-        return first + ((kind * _BUFFERS + buffer) * self._size + receiver) * self._size + sender
+        first: int = self._records_of(BUFFERS - 1).stop // 8
+        return first + ((kind * BUFFERS + buffer) * self._size + receiver) * self._size + sender
 
     def reads(self, rank: int) -> bool:
         """Return True if this rank can read the memory of another one, which is tried once."""
@@ -187,7 +175,7 @@ class EagerBuffers(Resource):
         """Return the four rounds as seen by calls with arrays of this shape and dtype."""
         strides = (BUFFER_BYTES, *np.empty(shape, dtype).strides)
         rounds = []
-        for number in range(_BUFFERS):
+        for number in range(BUFFERS):
             start = self._start + self._size * (mmap.PAGESIZE + number * BUFFER_BYTES)
             table: Array = np.ndarray((self._size, *shape), dtype, self._memory, start, strides)
             records = self._records_of(number)
@@ -199,11 +187,11 @@ class EagerBuffers(Resource):
 
     def writable(self) -> bool:
         """Return True if this rank's buffer of the next round is free: all ranks have read what was in it."""
-        oldest = self._number + 2 - _BUFFERS
+        oldest = self.number + 2 - BUFFERS
         if oldest <= self._complete:
             return True
-        for number in range(self._number, oldest - 1, -1):  # from the newest, which mostly all have reached
-            if min(self._numbers[number % _BUFFERS]) >= number:  # larger where a rank ahead has used the record again
+        for number in range(self.number, oldest - 1, -1):  # from the newest, which mostly all have reached
+            if min(self._numbers[number % BUFFERS]) >= number:  # larger where a rank ahead has used the record again
                 self._complete = number
                 return True
         return False
@@ -214,8 +202,8 @@ class EagerBuffers(Resource):
         ``call``, a record without its number, is equal on all ranks that agree. ``change`` is applied to the copy of
         ``x`` before others can see it.
         """
-        self._number = number = self._number + 1
-        current = rounds[number % _BUFFERS]
+        self.number = number = self.number + 1
+        current = rounds[number % BUFFERS]
         if x is not None:
             current.own[...] = x
             if change is not None:
@@ -230,7 +218,7 @@ class EagerBuffers(Resource):
         """Return True if all ranks have written their records of this round, with the same call."""
         if self._memory[self._records] != self._expected:
             return False
-        self._complete = self._number
+        self._complete = self.number
         return True
 
     def arrived(self, rank: int) -> Callable[[], bool]:
@@ -261,11 +249,11 @@ class EagerBuffers(Resource):
         Any thread may ask. A record that is just being written is left out; if it is this rank's, so is the round.
         """
         calls = []
-        for number in range(self._number, max(self._number - _BUFFERS, 0), -1):
+        for number in range(self.number, max(self.number - BUFFERS, 0), -1):
             # A record is whole if its number was there before it was read, and is there still.
-            before = list(self._numbers[number % _BUFFERS])
+            before = list(self._numbers[number % BUFFERS])
             records = list(_RECORD.iter_unpack(self._memory[self._records_of(number)]))
-            after = list(self._numbers[number % _BUFFERS])
+            after = list(self._numbers[number % BUFFERS])
             ranks = [self._rank, *(rank for rank in range(self._size) if rank != self._rank)]
             whole = [rank for rank in ranks if before[rank] == after[rank] == number]
             if whole[:1] == [self._rank]:
