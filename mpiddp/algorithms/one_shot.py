@@ -24,7 +24,7 @@ from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.recorder import append, program_files
 from mpiddp.mpi.reduction import ReduceOp, is_half
 from mpiddp.mpi.requests import READY, Awaited, Steps
-from mpiddp.mpi.work import abandon
+from mpiddp.mpi.work import Ended, Work, abandon
 from mpiddp.shm.eager import BUFFER_BYTES, EagerBuffers, Round
 from mpiddp.typing import Array
 
@@ -68,8 +68,11 @@ class OneShot:
         self._shots = list(shots)
         self._caller: CodeType | None = None
 
-    def run(self, args: Sequence[Any]) -> None:
-        """Make a call with nothing pending in this process; a timeout aborts the group."""
+    def run(self, args: Sequence[Any], outputs: Sequence[Array] | None = None) -> Work | None:
+        """Make a call with nothing pending in this process; a timeout aborts the group.
+
+        With ``outputs`` return the call as a `Work`, which has ended if the other ranks have come within a moment.
+        """
         link, eager = self._link, self._eager
         link.sequence = sequence = link.sequence + 1
         output, x = args[self._output], args[self._input]
@@ -77,21 +80,27 @@ class OneShot:
             x = self._apart(x, output)
         record = sequence.to_bytes(8, "little") + self._record
         operation = None  # made now for a call that waits, else at its end
-        for rounds, shown, result, change, awaited, end in self._shots:
+        for index, (rounds, shown, result, change, awaited, end) in enumerate(self._shots):
             if not eager.writable() and not eager.spin(eager.writable):
+                if outputs is not None:
+                    return self._submit(outputs, self._rest(output, x, record, index))
                 operation = self._wait(eager.writable, operation)
             part = x if shown is whole else None if shown is None else shown(x)
             current = eager.begin(rounds, record, part, change)
             if awaited is not None and not awaited() and not eager.spin(awaited):
+                if outputs is not None:
+                    return self._submit(outputs, self._rest(output, x, record, index, current))
                 operation = self._wait(awaited, operation)
             if end is not None:
                 rest = end(current, output if result is whole else result(output))
                 if rest is not None:
+                    if outputs is not None:
+                        return self._submit(outputs, self._rest(output, x, record, index, current, rest))
                     operation = self._finish(rest, operation)
         if operation is not None:
             self._monitor.verify(sequence)
             operation.end = monotonic()
-            return
+            return None
         try:
             frame = getframe(3)  # beyond `dispatch` and the operation
         except ValueError:  # called from C, as by atexit
@@ -102,6 +111,16 @@ class OneShot:
         append((self._call, sequence, code, frame.f_lasti, now := monotonic(), now))
         if awaited is None:
             self._monitor.publish_unawaited(sequence, self._call.record)
+        return None if outputs is None else Ended(self._call, outputs)
+
+    def _submit(self, outputs: Sequence[Array], steps: Steps) -> Work:
+        """Queue the rest of a call."""
+        link, monitor = self._link, self._monitor
+        with requests.lock:
+            operation = recorder.begin(self._call, link.sequence)
+            if not monitor.publish(link.sequence, self._call.record):
+                steps = monitor.verifying(link.sequence, steps)
+            return link.queue.submit(steps, operation, outputs)
 
     def _finish(self, rest: Awaited, operation: Operation | None) -> Operation | None:
         """Wait for the rest of a call, and return its operation if it has been made."""
@@ -154,7 +173,6 @@ class OneShot:
             requests.poll()
 
     def steps(self, link: Link, call: Call, *args: Any) -> Steps:
-        eager = self._eager
         # in a later step the number may be that of another operation
         record = self._call.record.pack(0 if link.now is link.later else link.sequence)
         output, x = args[self._output], args[self._input]
@@ -162,16 +180,31 @@ class OneShot:
             yield READY
         if self._apart is not None:
             x = self._apart(x, output)
-        for rounds, shown, result, change, awaited, end in self._shots:
-            if not eager.writable():
-                yield eager.spin_wait(eager.writable)
-            current = eager.begin(rounds, record, None if shown is None else shown(x), change)
+        yield from self._rest(output, x, record)
+
+    def _rest(
+        self,
+        output: Any,
+        x: Any,
+        record: bytes,
+        first: int = 0,
+        current: Round | None = None,
+        rest: Awaited | None = None,
+    ) -> Steps:
+        """Make the shots from the ``first`` one on, of which some may have been done."""
+        eager = self._eager
+        for rounds, shown, result, change, awaited, end in self._shots[first:]:
+            if current is None:
+                if not eager.writable():
+                    yield eager.spin_wait(eager.writable)
+                current = eager.begin(rounds, record, None if shown is None else shown(x), change)
             if awaited is not None and not awaited():
                 yield eager.spin_wait(awaited)
-            if end is not None:
+            if rest is None and end is not None:
                 rest = end(current, result(output))
-                if rest is not None:
-                    yield rest
+            if rest is not None:
+                yield rest
+            current = rest = None
 
 
 def shots(

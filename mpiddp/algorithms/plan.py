@@ -27,6 +27,7 @@ from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.operation import Call, label
 from mpiddp.mpi.reduction import ReduceOp, check
 from mpiddp.mpi.requests import Steps
+from mpiddp.mpi.work import Work
 from mpiddp.shm.eager import BUFFER_BYTES, EagerBuffers, SpinWait
 from mpiddp.typing import Array
 
@@ -89,8 +90,8 @@ class Plan(NamedTuple):
     call: Call
     steps: Callable[..., Steps]
     """Takes the link, the call, and the arguments."""
-    run: Callable[[Sequence[Any]], None] | None = None
-    """Makes a call on short arrays at once; None: drive the steps."""
+    run: Callable[[Sequence[Any], Sequence[Array] | None], Work | None] | None = None
+    """Makes a call on short arrays at once (`OneShot.run`); None: drive the steps."""
 
 
 class Plans(Resource):

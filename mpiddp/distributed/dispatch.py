@@ -41,6 +41,25 @@ def begin(group: ProcessGroup, call: Call, depth: int = 3) -> tuple[Operation, b
     return operation, record is None or group._monitor.publish(number, record)
 
 
+def ended(group: ProcessGroup, call: Call, depth: int = 3) -> None:
+    """Record a message that was on its way, or here, before anybody had to wait."""
+    link, frame = group._link, recorder.caller(depth)
+    link.message_count = number = link.message_count + 1
+    recorder.append((call, number, frame.f_code, frame.f_lasti, now := monotonic(), now))
+    if debug.on:
+        debug.log(Operation(call, number, frame.f_code, frame.f_lasti))
+
+
+def begin_message(group: ProcessGroup, call: Call, depth: int = 3) -> Operation:
+    """Record that an isend or irecv begins."""
+    link, frame = group._link, recorder.caller(depth)
+    link.message_count = number = link.message_count + 1
+    recorder.append(operation := Operation(call, number, frame.f_code, frame.f_lasti, monotonic()))
+    if debug.on:
+        debug.log(operation)
+    return operation
+
+
 class calling:  # noqa: N801 - a statement's context
     """The bracket of a call during which this thread waits."""
 
@@ -85,17 +104,16 @@ def dispatch(
     link = group._link
     if link.busy or requests.only_thread:
         expect_own_thread(link.busy, group)
-    if async_op or requests.pending or timeout_s is not None:
+    if requests.pending or timeout_s is not None or (async_op and (plan.run is None or debug.on)):
         return submit(group, plan, args, outputs, async_op, timeout_s)
     if plan.run is None or debug.on:
         perform(group, plan, args, outputs)
         return None
     link.busy = True
     try:
-        plan.run(args)
+        return plan.run(args, outputs if async_op else None)
     finally:
         link.busy = False
-    return None
 
 
 def expect_own_thread(busy: bool, group: ProcessGroup) -> None:

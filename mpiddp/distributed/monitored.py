@@ -12,7 +12,7 @@ import numpy as np
 
 from mpiddp.errors import DistTimeoutError
 from mpiddp.mpi.operation import Call, Operation
-from mpiddp.mpi.p2p import ANY_SOURCE, Receive
+from mpiddp.mpi.p2p import ANY_SOURCE, Receive, code_of
 from mpiddp.mpi.requests import poll_until, seconds
 from mpiddp.mpi.work import Work
 from mpiddp.typing import Array
@@ -61,7 +61,7 @@ def monitored_barrier(
 
 def _send(group: ProcessGroup, to: int, *numbers: int) -> Work:
     mailbox, message = group._mailbox, np.array(numbers)
-    return mailbox.isend(message, to, mailbox.private_tag, _operation(group, ()))
+    return mailbox.isend(message, to, code_of(message, mailbox.private_tag), _operation(group, ()))
 
 
 def _call(group: ProcessGroup, peers: tuple[int, ...]) -> Call:
@@ -75,7 +75,7 @@ def _operation(group: ProcessGroup, peers: tuple[int, ...]) -> Operation:
 def _receive(group: ProcessGroup, source: int, message: Array) -> Receive:
     mailbox = group._mailbox
     peers = group._link.others if source == ANY_SOURCE else (group._link.ranks[source],)
-    return mailbox.irecv(message, source, mailbox.private_tag, _operation(group, peers))
+    return mailbox.irecv(message, source, code_of(message, mailbox.private_tag), _operation(group, peers))
 
 
 def _arrived(posted: Work) -> bool:

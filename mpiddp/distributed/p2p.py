@@ -7,16 +7,19 @@ an `ArrayError` on the receiver and is removed, so that the next one is received
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
+
+import numpy as np
 
 from mpiddp.mpi import requests
 from mpiddp.mpi.message import as_array
 from mpiddp.mpi.operation import Call
-from mpiddp.mpi.p2p import ANY_SOURCE
-from mpiddp.mpi.work import Work
+from mpiddp.mpi.p2p import ANY_SOURCE, code_of
+from mpiddp.mpi.work import Ended, Work
 from mpiddp.typing import Array, ArrayLike
 
-from .dispatch import begin, calling, root_rank
+from .dispatch import begin_message, calling, ended, root_rank
 from .groups import GroupLike, ProcessGroup, as_rank, known, member
 
 _MAX_CALLS = 256
@@ -35,21 +38,26 @@ def _checked_tag(group: ProcessGroup, tag: int, name: str) -> int:
     return number
 
 
-def _message(name: str, group: ProcessGroup, x: Array, peer: int, tag: int) -> Call:
-    """Return the call of a message to or from a rank of the group, or `ANY_SOURCE`."""
+def _message(name: str, group: ProcessGroup, x: Array, peer: int, tag: int) -> tuple[Call, int]:
+    """Return the call of a message to or from a rank of the group, or `ANY_SOURCE`, and its code."""
     if type(tag) is not int:
         tag = _checked_tag(group, tag, name)
     calls = group._mailbox.calls
     key = name, peer, tag, x.dtype, x.shape
-    call = calls.get(key)
-    if call is None:
+    found = calls.get(key)
+    if found is None:
         _checked_tag(group, tag, name)
         if len(calls) >= _MAX_CALLS:
             calls.clear()
         link = group._link
         peers = link.others if peer == ANY_SOURCE else (link.ranks[peer],)
-        calls[key] = call = Call(link.members, name, x.dtype, x.shape, x.shape, peers, tag)
-    return call
+        calls[key] = found = Call(link.members, name, x.dtype, x.shape, x.shape, peers, tag), code_of(x, tag)
+    return found
+
+
+def _at_once(group: ProcessGroup, x: Array) -> bool:
+    """Return True if a blocking call may go straight to MPI."""
+    return not (requests.pending or group._monitor.polls) and type(x) is np.ndarray
 
 
 def send(
@@ -89,11 +97,18 @@ def send(
     if to == group._link.rank:
         raise ValueError("Invalid destination rank: destination rank should not be the same as the current rank.")
     x = as_array(tensor, "send", writable=False)
-    with calling(group, _message("send", group, x, to, tag)) as operation:
-        if requests.pending or group._monitor.polls:
-            group._mailbox.isend(x, to, tag, operation).wait()
+    call, code = _message("send", group, x, to, tag)
+    request, at_once = None, _at_once(group, x)
+    if at_once:
+        request = group._mailbox.send(x, to, code)
+        if request is None:
+            ended(group, call)
+            return
+    with calling(group, call) as operation:
+        if request is None:
+            group._mailbox.isend(x, to, code, operation).wait()
         else:
-            group._mailbox.send(x, to, tag)
+            request.Wait()
 
 
 def isend(
@@ -121,16 +136,17 @@ def isend(
         return None
     to = root_rank(group, dst, group_dst)
     x = as_array(tensor, "isend", writable=False)
-    return _begin(_message("isend", group, x, to, tag), group, x, to)
+    return _isend(group, x, to, *_message("isend", group, x, to, tag))
 
 
-def _begin(call: Call, group: ProcessGroup, x: Array, peer: int) -> Work:
-    """Begin an isend or irecv."""
-    operation, _ = begin(group, call, 4)
-    assert call.tag is not None, "a message has one"
-    if call.operation == "irecv":
-        return group._mailbox.irecv(x, peer, call.tag, operation, group.ranks)
-    return group._mailbox.isend(x, peer, call.tag, operation)
+def _isend(group: ProcessGroup, x: Array, to: int, call: Call, code: int) -> Work:
+    mailbox, request = group._mailbox, None
+    if mailbox.takes_no_turn(x, to):
+        request = mailbox.send(x, to, code)
+        if request is None:
+            ended(group, call, 4)
+            return Ended(call, (x,))
+    return mailbox.isend(x, to, code, begin_message(group, call, 4), request)
 
 
 def _source(group: ProcessGroup, src: int | None, group_src: int | None) -> int:
@@ -170,12 +186,25 @@ def recv(
         return -1
     source = _source(group, src, group_src)
     x = as_array(tensor, "recv")
-    with calling(group, _message("recv", group, x, source, tag)) as operation:
-        if requests.pending or group._monitor.polls:
-            receive = group._mailbox.irecv(x, source, tag, operation)
+    call, code = _message("recv", group, x, source, tag)
+    mailbox = group._mailbox
+    found, at_once = None, _at_once(group, x)
+    if at_once:
+        found = mailbox.recv(x, source, code, requests.look_for)
+        if found is not None and found[1] is None:
+            ended(group, call)
+            return group.ranks[found[0]]
+    with calling(group, call) as operation:
+        if at_once and found is None:
+            found = mailbox.recv(x, source, code, requests.matched_probe)
+        if found is None:
+            receive = mailbox.irecv(x, source, code, operation)
             receive.wait()
             return group.ranks[receive.sender]
-        return group.ranks[group._mailbox.recv(x, source, tag, operation)]
+        sender, request = found
+        if request is not None:
+            request.Wait()
+        return group.ranks[sender]
 
 
 def irecv(
@@ -204,7 +233,8 @@ def irecv(
         return None
     source = _source(group, src, group_src)
     x = as_array(tensor, "irecv")
-    return _begin(_message("irecv", group, x, source, tag), group, x, source)
+    call, code = _message("irecv", group, x, source, tag)
+    return group._mailbox.irecv(x, source, code, begin_message(group, call), group.ranks)
 
 
 class P2POp:
@@ -261,13 +291,16 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     group = member(p2p_op_list[0].group, "batch_isend_irecv")
     assert group is not None, "P2POp refuses it"
     checked = []
-    for each in p2p_op_list:
-        name = each.op.__name__
-        x = as_array(each.tensor, name, writable=each.op is irecv)
-        checked.append((_message(name, group, x, each.group_peer, each.tag), group, x, each.group_peer))
+    for index, each in enumerate(p2p_op_list):
+        sends, peer = each.op is isend, each.group_peer
+        name = "isend" if sends else "irecv"
+        x = as_array(each.tensor, name, writable=not sends)
+        checked.append((sends, index, x, peer, *_message(name, group, x, peer, each.tag)))
     works: list[Any] = [None] * len(checked)
-    for name in ("irecv", "isend"):  # receives first, so that messages find their memory
-        for index, found in enumerate(checked):
-            if found[0].operation == name:
-                works[index] = _begin(*found)
+    checked.sort(key=itemgetter(0))  # receives first, so that messages find their memory
+    for sends, index, x, peer, call, code in checked:
+        if sends:
+            works[index] = _isend(group, x, peer, call, code)
+        else:
+            works[index] = group._mailbox.irecv(x, peer, code, begin_message(group, call), group.ranks)
     return works

@@ -221,18 +221,30 @@ def as_arrays(
         if type(x) is not kind or x.dtype is not dtype or x.shape != shape or not x.flags.carray:
             alike = False
             break
+    key: object = dtype, shape
     if alike:
-        found, key = [*xs], (dtype, shape)
+        found = [*xs]
     else:
         found = [as_array(x, operation, writable=writable, name=f"{name}[{i}]") for i, x in enumerate(xs)]
         key = tuple(map(like, found))
-    if writable:
+    if writable and not (alike and _is_named(dtype) and _lie_in_order(found)):
         _expect_apart(found, operation)
     return found, key
 
 
 like = attrgetter("dtype", "shape", "__class__")
 """Calls with arrays of which this is equal have one plan."""
+
+
+def _lie_in_order(xs: Sequence[Array]) -> bool:
+    """Return True if the arrays, all of one kind, lie one behind the other, as the parts of an array do."""
+    end, size_bytes = 0, xs[0].nbytes
+    for x in xs:
+        start: int = MPI.Get_address(x)
+        if start < end:
+            return False
+        end = start + size_bytes
+    return True
 
 
 def _expect_apart(outputs: Sequence[Array], operation: str) -> None:
@@ -244,13 +256,6 @@ def _expect_apart(outputs: Sequence[Array], operation: str) -> None:
         if len({*map(id, outputs)}) == len(outputs):
             return  # each has memory of its own
     end = last = 0
-    for x in outputs:
-        if (start := _address(x)) < end:
-            break
-        end = start + x.nbytes
-    else:
-        return  # they lie in their order, as the parts of one array do
-    end = 0
     for start, size_bytes, index in sorted((_address(x), x.nbytes, index) for index, x in enumerate(outputs) if x.size):
         if start < end:
             raise ArrayError(

@@ -22,7 +22,7 @@ from .link import Link, Resource, aborted
 from .message import CODES, as_message, code_name, dtype_code, movable, size_of
 from .operation import Call, Operation
 from .p2p_device import Departure, DeviceReceive
-from .requests import activate, deactivate, drive, matched_probe
+from .requests import Probe, activate, deactivate
 from .work import Work
 
 _EAGER_BYTES = 1 << 10
@@ -32,9 +32,13 @@ _LOOKS = 10
 ANY_SOURCE: int = -1
 
 
+def code_of(x: Array, tag: int) -> int:
+    """Return the number that MPI gets as the tag: of the program's tag, and of the dtype."""
+    return tag * CODES + dtype_code(x.dtype)
+
+
 class _Arrival(NamedTuple):
     source: int
-    tag: int
     code: int
     size_bytes: int
     message: MPI.Message
@@ -65,10 +69,10 @@ class Receive(Message):
     _device: DeviceReceive | None = None
 
     def __init__(
-        self, mailbox: Mailbox, operation: Operation, x: Array, source: int, tag: int, global_ranks: Sequence[int]
+        self, mailbox: Mailbox, operation: Operation, x: Array, source: int, code: int, global_ranks: Sequence[int]
     ) -> None:
         self._mailbox, self._operation, self._outputs = mailbox, operation, (x,)
-        self._x, self._source, self._tag, self._global_ranks = x, source, tag, global_ranks
+        self._x, self._source, self._code, self._global_ranks = x, source, code, global_ranks
         requests.pending += 1
         if type(x) is not np.ndarray:
             self._device = DeviceReceive(x)
@@ -80,19 +84,20 @@ class Receive(Message):
         return self.size_bytes // max(self._x.itemsize, 1) if self._finished else super().count()
 
     def matches(self, arrival: _Arrival) -> bool:
-        return arrival.tag == self._tag and self._source in (ANY_SOURCE, arrival.source)
+        return arrival.code // CODES == self._code // CODES and self._source in (ANY_SOURCE, arrival.source)
 
-    def take(self, source: int, code: int, size_bytes: int, message: MPI.Message) -> bool:
-        """Begin to receive a message if it matches and fits; return False if not, and leave it to `accept`."""
-        x = self._x
+    def takes(self, status: MPI.Status, message: MPI.Message) -> bool:
+        """Begin to receive a message, as the first of the posted receives; return False if it does not match or fit."""
+        x, source, size_bytes = self._x, status.Get_source(), status.Get_count(MPI.BYTE)
         if (
-            size_bytes > x.nbytes
-            or code != self._tag * CODES + dtype_code(x.dtype)
+            status.Get_tag() != self._code
+            or not 0 <= size_bytes <= x.nbytes
+            or (self._source != source and self._source != ANY_SOURCE)
             or self._device is not None
-            or self._source not in (ANY_SOURCE, source)
         ):
             return False
         self.sender, self.size_bytes = source, size_bytes
+        self._mailbox.posted.popleft()
         if size_bytes > _EAGER_BYTES:
             self._awaited = message.Irecv(as_message(x, size_bytes))
         else:
@@ -104,8 +109,8 @@ class Receive(Message):
         """Begin to receive a message. One that does not fit is received into other memory, and `wait` raises."""
         x, size_bytes = self._x, arrival.size_bytes
         self.sender, self.size_bytes = arrival.source, size_bytes
-        if arrival.code != dtype_code(x.dtype):
-            self._fault = f"{code_name(arrival.code)}, but its buffer is {x.dtype}: use one dtype on both sides"
+        if arrival.code != self._code:
+            self._fault = f"{code_name(arrival.code % CODES)}, but its buffer is {x.dtype}: use one dtype on both sides"
         elif size_bytes > x.nbytes:
             self._fault = (
                 f"{size_bytes // x.itemsize} elements ({size_bytes} bytes), but its buffer has {x.size} ({x.nbytes}"
@@ -128,15 +133,7 @@ class Receive(Message):
 
     def _refusal(self) -> ArrayError:
         sender = f"rank {self.sender} of the group"
-        return ArrayError(f"a receive met a message from {sender} (tag {self._tag}) of {self._fault}")
-
-    def wait_matched(self) -> None:
-        """Block until the message that was accepted is here; raise if it does not fit."""
-        if self._awaited is not None:
-            self._awaited.Wait()
-            self._finish(self._refusal() if self._fault else None)
-        if self._error is not None:
-            raise self._error
+        return ArrayError(f"a receive met a message from {sender} (tag {self._code // CODES}) of {self._fault}")
 
 
 class Mailbox(Resource):
@@ -152,8 +149,8 @@ class Mailbox(Resource):
         self.private_tag = self.max_tag + 1
         self._status = MPI.Status()
         self._arrived: list[_Arrival] = []
-        self._posted: deque[Receive] = deque()
-        self.calls: dict[Any, Call] = {}
+        self.posted: deque[Receive] = deque()
+        self.calls: dict[Any, tuple[Call, int]] = {}
         self._works: dict[Work, None] = {}
         self._departing: defaultdict[int, deque[Departure]] = defaultdict(deque)
 
@@ -162,71 +159,73 @@ class Mailbox(Resource):
 
     def unmatched(self) -> list[tuple[int, int, str, int]]:
         """Return sender (group rank), tag, dtype and bytes of messages without a receive. Any thread may ask."""
-        arrived = [(each.source, each.tag, each.code, each.size_bytes) for each in tuple(self._arrived)]
+        arrived = [(each.source, each.code, each.size_bytes) for each in tuple(self._arrived)]
         status = MPI.Status()
         if self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):  # one more, which no receive has probed for
-            arrived.append((status.Get_source(), *divmod(status.Get_tag(), CODES), size_of(status)))
-        return [(source, tag, code_name(code), size) for source, tag, code, size in arrived if tag <= self.max_tag]
+            arrived.append((status.Get_source(), status.Get_tag(), size_of(status)))
+        named = [(source, code // CODES, code_name(code % CODES), size) for source, code, size in arrived]
+        return [each for each in named if each[1] <= self.max_tag]
 
     def drop(self, error: DistError) -> None:
         """End all messages with ``error``. Ranks that disagree about collectives may still exchange messages."""
         if not isinstance(error, MismatchError):
             self.fail(error)
 
-    def send(self, x: Array, to: int, tag: int) -> None:
-        """Send, and block until the memory may be used again."""
-        code = tag * CODES + dtype_code(x.dtype)
-        if type(x) is not np.ndarray:
-            drive(p2p_device.send(x, Departure(self._departing[to]), self._comm, to, code))
-        else:
-            self._comm.Send(as_message(x, x.nbytes), to, code)
+    def takes_no_turn(self, x: Array, to: int) -> bool:
+        """Return True if a message may leave at once: it is in host memory, and no earlier one is still to leave."""
+        return type(x) is np.ndarray and not self._departing.get(to)
 
-    def isend(self, x: Array, to: int, tag: int, operation: Operation) -> Work:
-        code = tag * CODES + dtype_code(x.dtype)
+    def send(self, x: Array, to: int, code: int) -> MPI.Request | None:
+        """Send what `takes_no_turn`; return what is left to wait for."""
+        request = self._comm.Isend(as_message(x, x.nbytes), to, code)
+        return None if request.Test() else request
+
+    def isend(self, x: Array, to: int, code: int, operation: Operation, request: MPI.Request | None = None) -> Work:
+        """Send, with the request if it is already on its way."""
         requests.lock.acquire()
         try:
-            if type(x) is not np.ndarray or self._departing.get(to):
+            if request is None and not self.takes_no_turn(x, to):
                 steps = p2p_device.send(x, Departure(self._departing[to]), self._comm, to, code)
                 return self._submit(Work(steps, operation, (x,)))
-            sent = Send(self, operation, x, self._comm.Isend(as_message(x, x.nbytes), to, code))
-            return sent if sent._advance() else self._submit(sent)
+            return self._submit(
+                Send(self, operation, x, request or self._comm.Isend(as_message(x, x.nbytes), to, code))
+            )
         finally:
             requests.lock.release()
 
-    def recv(self, x: Array, source: int, tag: int, operation: Operation) -> int:
-        """Receive, blocking in MPI, and return the sender. Only while nothing is pending in this process."""
-        wanted, status = MPI.ANY_SOURCE if source == ANY_SOURCE else source, self._status
-        if not self._arrived and type(x) is np.ndarray:
-            code, most_bytes = tag * CODES + dtype_code(x.dtype), x.nbytes
-            whole = as_message(x, most_bytes)  # made before the message is here, when there is time
-            message = matched_probe(self._comm, wanted, MPI.ANY_TAG, status)
-            if status.Get_tag() == code:
-                size_bytes = size_of(status)
-                if size_bytes <= most_bytes:
-                    message.Recv(whole if size_bytes == most_bytes else as_message(x, size_bytes))
-                    return status.Get_source()
-            self._arrived.append(self._arrival(message))
-        receive = Receive(self, operation, x, source, tag, ())
-        try:
-            arrival = self._take(receive)
-            while arrival is None:
-                self._arrived.append(self._arrival(matched_probe(self._comm, wanted, MPI.ANY_TAG, status)))
-                arrival = self._take(receive)
-            receive.accept(arrival)
-            receive.wait_matched()
-        except BaseException as error:
-            receive._fail(error)
-            raise
-        return receive.sender
+    def recv(self, x: Array, source: int, code: int, probe: Probe) -> tuple[int, MPI.Request | None] | None:
+        """Receive into a host array. Only while nothing is pending in this process.
 
-    def irecv(self, x: Array, source: int, tag: int, operation: Operation, global_ranks: Sequence[int] = ()) -> Receive:
+        Return the sender and what is left to wait for; or None, and leave it to `irecv`, if ``probe`` finds no message,
+        or one that has to wait for another receive or does not fit.
+        """
+        if self._arrived:
+            return None
+        status = self._status
+        message = probe(self._comm, MPI.ANY_SOURCE if source == ANY_SOURCE else source, MPI.ANY_TAG, status)
+        if message is None:
+            return None
+        size_bytes = size_of(status)
+        if status.Get_tag() != code or size_bytes > x.nbytes:
+            self._arrived.append(self._arrival(message))
+            return None
+        sender = status.Get_source()
+        if size_bytes <= _EAGER_BYTES:
+            message.Recv([movable(x), size_bytes, MPI.BYTE])  # does not wait: all of it has arrived
+            return sender, None
+        request = message.Irecv(as_message(x, size_bytes))
+        return sender, None if request.Test() else request
+
+    def irecv(
+        self, x: Array, source: int, code: int, operation: Operation, global_ranks: Sequence[int] = ()
+    ) -> Receive:
         """Post a receive. Messages go to the receives in the order of these calls."""
         requests.lock.acquire()
         try:
-            receive = Receive(self, operation, x, source, tag, global_ranks)
+            receive = Receive(self, operation, x, source, code, global_ranks)
             arrival = self._take(receive) if self._arrived else None
             if arrival is None:
-                self._posted.append(receive)
+                self.posted.append(receive)
             else:
                 receive.accept(arrival)
                 if receive._advance():
@@ -239,8 +238,8 @@ class Mailbox(Resource):
     def withdraw(self, receive: Receive) -> None:
         """Cancel a receive whose message has not arrived."""
         with requests.lock:
-            if receive in self._posted:
-                self._posted.remove(receive)
+            if receive in self.posted:
+                self.posted.remove(receive)
                 receive._abandon()
                 del self._works[receive]
 
@@ -252,7 +251,7 @@ class Mailbox(Resource):
         with requests.lock:
             works = tuple(self._works)
             self._works.clear()
-            self._posted.clear()
+            self.posted.clear()
             deactivate(self)
             for work in works:
                 work._fail(error)
@@ -264,8 +263,8 @@ class Mailbox(Resource):
         return work
 
     def _arrival(self, message: MPI.Message) -> _Arrival:
-        tag, code = divmod(self._status.Get_tag(), CODES)
-        return _Arrival(self._status.Get_source(), tag, code, size_of(self._status), message)
+        status = self._status
+        return _Arrival(status.Get_source(), status.Get_tag(), size_of(status), message)
 
     def _take(self, receive: Receive) -> _Arrival | None:
         for index, arrival in enumerate(self._arrived):
@@ -274,25 +273,25 @@ class Mailbox(Resource):
         return None
 
     def _match(self) -> None:
-        while self._posted:
-            message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
+        posted, status = self.posted, self._status
+        while posted:
+            message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
             if message is None:
                 return
-            status, first = self._status, self._posted[0]
-            if first.take(status.Get_source(), status.Get_tag(), size_of(status), message):
-                self._posted.popleft()
-                if first._advance():
-                    self._end(first)
-                continue
-            arrival = self._arrival(message)
-            receive = next((posted for posted in self._posted if posted.matches(arrival)), None)
-            if receive is None:
-                self._arrived.append(arrival)
-            else:
-                self._posted.remove(receive)
+            first = posted[0]
+            receive = first if first.takes(status, message) else self._sort(self._arrival(message))
+            if receive is not None and receive._advance():
+                self._end(receive)
+
+    def _sort(self, arrival: _Arrival) -> Receive | None:
+        """Give a message to the first receive that it matches, or keep it."""
+        for receive in self.posted:
+            if receive.matches(arrival):
+                self.posted.remove(receive)
                 receive.accept(arrival)
-                if receive._advance():
-                    self._end(receive)
+                return receive
+        self._arrived.append(arrival)
+        return None
 
     def _end(self, message: Work) -> None:
         del self._works[message]
@@ -304,10 +303,12 @@ class Mailbox(Resource):
         requests.lock.acquire()
         try:
             for _ in range(_LOOKS):
-                self._match()
-                if message in self._works and message._advance():
-                    self._end(message)
+                if self.posted:
+                    self._match()
                 if message._finished:
+                    break
+                if message._awaited is not None and message in self._works and message._advance():
+                    self._end(message)
                     break
         except MPI.Exception as error:  # a rank has failed
             self.fail_pending(error)

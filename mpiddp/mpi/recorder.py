@@ -78,14 +78,18 @@ def entries() -> list[Operation]:
     return [Operation(*each) if isinstance(each, tuple) else each for each in tuple(ring)]
 
 
-def begin(call: Call, number: int, depth: int = 3) -> Operation:
-    """Record that a call begins, with the program's line, which is mostly ``depth`` frames up the stack."""
+def caller(depth: int) -> FrameType:
+    """Return the frame of the program's line, which is mostly ``depth`` frames up the stack."""
     try:
         frame = getframe(depth)  # beyond the bracket and the operation
     except ValueError:  # called from C, as by atexit
         frame = getframe(1)
-    if frame.f_code.co_filename not in program_files:
-        frame = program_frame(frame)
+    return frame if frame.f_code.co_filename in program_files else program_frame(frame)
+
+
+def begin(call: Call, number: int, depth: int = 3) -> Operation:
+    """Record that a call begins."""
+    frame = caller(depth + 1)
     append(operation := Operation(call, number, frame.f_code, frame.f_lasti, monotonic()))
     return operation
 

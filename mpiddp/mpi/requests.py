@@ -166,8 +166,8 @@ def seconds(timeout: timedelta | float | None, *, of_group: bool = False) -> flo
 # Until a wait begins to sleep, every poll yields the core, because another rank may need it.
 _POLLS_BEFORE_SLEEP = 20_000
 _SLEEP_S = 50e-6
-_POLLS_BEFORE_YIELD = 50
-"""Polls of a blocking receive. They take about as long as a short message between two cores."""
+_LOOKS = 50
+"""Looks of a blocking receive. They take about as long as a short message between two cores."""
 _POLLS_PER_CHECK = 64
 
 
@@ -196,15 +196,28 @@ def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -
         end_wait(*began)
 
 
+Probe = Callable[..., "MPI.Message | None"]
+
+
+def look_for(comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status) -> MPI.Message | None:
+    """Look for a message as long as one takes that is just being sent."""
+    for _ in range(_LOOKS):
+        message = comm.Improbe(source, tag, status)
+        if message is not None:
+            return message
+    return None
+
+
 def matched_probe(comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status) -> MPI.Message:
     """Wait for a message, and yield the core meanwhile. MPI's own Mprobe keeps a core that the sender may need."""
-    polls = 0
-    while (message := comm.Improbe(source, tag, status)) is None:
+    message, polls = look_for(comm, source, tag, status), 0
+    while message is None:
         polls += 1
         if polls > _POLLS_BEFORE_SLEEP:
             time.sleep(_SLEEP_S)
-        elif polls > _POLLS_BEFORE_YIELD:
+        else:
             os.sched_yield()
+        message = comm.Improbe(source, tag, status)
     return message
 
 

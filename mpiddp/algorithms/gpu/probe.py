@@ -20,7 +20,7 @@ from mpiddp.mpi.cuda_aware import KINDS, library_key
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.operation import Call, Operation
-from mpiddp.mpi.p2p import Mailbox
+from mpiddp.mpi.p2p import Mailbox, code_of
 from mpiddp.mpi.reduction import REDUCTIONS, ReduceOp, check, mpi_op
 from mpiddp.mpi.requests import drive
 from mpiddp.typing import Array
@@ -49,16 +49,17 @@ def point_to_point(link: Link) -> Check:
         for first in (0, length // 3):
             x, y = device.upload(xs[rank]), device.upload(xs[rank] * 0)
             what = Operation(Call(link.members, "the probe", peers=()))
-            receiving = link.resource(Mailbox).irecv(y[first:], back, 0, what)
-            link.resource(Mailbox).isend(x[first:], onward, 0, what).wait()
+            code = code_of(x, 0)
+            receiving = link.resource(Mailbox).irecv(y[first:], back, code, what)
+            link.resource(Mailbox).isend(x[first:], onward, code, what).wait()
             receiving.wait()
             yield f"isend and irecv of {length - first} float32", y[first:], xs[back][first:]
         y = device.upload(xs[rank] * 0)
         for sender in range(link.size):
             if rank == sender:
-                link.resource(Mailbox).send(x, onward, 0)
+                link.resource(Mailbox).isend(x, onward, code, what).wait()
             elif rank == (sender + 1) % link.size:
-                link.resource(Mailbox).recv(y, back, 0, what)
+                link.resource(Mailbox).irecv(y, back, code, what).wait()
         yield f"send and recv of {length} float32", y, xs[back]
         if length != _LONG[-1]:
             yield from _blocks(link, xs)
