@@ -40,7 +40,6 @@ _PACKED = struct.Struct("<qQqq")
 RECORD = np.dtype([("sequence", "<i8"), ("kind", "<u8"), ("count", "<i8"), ("root", "<i8")])
 _WORD = np.dtype("<u8")
 _NUMBER_BYTES = 8
-_ERASED = bytes(_NUMBER_BYTES)
 _WRITTEN_S = 1e-3
 """Time until others see a store, on processors that do not order stores."""
 # Marks a number in memory, so that no count is taken for one.
@@ -281,22 +280,22 @@ class Calls(Resource):
 
     def publish(self, sequence: int, call: Record) -> bool:
         """Return True if all ranks of the node have made the call; MismatchError if one made another."""
-        number, rest, memory = (_MARK | sequence).to_bytes(_NUMBER_BYTES, "little"), _rest(call), self._memory
+        number, rest, memory, words = _MARK | sequence, _rest(call), self._memory, self._words
         start = sequence % _ROWS * self._row_bytes
         own = start + self._own
-        body = own + _NUMBER_BYTES
-        memory[own:body] = _ERASED
-        memory[body : own + _PACKED.size] = rest
-        memory[own:body] = number
+        first = own // _NUMBER_BYTES
+        words[first] = 0
+        memory[own + _NUMBER_BYTES : own + _PACKED.size] = rest
+        words[first] = number
         if self._distant:
             if not call.self_comparing:
                 self.history = hash((self.history, *call))
             self.latest = sequence
-        row, record = memory[start : start + self._row_bytes], number + rest
+        row, record = memory[start : start + self._row_bytes], number.to_bytes(_NUMBER_BYTES, "little") + rest
         if self._size == 1 or row == record * self._size:
             return True
         self._unconfirmed[sequence] = record
-        if row.count(number) > 1:  # else no other rank has come
+        if row.count(record[:_NUMBER_BYTES]) > 1:  # else no other rank has come
             self._compare(sequence, record, row)
         return False
 

@@ -217,17 +217,17 @@ def as_arrays(
     first = xs[0]
     kind, dtype, shape = type(first), getattr(first, "dtype", None), getattr(first, "shape", None)
     alike = kind is np.ndarray and dtype in _codes
+    key: object = dtype, shape
     for x in xs if alike else ():  # arrays that are alike, the usual case, need no closer look
         if type(x) is not kind or x.dtype is not dtype or x.shape != shape or not x.flags.carray:
             alike = False
             break
-    key: object = dtype, shape
     if alike:
         found = [*xs]
     else:
         found = [as_array(x, operation, writable=writable, name=f"{name}[{i}]") for i, x in enumerate(xs)]
         key = tuple(map(like, found))
-    if writable and not (alike and _is_named(dtype) and _lie_in_order(found)):
+    if writable and not (alike and _are_apart(found)):
         _expect_apart(found, operation)
     return found, key
 
@@ -236,11 +236,15 @@ like = attrgetter("dtype", "shape", "__class__")
 """Calls with arrays of which this is equal have one plan."""
 
 
-def _lie_in_order(xs: Sequence[Array]) -> bool:
-    """Return True if the arrays, all of one kind, lie one behind the other, as the parts of an array do."""
-    end, size_bytes = 0, xs[0].nbytes
+def _are_apart(xs: Sequence[Array]) -> bool:
+    """Look whether arrays of one kind have memory of their own, or lie in their order, as the parts of one array do."""
     for x in xs:
-        start: int = MPI.Get_address(x)
+        if x.base is not None:
+            break
+    else:
+        return len({*map(id, xs)}) == len(xs)
+    end, size_bytes = 0, x.nbytes
+    for start in map(MPI.Get_address if _is_named(x.dtype) else _address, xs):
         if start < end:
             return False
         end = start + size_bytes
@@ -249,12 +253,6 @@ def _lie_in_order(xs: Sequence[Array]) -> bool:
 
 def _expect_apart(outputs: Sequence[Array], operation: str) -> None:
     """Raise ArrayError for outputs that share memory, as in ``[x] * size``, where one result would replace another."""
-    for x in outputs:
-        if x.base is not None:
-            break
-    else:
-        if len({*map(id, outputs)}) == len(outputs):
-            return  # each has memory of its own
     end = last = 0
     for start, size_bytes, index in sorted((_address(x), x.nbytes, index) for index, x in enumerate(outputs) if x.size):
         if start < end:
