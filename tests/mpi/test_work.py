@@ -15,7 +15,8 @@ from harness.random_program import RandomProgram
 import mpiddp as dist
 from mpiddp.algorithms.plan import Plan, make_call
 from mpiddp.distributed import dispatch
-from mpiddp.mpi import lazy, requests
+from mpiddp.mpi import lazy, recorder, requests
+from mpiddp.shm.eager import EagerBuffers
 
 pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
@@ -124,12 +125,30 @@ def test_wait_with_a_timeout(world):
 
 
 def test_many_on_their_way(world):
-    xs = [np.full(50, float(number)) for number in range(200)]
-    works = [dist.all_reduce(x, async_op=True) for x in xs]
-    assert requests.pending > 0
+    xs, open_until_then = [np.full(50, float(number)) for number in range(200)], dist.irecv(np.zeros(1), world.rank)
+    works = [dist.all_reduce(x, async_op=True) for x in xs]  # behind the receive, so none ends at submission
+    assert requests.pending > 1
+    dist.isend(np.zeros(1), world.rank).wait()
+    open_until_then.wait()
     for index in np.random.default_rng(world.rank).permutation(len(works)):
         works[index].wait()
     assert all((x == number * world.size).all() for number, x in enumerate(xs))
+
+
+def test_a_short_call_ends_at_submission_if_all_ranks_have_come(world, group):
+    if group._link.find(EagerBuffers) is None:
+        pytest.skip("needs eager buffers")
+    x, is_last = np.full(3, world.rank + 1.0), world.rank == world.size - 1
+    dist.barrier(group)
+    if is_last:
+        time.sleep(0.3)
+    work = dist.all_reduce(x, group=group, async_op=True)
+    if is_last:
+        assert requests.pending == 0
+    assert work.wait() and work.is_success()
+    assert (x == world.size * (world.size + 1) / 2).all()
+    recorded = recorder.entries()[-1]
+    assert recorded.name == "all_reduce" and recorded.number == group._link.sequence and recorded.end > 0
 
 
 def test_blocking_before_or_after_the_wait(world, group):
