@@ -37,7 +37,7 @@ def rounded(exact: Fraction, dtype: type) -> float:
     while magnitude >= Fraction(2) ** (exponent + limits.nmant + 1):
         exponent += 1
     number = math.ldexp(round(magnitude / Fraction(2) ** exponent), exponent)
-    return math.copysign(number if number <= limits.max else math.inf, exact)
+    return math.copysign(number if number <= float(limits.max) else math.inf, exact)
 
 
 def fractions(x: np.ndarray, dtype: type) -> list[float]:
