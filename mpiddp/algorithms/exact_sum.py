@@ -25,9 +25,9 @@ from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
 _CHUNK = 1 << 15
-"""Elements that are converted at a time, in the cache."""
-_PIECE_BYTES = 1 << 24
-"""The bytes that are sent at a time. They bound the memory, which is a multiple of the array's."""
+"""Elements whose largest and smallest one are sought at a time, in the cache."""
+_PIECE_BYTES = 1 << 20
+"""The bytes that are sent at a time: they are still in the cache when they are added and joined."""
 _POSITIVE, _NEGATIVE = 1, 2
 """The infinities among the addends; a NaN stands for both, whose sum it is."""
 _NOTHING = -1 << 20
@@ -35,7 +35,7 @@ _Convert: TypeAlias = Callable[[Array, Array], None]
 
 
 def all_reduce(all_reduced: Callable[[Link, Array, ReduceOp], Steps], link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Sum ``x`` by all-reduces of integers, for which ``all_reduced`` returns the steps."""
+    """Sum ``x`` by all-reduces of its parts, for which ``all_reduced`` returns the steps."""
     xp, flat = array_namespace(x), x.reshape(-1)
     highest, lowest, special = _extent(xp, flat)
     told = np.array([highest, -lowest, special], np.int64)
@@ -54,14 +54,11 @@ def all_reduce(all_reduced: Callable[[Link, Array, ReduceOp], Steps], link: Link
     for start in range(0, flat.size, step):
         piece = flat[start : start + step]
         rows = memory[: parts * piece.size].reshape(parts, -1)
-        chunks = [slice(at, at + _CHUNK) for at in range(0, piece.size, _CHUNK)]
         if infinities is not None:
             piece[~xp.isfinite(piece)] = 0
-        for chunk in chunks:
-            cut(piece[chunk], rows[:, chunk])
+        cut(piece, rows)
         yield from all_reduced(link, rows, ReduceOp.SUM)
-        for chunk in chunks:
-            joined(rows[:, chunk], piece[chunk])
+        joined(rows, piece)
     if infinities is not None:
         for code, value in enumerate((np.inf, -np.inf, np.nan), start=1):
             flat[infinities == code] = value
@@ -89,9 +86,7 @@ def _extent(xp: Any, flat: Array) -> tuple[int, int, bool]:
     return int(np.frexp(largest)[1]), lowest, special
 
 
-def _way(
-    xp: Any, dtype: np.dtype[Any], highest: int, lowest: int, ranks: int
-) -> tuple[int, type, _Convert, _Convert]:
+def _way(xp: Any, dtype: np.dtype[Any], highest: int, lowest: int, ranks: int) -> tuple[int, type, _Convert, _Convert]:
     """Return how many parts an addend has, their type, and the functions that cut a chunk and join its sums."""
     carries, places = (ranks - 1).bit_length(), max(highest - lowest, 1)
     width = 51 - carries

@@ -15,9 +15,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from harness import hosts
@@ -38,7 +39,7 @@ class Way(NamedTuple):
     """How a job runs."""
 
     ranks: int
-    env: dict[str, str] = {}
+    env: Mapping[str, str] = MappingProxyType({})
     on: str = ""
     """The placement on two hosts (network namespaces): block or cyclic."""
     resumed_on: int | None = None

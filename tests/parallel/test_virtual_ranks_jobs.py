@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from harness.tiers import thinned
-
 from measure import same_bits
 
 EVERYDAY = ("1 on a node", "3 on nodes 0,0,1", "2, resumed on 3")
