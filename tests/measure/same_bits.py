@@ -137,8 +137,8 @@ def main() -> int:
     if given.json:
         with tempfile.TemporaryDirectory(prefix="mpiddp-same-bits-") as folder:
             found = {}
-            for row in given.rows:
-                found[row] = measure(row, WAYS, Path(folder) / row)
+            for index, row in enumerate(given.rows):
+                found[row] = measure(row, WAYS, Path(folder) / str(index))
                 print(hosts.mpi_library(), row, found[row], file=sys.stderr, flush=True)
         print(json.dumps({"library": hosts.mpi_library(), "rows": found}))
         return 0
