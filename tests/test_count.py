@@ -41,7 +41,7 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 1000,
-    "mpiddp/algorithms": 2710,
+    "mpiddp/algorithms": 2730,
     "mpiddp/autograd": 1170,
     "mpiddp/bench": 1370,
     "mpiddp/data": 1340,
@@ -52,11 +52,11 @@ BUDGET = {
     "mpiddp/mpi": 2180,
     "mpiddp/nn": 1730,
     "mpiddp/optim": 510,
-    "mpiddp/parallel": 2060,
+    "mpiddp/parallel": 2070,
     "mpiddp/shm": 470,
     "mpiddp/torch": 1510,
     "mpiddp/training": 2770,
-    "tests, all": 30_200,
+    "tests, all": 30_350,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
