@@ -110,12 +110,12 @@ def test_ties_are_decided_by_the_last_digit(world, dtype):
 @pytest.mark.parametrize("algorithm", [None, "native", "ring"])
 @pytest.mark.parametrize("nodes", [(0, 0, 0, 0), (0, 0, 1, 0)])
 def test_bits_do_not_depend_on_pieces_or_on_who_has_which_addend(world, monkeypatch, algorithm, nodes):
-    x = addends(world.size, 3001, np.float32, 60)
+    x = addends(world.size, 701, np.float32, 60)
     expected = fractions(x, np.float32)
     with pretended_nodes(nodes[: world.size]):
         for turn, piece in enumerate((1 << 24, 1 << 12)):
             monkeypatch.setattr(exact_sum, "_PIECE_BYTES", piece)
-            mine = dist.symmetric_empty(3001, np.float32) if turn else np.empty(3001, np.float32)
+            mine = dist.symmetric_empty(701, np.float32) if turn else np.empty(701, np.float32)
             mine[...] = x[(world.rank + turn) % world.size]
             work = dist.all_reduce(mine, EXACT, async_op=True, algorithm=algorithm)
             assert work is not None
