@@ -57,6 +57,22 @@ def test_places_memory_and_collectives(two, ranks, cyclic, expected):
     assert found["checked"] >= 24
 
 
+def test_deterministic_sums_have_one_order_on_all_sizes(two):
+    program = """
+import numpy as np, mpiddp as dist
+dist.init_process_group()
+x = np.random.default_rng(dist.get_rank()).standard_normal(20_000)
+sums = []
+for count in (20_000, 8193, 8192, 8191, 50):
+    dist.all_reduce(part := x[:count].copy())
+    sums.append(part[:50].tobytes().hex())
+if dist.get_rank() == 0:
+    print(len(set(sums)))
+"""
+    done = launcher.job(program, ranks=3, on=two.cyclic, limit_s=90, MPIDDP_DETERMINISTIC="1")
+    assert done.rc == 0 and done.stdout.startswith("1\n"), str(done)
+
+
 @pytest.mark.parametrize("cyclic", thinned([False, True], True), ids=["block", "cyclic"])
 def test_one_copy_of_a_data_set_serves_the_ranks_of_its_host(two, tmp_path, cyclic):
     np.save(tmp_path / "z.npy", -np.arange(3000))

@@ -1,16 +1,20 @@
 """The exact sum: what the addends' sum is, rounded once, so its bits do not depend on who adds, when and how.
 
-The ranks agree on the largest and the smallest binary digit of all addends. Each addend is cut into that many digits of
-a common grid, which are int64; these are added by whatever algorithm, and no sum of integers is ever rounded. One digit
-is enough if the addends' magnitudes differ by about 2 ** 37 (float32) or 2 ** 8 (float64), and most data need one or
-two. This is a superaccumulator that has no more words than its data need (U. Kulisch and W. Miranker, "The arithmetic
-of the digital computer", SIAM Review 1986).
+The ranks agree on the largest and the smallest binary digit of all addends. Each addend is cut into parts that are
+multiples of a common power of two and have so few digits that no sum of them is ever rounded, whatever algorithm adds.
+
+Parts of float32 are float64, one for each 50 binary places between those digits, and so are parts of float64 if two are
+enough. Each is what the parts before it have lost in an addition to a large number (S. Rump, T. Ogita and S. Oishi,
+"Accurate floating-point summation", SIAM Journal on Scientific Computing 2008). Other float64 are cut into int64, a
+superaccumulator that has no more words than its data need (U. Kulisch and W. Miranker, "The arithmetic of the digital
+computer", SIAM Review 1986).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,16 +25,17 @@ from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
 _CHUNK = 1 << 15
-"""Elements that are converted at a time, in the cache."""
-_PIECE_BYTES = 1 << 24
-"""The bytes that are sent at a time. They bound the memory, which is a multiple of the array's."""
+"""Elements whose largest and smallest one are sought at a time, in the cache."""
+_PIECE_BYTES = 1 << 20
+"""The bytes that are sent at a time: they are still in the cache when they are added and joined."""
 _POSITIVE, _NEGATIVE = 1, 2
 """The infinities among the addends; a NaN stands for both, whose sum it is."""
 _NOTHING = -1 << 20
+_Convert: TypeAlias = Callable[[Array, Array], None]
 
 
 def all_reduce(all_reduced: Callable[[Link, Array, ReduceOp], Steps], link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Sum ``x`` by all-reduces of integers, for which ``all_reduced`` returns the steps."""
+    """Sum ``x`` by all-reduces of its parts, for which ``all_reduced`` returns the steps."""
     xp, flat = array_namespace(x), x.reshape(-1)
     highest, lowest, special = _extent(xp, flat)
     told = np.array([highest, -lowest, special], np.int64)
@@ -43,20 +48,17 @@ def all_reduce(all_reduced: Callable[[Link, Array, ReduceOp], Steps], link: Link
         infinities[xp.isnan(flat)] = _POSITIVE | _NEGATIVE
         infinities[xp.isfinite(flat)] = 0
         yield from all_reduced(link, infinities, ReduceOp.BOR)
-    bits = 62 - (link.size - 1).bit_length()
-    exponents = [highest - bits * (place + 1) for place in range(-(-max(highest - lowest, 1) // bits))]
-    step = max(_PIECE_BYTES // (8 * len(exponents)), 1)
-    memory = xp.empty(len(exponents) * min(step, flat.size), np.int64)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, flat.size, step):
-            piece = flat[start : start + step]
-            digits = memory[: len(exponents) * piece.size].reshape(len(exponents), -1)
-            if infinities is not None:
-                piece[~xp.isfinite(piece)] = 0
-            _cut(xp, piece, exponents, digits)
-            yield from all_reduced(link, digits, ReduceOp.SUM)
-            for at in range(0, piece.size, _CHUNK):
-                piece[at : at + _CHUNK] = _joined(xp, digits[:, at : at + _CHUNK], exponents, bits, x.dtype)
+    parts, kind, cut, joined = _way(xp, x.dtype, highest, lowest, link.size)
+    step = max(_PIECE_BYTES // (8 * parts), 1)
+    memory = xp.empty(parts * min(step, flat.size), kind)
+    for start in range(0, flat.size, step):
+        piece = flat[start : start + step]
+        rows = memory[: parts * piece.size].reshape(parts, -1)
+        if infinities is not None:
+            piece[~xp.isfinite(piece)] = 0
+        cut(piece, rows)
+        yield from all_reduced(link, rows, ReduceOp.SUM)
+        joined(rows, piece)
     if infinities is not None:
         for code, value in enumerate((np.inf, -np.inf, np.nan), start=1):
             flat[infinities == code] = value
@@ -84,25 +86,56 @@ def _extent(xp: Any, flat: Array) -> tuple[int, int, bool]:
     return int(np.frexp(largest)[1]), lowest, special
 
 
-def _times(xp: Any, x: Array, exponent: int) -> Array:
-    """Return ``x`` times a power of two; ldexp is ten times slower."""
-    return x * 2.0**exponent if abs(exponent) < 1000 else xp.ldexp(x, exponent)
+def _way(xp: Any, dtype: np.dtype[Any], highest: int, lowest: int, ranks: int) -> tuple[int, type, _Convert, _Convert]:
+    """Return how many parts an addend has, their type, and the functions that cut a chunk and join its sums."""
+    carries, places = (ranks - 1).bit_length(), max(highest - lowest, 1)
+    width = 51 - carries
+    parts = -(-places // width)
+    if dtype == np.float32 or (parts <= 2 and highest < 900):  # larger numbers might overflow
+        # The last digit of such a number is the last one of a part.
+        large = [np.float64(1.5 * 2.0 ** (highest - width * part + 52)) for part in range(1, parts)]
+        return parts, np.float64, functools.partial(_split, xp, large), functools.partial(_added, xp)
+    bits = 62 - carries
+    exponents = [highest - bits * (place + 1) for place in range(-(-places // bits))]
+    cut, joined = functools.partial(_cut, xp, exponents), functools.partial(_joined, xp, exponents, bits)
+    return len(exponents), np.int64, cut, joined
 
 
-def _cut(xp: Any, x: Array, exponents: Sequence[int], digits: Array) -> None:
-    for start in range(0, x.size, _CHUNK):
-        chunk = slice(start, start + _CHUNK)
-        rest = x[chunk].astype(np.float64)
-        for exponent, row in zip(exponents, digits, strict=True):
-            row[chunk] = _times(xp, rest, -exponent)  # an int64 has no fraction
-            if exponent != exponents[-1]:
-                rest -= _times(xp, row[chunk].astype(np.float64), exponent)
+def _split(xp: Any, large: Sequence[np.float64], x: Array, rows: Array) -> None:
+    xp.add(x, np.float64(0), out=rows[-1])  # -0.0 becomes 0.0
+    for number, row in zip(large, rows, strict=False):
+        xp.add(rows[-1], number, out=row)
+        row -= number
+        rows[-1] -= row
 
 
-def _joined(xp: Any, digits: Array, exponents: Sequence[int], bits: int, dtype: np.dtype[Any]) -> Array:
-    """Return the digits' number, rounded once to nearest, ties to even."""
-    if len(digits) == 1:
-        return _times(xp, digits[0].astype(dtype).astype(np.float64), exponents[0])
+@np.errstate(over="ignore")
+def _added(xp: Any, rows: Array, x: Array) -> None:
+    found = functools.reduce(xp.add, rows[::-1])  # float64 are rounded here, float32 below
+    if x.dtype == np.float32 and len(rows) > 1:
+        middle = found.view(np.int64) & 0x1FFFFFFF == 0x10000000
+        if middle.any():  # between two float32: what is lost of the sum decides
+            *others, near = rows[:, middle]
+            lost = xp.zeros_like(near)
+            for other in reversed(others):
+                total = other + near
+                part = total - other
+                error = (other - (total - part)) + (near - part)
+                near, lost = total, xp.where(error == 0, lost, error)
+            found[middle] = xp.where(lost == 0, near, xp.nextafter(near, xp.copysign(np.inf, lost)))
+    x[...] = found
+
+
+def _cut(xp: Any, exponents: Sequence[int], x: Array, rows: Array) -> None:
+    rest = x.astype(np.float64)
+    for exponent, row in zip(exponents, rows, strict=True):
+        row[...] = xp.ldexp(rest, -exponent)  # an int64 has no fraction
+        rest -= xp.ldexp(row.astype(np.float64), exponent)
+
+
+@np.errstate(over="ignore")
+def _joined(xp: Any, exponents: Sequence[int], bits: int, digits: Array, x: Array) -> None:
+    """Write the digits' number, rounded once to nearest, ties to even, to ``x``."""
     _carry(digits, bits)
     negative = digits[0] < 0
     digits = xp.where(negative, -digits, digits)
@@ -119,9 +152,8 @@ def _joined(xp: Any, digits: Array, exponents: Sequence[int], bits: int, dtype: 
         lost |= digit & ((1 << (bits - room)) - 1) != 0
         exponent = xp.where(empty, place, exponent - room)
     # A set last bit makes half of a unit more than that.
-    rounded = (mantissa | lost).astype(dtype).astype(np.float64)
-    value: Array = xp.where(negative, -1.0, 1.0) * xp.ldexp(rounded, exponent)
-    return value
+    rounded = (mantissa | lost).astype(x.dtype).astype(np.float64)
+    x[...] = xp.where(negative, -1.0, 1.0) * xp.ldexp(rounded, exponent)
 
 
 def _carry(digits: Array, bits: int) -> None:

@@ -210,7 +210,7 @@ class GlobalBatchSampler(EpochSampler):
         if self.batch_size < self._parts:
             raise ValueError(
                 f"batch_size is that of all ranks together: {self.batch_size} samples cannot be divided among "
-                f"{self._parts} ranks; use {self._parts} or more, or fewer ranks"
+                f"{self._parts} {'virtual ' * self._virtual}ranks; use {self._parts} or more, or fewer of these"
             )
         self.virtual_ranks = shares(self._parts, self.num_replicas)[self.rank]
         self.drop_last = drop_last

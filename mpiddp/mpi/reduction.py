@@ -26,8 +26,8 @@ class ReduceOp:
     - ``PREMUL_SUM(factor)`` sums elements times their rank's factor. It takes floats and complex numbers.
     - ``EXACT_SUM`` is the sum of all ranks' elements, rounded once, as `math.fsum` gives it. Its bits do not depend on
       the order of ranks, the algorithm or the nodes. It is for `all_reduce` of float32 and float64. Infinities of both
-      signs give NaN, a sum above the largest number gives infinity, and a sum of zeros gives +0.0. It costs int64
-      arrays: one for each 60 binary digits between the largest and the smallest one of all addends.
+      signs give NaN, a sum above the largest number gives infinity, and a sum of zeros gives +0.0. It sends arrays of
+      8 bytes an element: one for each 50 binary places between the largest and the smallest digit of all addends.
 
     AVG may overflow where the average would not, because it may sum before it divides. So may PREMUL_SUM, if all ranks
     have the same power of two as their factor.

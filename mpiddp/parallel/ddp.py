@@ -134,7 +134,8 @@ class DistributedDataParallel(Wrapper, Module):
         if virtual_rank != partial.mine[partial.done]:
             raise ValueError(
                 f"the next micro-batch of this step is that of virtual rank {partial.mine[partial.done]}, got"
-                f" {virtual_rank}: each rank runs all of its own, {partial.mine}, in order"
+                f" {virtual_rank}: each rank runs all of its own, {partial.mine}, in order; a loader gives them if its"
+                f" batch_sampler is a GlobalBatchSampler with virtual_ranks={partial.virtual_ranks}"
             )
         total = partial.virtual_ranks * n_samples if total is None else total
         weight = rank_weight(n_samples, total)
@@ -185,6 +186,10 @@ class DistributedDataParallel(Wrapper, Module):
     def _micro_batches(self, first: Any, following: Iterator[Any], loader: Any) -> Iterator[Any]:
         for batch in itertools.chain([first], itertools.islice(following, len(self.own_virtual_ranks) - 1)):
             share = loader.current
+            if share is None:
+                raise ValueError(
+                    "steps() needs a DataLoader whose batch_sampler is a GlobalBatchSampler(virtual_ranks=)"
+                )
             place = (share.virtual_rank, share.epoch, share.index)
             with self.micro_batch(*place, n_samples=share.samples, total=share.global_samples):
                 yield batch

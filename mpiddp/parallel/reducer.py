@@ -112,6 +112,8 @@ class Reducer:
 
     def begin(self) -> None:
         if not self._running:
+            if self.partial is not None:
+                self.partial.check_turn()
             self._reset()
             self._running = True
             self._expected = False

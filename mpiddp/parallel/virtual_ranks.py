@@ -44,6 +44,14 @@ class PartialSums:
         self._memory: list[dict[int, Array]] = []
         """For each open sum, an array for each bucket; kept from step to step."""
 
+    def check_turn(self) -> None:
+        """Raise RuntimeError outside of the micro-batch whose backward sends the sum."""
+        if not self.at_last:
+            raise RuntimeError(
+                "a model with virtual ranks is trained inside of steps() or micro_batch(), which say whose micro-batch"
+                " this is, with one backward each, after any others under no_sync(); evaluate under no_grad()"
+            )
+
     def reset(self) -> None:
         self.done = self._depth = 0
         self.at_last = False

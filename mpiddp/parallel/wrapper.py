@@ -156,11 +156,8 @@ class Wrapper(Joinable):
         if recording:  # under no_grad an earlier forward's backward may still follow
             self._reducer.expect_backward(False)
         reduces, syncs = self._reduce and recording, self._will_sync_buffers()
-        if reduces and self._reducer.partial is not None and not self._reducer.partial.at_last:
-            raise RuntimeError(
-                "a model with virtual ranks is trained inside of steps() or micro_batch(), which say whose micro-batch"
-                " this is; evaluate under no_grad()"
-            )
+        if reduces and self._reducer.partial is not None:
+            self._reducer.partial.check_turn()
         source, self._reducer.divisor = 0, None
         if self._join_config.enable:
             source, active = announce(self, reduces, syncs)
@@ -219,6 +216,8 @@ class Wrapper(Joinable):
         """
         if self._join_config.enable:
             raise RuntimeError("weighted() averages uneven inputs by itself: use it or join(), not both")
+        if self._reducer.weight is not None or not (self._reducer.partial and self._reducer.partial.at_last):
+            self._without_virtual_ranks("steps() and micro_batch(n_samples=, total=) weight as weighted() cannot")
         outer, self._reducer.weight = self._reducer.weight, rank_weight(n_samples, total, self.process_group)
         token = current_weight.set(self._reducer.weight)
         reduced = self._reducer.backwards
@@ -233,14 +232,14 @@ class Wrapper(Joinable):
 
     def _without_virtual_ranks(self, what: str) -> None:
         if self._reducer.partial is not None:
-            raise RuntimeError(f"{what} cannot be the same on any number of ranks: leave it or virtual_ranks out")
+            raise RuntimeError(f"{what} on any number of ranks: leave it or virtual_ranks out")
 
     def register_comm_hook(self, state: object, hook: CommHook) -> None:
         """Reduce each bucket by ``hook(state, bucket)``: see `mpiddp.parallel.hooks`.
 
         The future's array, or first of its list, is copied into the bucket unless it is its memory.
         """
-        self._without_virtual_ranks("the result of a communication hook")
+        self._without_virtual_ranks("the result of a communication hook is not the same")
         self._reducer.register_comm_hook(state, hook)
 
     @property
@@ -264,7 +263,7 @@ class Wrapper(Joinable):
         comm_hook_location : BufferCommHookLocation
             Before forward, or after it, with the buffers as this batch has changed them.
         """
-        self._without_virtual_ranks("the result of a hook on buffers")
+        self._without_virtual_ranks("the result of a hook on buffers is not the same")
         self._buffer_sync.register_hook(state, hook, comm_hook_location)
 
     def join(
@@ -291,7 +290,7 @@ class Wrapper(Joinable):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Return the hook of a rank without inputs; the option is ``divide_by_initial_world_size``."""
-        self._without_virtual_ranks("a step of ranks that have joined")
+        self._without_virtual_ranks("a step of ranks that have joined is not the same")
         if self._buffer_sync.has_hook:
             raise RuntimeError(
                 "a rank without inputs cannot follow a hook on buffers: join() needs a model without one"

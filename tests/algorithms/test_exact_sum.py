@@ -5,6 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from harness.pretend import pretended_nodes
 
 import mpiddp as dist
 from mpiddp import ReduceOp
@@ -37,7 +38,7 @@ def rounded(exact: Fraction, dtype: type) -> float:
     while magnitude >= Fraction(2) ** (exponent + limits.nmant + 1):
         exponent += 1
     number = math.ldexp(round(magnitude / Fraction(2) ** exponent), exponent)
-    return math.copysign(number if number <= limits.max else math.inf, exact)
+    return math.copysign(number if number <= float(limits.max) else math.inf, exact)
 
 
 def fractions(x: np.ndarray, dtype: type) -> list[float]:
@@ -90,18 +91,46 @@ def test_special_values(world, dtype):
     assert found["beside"] == 1.0
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_ties_are_decided_by_the_last_digit(world, dtype):
+    """Sums between two numbers, more or less by parts of an addend that are up to 200 binary places below."""
+    eps = np.finfo(dtype).eps
+    rows = [(1, eps / 2), (1 + eps, eps / 2), (-1 - eps, -eps / 2), (3, eps), (2.0**24 - 1, 0.5), (1, -eps / 4)]
+    least = [0, *(sign * 2.0**-places for places in (60, 90, 125) for sign in (1, -1))]
+    x = np.zeros((world.size, len(rows), len(least)))
+    x[0] += np.array(rows)[:, :1]
+    x[-1] += np.array(rows)[:, 1:]
+    x[world.size // 2] = np.where(x[world.size // 2] == 0, least, x[world.size // 2])
+    x = x.astype(dtype).reshape(world.size, -1)
+    mine = x[world.rank].copy()
+    dist.all_reduce(mine, EXACT)
+    assert mine.tolist() == fractions(x, dtype)
+
+
 @pytest.mark.parametrize("algorithm", [None, "native", "ring"])
-def test_bits_do_not_depend_on_pieces_or_on_who_has_which_addend(world, monkeypatch, algorithm):
-    x = addends(world.size, 3001, np.float32, 60)
-    results = []
-    for turn, piece in enumerate((1 << 24, 1 << 12)):
-        monkeypatch.setattr(exact_sum, "_PIECE_BYTES", piece)
-        mine = x[(world.rank + turn) % world.size].reshape(-1).copy()
-        work = dist.all_reduce(mine, EXACT, async_op=True, algorithm=algorithm)
-        assert work is not None
-        work.wait()
-        results.append(mine.tobytes())
-    assert results[0] == results[1]
+@pytest.mark.parametrize("nodes", [(0, 0, 0, 0), (0, 0, 1, 0)])
+def test_bits_do_not_depend_on_pieces_or_on_who_has_which_addend(world, monkeypatch, algorithm, nodes):
+    x = addends(world.size, 701, np.float32, 60)
+    expected = fractions(x, np.float32)
+    with pretended_nodes(nodes[: world.size]):
+        for turn, piece in enumerate((1 << 24, 1 << 12)):
+            monkeypatch.setattr(exact_sum, "_PIECE_BYTES", piece)
+            mine = dist.symmetric_empty(701, np.float32) if turn else np.empty(701, np.float32)
+            mine[...] = x[(world.rank + turn) % world.size]
+            work = dist.all_reduce(mine, EXACT, async_op=True, algorithm=algorithm)
+            assert work is not None
+            work.wait()
+            assert mine.tolist() == expected
+
+
+def test_some_ranks_sum_beside_others(world):
+    ranks = [rank for rank in range(world.size) if rank != 1]
+    group = dist.new_group(ranks)
+    x = addends(len(ranks), 77, np.float64, 60)
+    if world.rank in ranks:
+        mine = x[ranks.index(world.rank)].copy()
+        dist.all_reduce(mine, EXACT, group)
+        assert mine.tolist() == fractions(x, np.float64)
 
 
 def test_what_it_does_not_take_is_said(world):

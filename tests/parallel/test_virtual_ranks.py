@@ -95,6 +95,19 @@ def test_bits_are_those_of_one_process(world):
     assert model.virtual_ranks == V and len(bucket_sizes := model.bucket_sizes_bytes()) > 1, bucket_sizes
 
 
+def test_parts_of_a_micro_batch_are_added_under_no_sync(world):
+    module = nn.Module()
+    module.weight = nn.Parameter(np.zeros(3))
+    module.forward = lambda x: (module.weight * x).sum()
+    model = dist.DistributedDataParallel(module, virtual_ranks=4)
+    for virtual_rank in model.own_virtual_ranks:
+        with model.micro_batch(virtual_rank, 0):
+            with model.no_sync():
+                model(virtual_rank).backward()
+            model(10).backward()
+    assert module.weight.grad.tolist() == [11.5] * 3
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_long_buckets_and_subnormal_gradients(world, dtype):
     """Weights of 1 / 4 round a subnormal gradient, on whichever rank it is multiplied."""
@@ -137,8 +150,28 @@ def test_misuse_is_said(world):
         pass
     with pytest.raises(ValueError, match="0 of 0"), model.micro_batch(model.own_virtual_ranks[0], 0, n_samples=0):
         pass
-    with pytest.raises(RuntimeError, match="leave it or virtual_ranks out"):
-        model.register_comm_hook(None, dist.allreduce_hook)
+    for refused in (
+        lambda: model.register_comm_hook(None, dist.fp16_compress_hook),
+        lambda: model.register_buffer_comm_hook(None, dist.allreduce_hook),
+        lambda: model.weighted(3).__enter__(),
+        lambda: model.join().__enter__(),
+    ):
+        with pytest.raises(RuntimeError, match="leave it or virtual_ranks out"):
+            refused()
+    with pytest.raises(ValueError, match=r"steps\(\) needs a DataLoader whose batch_sampler"):
+        next(next(model.steps(DataLoader(DATA, batch_size=2))))
+    if world.size < V:
+        with pytest.raises(ValueError, match="GlobalBatchSampler with virtual_ranks=7"):
+            list(map(list, model.steps(batches(None))))
+        model._reducer.partial.reset()
+    with pytest.raises(ValueError, match="12 samples cannot be divided among 13 virtual ranks"):
+        batches(13)
+    for virtual_rank in model.own_virtual_ranks:
+        with model.micro_batch(virtual_rank, 0):
+            losses = [model(x).sum() for _ in range(2)]
+            losses[0].backward()
+    with pytest.raises(RuntimeError, match="with one backward each, after any others under no_sync"):
+        losses[1].backward()
     with pytest.raises(RuntimeError, match="no virtual ranks"):
         dist.DistributedDataParallel(network()).own_virtual_ranks  # noqa: B018
     with pytest.raises(ValueError, match="SyncBatchNorm needs all micro-batches at once"):
