@@ -16,7 +16,7 @@ from harness.faking import fake_gpu
 from harness.oracle import draw
 
 from mpiddp import nn, optim
-from mpiddp.autograd import Tensor, no_grad, product
+from mpiddp.autograd import Tensor, no_grad
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.nn.random import keep_mask, scrambled
 
@@ -311,22 +311,6 @@ def test_text_of_a_tensor_on_a_device(cupy: Any) -> None:
     assert x.grad.get().tolist() == [1, 2, 3]
     with pytest.raises(RuntimeError, match="Mismatch in shape"):
         x.backward(np.ones(2, np.float32))
-
-
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
-def test_stacks_of_half_precision_matrices(cupy: Any, name: str) -> None:
-    """As in a convolution; CuPy multiplies single matrices of bfloat16 only."""
-    dtype = np.dtype(getattr(ml_dtypes, name) if name == "bfloat16" else name)
-    rng = np.random.default_rng(2)
-    a, b = (rng.standard_normal(shape).astype(dtype) for shape in ((3, 4, 5), (3, 5, 6)))
-    out = cupy.empty((3, 4, 6), dtype)
-    for found in (
-        product.product(cupy.asarray(a), cupy.asarray(b)),
-        product.product(cupy.asarray(a), cupy.asarray(b), out),
-    ):
-        assert found.dtype == dtype
-        expected = product.product(a, b).astype(np.float32)
-        np.testing.assert_allclose(found.get().astype(np.float32), expected, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("exponent", [3, 2.5, 1, 0, np.float32(2)], ids=repr)
