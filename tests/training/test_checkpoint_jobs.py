@@ -35,7 +35,7 @@ RUNS = {
 
 def train(run: str, output: Path) -> Program:
     options = ["--epochs", 1 + KILLS, "--checkpoint-steps", 2, "--batch-size", 128, "--output", output, *RUNS[run]]
-    return start("-m", "mpiddp", "train", *options, "--resume", "auto", ranks=RANKS, PYTHONPATH=str(PROGRAMS))
+    return start("-m", "mpiddp", "train", *options, "--resume", "auto", ranks=RANKS, search=[PROGRAMS])
 
 
 def kill(job: Program, victim: str, rng: np.random.Generator) -> None:
