@@ -21,7 +21,7 @@ _WARM_UP = (
     "it is gone: use DiLoCo(params, period, warmup_steps=N); leave DistributedDataParallel by no_sync() after N steps"
 )
 _ADAM = "it is gone: use Adam or AdamW, or a subclass of Optimizer with an _update of your own"
-_TORCH_MODEL = "it is gone: take a model of torch, whose gradients mpiddp.torch.DistributedDataParallel averages"
+_TORCH_MODEL = "it is gone: take a model of torch, on the backend of mpiddp.torch"
 _NO_MESSAGE = "it is gone: use mpiddp.send and mpiddp.recv, and send the gradient back, as the example model_parallel"
 _INSTEAD = {
     "DDP": "use mpiddp.DistributedDataParallel",
