@@ -16,7 +16,6 @@ from mpiddp.bench import cli as bench
 from mpiddp.cores import limit_blas_threads
 from mpiddp.training import config, supervisor
 from mpiddp.training.config import UsageError, resumed_threads
-from mpiddp.training.options import flag
 
 from .faults import flight, where_socket
 from .mpi.finalize import running
@@ -36,9 +35,8 @@ class Parser(argparse.ArgumentParser):
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             option = unknown[0].split("=")[0]
-            also = {flag(word): flag(name) for word, name in config.OTHER_WORDS.items()}
             known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
-            self.error(f"unknown argument {unknown[0]}{config.nearest(option, known, also)}")
+            self.error(f"unknown argument {unknown[0]}{config.nearest(option, known)}")
         return found, unknown
 
     def error(self, message: str) -> NoReturn:

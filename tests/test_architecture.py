@@ -399,8 +399,7 @@ WITHOUT_TESTS = {
     "faults": "abort activity job marker monitor neighbour this_job uncaught",
     "mpi": "child_processes finalize link p2p_device requests world",
     "nn": (
-        "activation container conv dropout embedding init linear loss normalization parameter pooling shaping "
-        "state utils window"
+        "activation container conv dropout init linear loss normalization parameter pooling shaping state utils window"
     ),
     "optim": "adam sgd",
     "parallel": "powersgd wrapper",

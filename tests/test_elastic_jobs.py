@@ -187,7 +187,7 @@ def test_epoch_that_one_had_completed_and_another_had_not_is_in_all_files(tmp_pa
 
 
 def test_ranks_go_on_as_one_when_one_had_completed_the_step_and_another_had_not(tmp_path):
-    options = ("--dropout", 0, "--compress", "powersgd", "--powersgd-start", 9)
+    options = ("--dropout", 0, "--average", "models:compressed")
     done = train(3, *FEWER[:-1], *options, race="step")
     assert done.rc == 0 and "going on after step 8 with 2 of 3 ranks" in done.stderr, done
     ended = re.findall("^ended with .*$", done.stdout, re.M)

@@ -58,10 +58,6 @@ class Conversions(Shaping):
         """Return the values with another dtype."""
         return self.to(np.dtype(dtype))
 
-    def half(self) -> Self:
-        """Return the values as float16."""
-        return self.to(np.float16)
-
     def double(self) -> Self:
         """Return the values as float64."""
         return self.to(np.float64)

@@ -9,7 +9,6 @@ from operator import attrgetter
 from typing import Any
 
 from mpiddp.device import array_namespace
-from mpiddp.device.half import converted
 from mpiddp.device.namespace import cupy_is_loaded
 from mpiddp.device.place import returning, stand_at
 from mpiddp.typing import Array
@@ -73,7 +72,7 @@ def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
         else:
             if grad.dtype != node.output_dtype:
                 # Otherwise one float64 in a loss would make the whole backward float64.
-                grad = converted(grad, node.output_dtype)
+                grad = grad.astype(node.output_dtype)
             if node.hooks:
                 grad = _run_hooks(node.hooks, grad)
             results = type(node).backward(node, grad)

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.exceptions import AxisError
 
 from mpiddp.device import array_namespace, is_device_array
-from mpiddp.device.half import sum_dtype
 from mpiddp.typing import Array, Shape
 
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
@@ -261,7 +260,7 @@ def unbroadcast(grad: Array, shape: Shape) -> Array:
     extra = grad.ndim - len(shape)
     repeated = tuple(i + extra for i, n in enumerate(shape) if n == 1 and grad.shape[i + extra] != 1)
     axes = tuple(range(extra)) + repeated
-    return grad.sum(axis=axes, keepdims=True, dtype=sum_dtype(grad)).reshape(shape) if axes else grad.reshape(shape)
+    return grad.sum(axis=axes, keepdims=True).reshape(shape) if axes else grad.reshape(shape)
 
 
 Operand = Any

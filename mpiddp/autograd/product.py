@@ -1,39 +1,18 @@
-"""Products of matrices and sums along an axis, also of half precision, which NumPy computes slowly or coarsely."""
+"""Products of matrices."""
 
 from __future__ import annotations
 
 import math
 
-from mpiddp.device import array_namespace, is_device_array
-from mpiddp.device.half import assign, converted, is_half, sum_dtype, widened
+from mpiddp.device import array_namespace
 from mpiddp.typing import Array
 
 from .function import Function, unbroadcast
 
 
 def product(a: Array, b: Array, out: Array | None = None) -> Array:
-    """Return ``a @ b``, into ``out`` if given; half precision on the host is computed in float32 and rounded.
-
-    NumPy multiplies float16 in a plain loop, and bfloat16 to float32; CuPy 14 has no kernel for stacks of bfloat16.
-    """
-    xp = array_namespace(a)
-    long = a.dtype.itemsize > 2 and b.dtype.itemsize > 2  # as in most trainings
-    if long or not (is_half(a) or is_half(b)) or (is_device_array(a) and not _is_of_bfloat16_stacks(a, b)):
-        return xp.matmul(a, b, out=out)  # type: ignore[no-any-return]
-    wide = xp.matmul(widened(a), widened(b))
-    if out is None:
-        return converted(wide, a.dtype) if a.dtype == b.dtype else wide
-    assign(out, wide)
-    return out
-
-
-def _is_of_bfloat16_stacks(a: Array, b: Array) -> bool:
-    return max(a.ndim, b.ndim) > 2 and "V" in (a.dtype.kind, b.dtype.kind)
-
-
-def total(a: Array, axis: int, out: Array | None = None) -> Array:
-    """Return the sum along an axis; of half precision a float32."""
-    return array_namespace(a).add.reduce(a, axis=axis, dtype=sum_dtype(a), out=out)  # type: ignore[no-any-return]
+    """Return ``a @ b``, into ``out`` if given."""
+    return array_namespace(a).matmul(a, b, out=out)  # type: ignore[no-any-return]
 
 
 class MatMul(Function):

@@ -7,7 +7,6 @@ import math
 from typing import Any, NamedTuple, Self
 
 from mpiddp.device import array_namespace
-from mpiddp.device.half import is_half, sum_dtype, widened
 from mpiddp.typing import Array, Shape
 
 from .arithmetic import Maximum, Minimum
@@ -34,16 +33,11 @@ def reduced(shape: Shape, dim: Dim) -> int:
     return math.prod(n for n, kept in zip(shape, _kept(shape, dim), strict=True) if kept == 1)
 
 
-def _rounded(result: Any, a: Array) -> Any:
-    """Return a sum of half precision in the dtype of ``a``."""
-    return result.astype(a.dtype) if is_half(a) else result
-
-
 class Sum(Function):
     def forward(self, a: Array, dim: Dim, keepdim: bool) -> Any:
         dim = _axes(dim)
         self.shape, self.kept = a.shape, _kept(a.shape, dim)
-        return _rounded(a.sum(axis=dim, keepdims=keepdim, dtype=sum_dtype(a)), a)
+        return a.sum(axis=dim, keepdims=keepdim)
 
     def backward(self, grad: Array) -> Array:
         return array_namespace(grad).broadcast_to(grad.reshape(self.kept), self.shape)
@@ -55,14 +49,11 @@ class Mean(Sum):
     def forward(self, a: Array, dim: Dim, keepdim: bool) -> Any:
         dim = _axes(dim)
         self.shape, self.kept, self.count = a.shape, _kept(a.shape, dim), reduced(a.shape, dim)
-        self.wide = sum_dtype(a)
-        total = a.sum(axis=dim, keepdims=keepdim, dtype=self.wide)
-        return _rounded(total / self.count if self.count else total + math.nan, a)
+        total = a.sum(axis=dim, keepdims=keepdim)
+        return total / self.count if self.count else total + math.nan
 
     def backward(self, grad: Array) -> Array:
-        # The count may overflow half precision.
-        wide = grad if self.wide is None else widened(grad)
-        return super().backward(wide / max(self.count, 1))
+        return super().backward(grad / max(self.count, 1))
 
 
 class Extreme(Function):
@@ -99,14 +90,13 @@ class TakeAlong(Function):
 class LogSoftmax(Function):
     def forward(self, x: Array, dim: int) -> Array:
         xp = array_namespace(x)
-        self.dim, dtype = dim, x.dtype
-        x = widened(x)
+        self.dim = dim
         result = x - x.max(axis=dim, keepdims=True)
         self.exponentials = xp.exp(result)
         total = self.exponentials.sum(axis=dim, keepdims=True)
         result -= xp.log(total)
         self.exponentials /= total  # the softmax
-        return result.astype(dtype, copy=False)
+        return result
 
     def backward(self, grad: Array) -> Array:
         return grad - self.exponentials * grad.sum(axis=self.dim, keepdims=True)
@@ -114,13 +104,12 @@ class LogSoftmax(Function):
 
 class Softmax(Function):
     def forward(self, x: Array, dim: int) -> Array:
-        self.dim, dtype = dim, x.dtype
-        x = widened(x)
+        self.dim = dim
         result = x - x.max(axis=dim, keepdims=True)
         array_namespace(x).exp(result, out=result)
         result /= result.sum(axis=dim, keepdims=True)
         self.result = result
-        return result.astype(dtype, copy=False)
+        return result
 
     def backward(self, grad: Array) -> Array:
         weighted = grad * self.result
@@ -152,8 +141,7 @@ class Reductions(Shaping):
         squares = (self - self.mean(dim, keepdim=True)) ** 2
         count = reduced(self.data.shape, dim)
         mean = squares.mean(dim, keepdim)
-        # A Python float would make bfloat16 float32.
-        return mean * mean.data.dtype.type(count / (count - correction) if count > correction else math.inf)
+        return mean * (count / (count - correction) if count > correction else math.inf)
 
     def softmax(self, dim: int) -> Self:
         """Return exponentials scaled to sum to 1 along ``dim``."""

@@ -9,7 +9,6 @@ from typing import Any, Self
 import numpy as np
 
 from mpiddp.device import array_namespace
-from mpiddp.device.half import widened
 from mpiddp.typing import Array, Shape
 
 from .arithmetic import Arithmetic
@@ -65,10 +64,8 @@ class Index(Function):
 
     def backward(self, grad: Array) -> Array:
         xp = array_namespace(grad)
-        repeats = _may_repeat(self.index)
-        grad = widened(grad) if repeats else grad
         result = xp.zeros(self.shape, dtype=grad.dtype)
-        if repeats:
+        if _may_repeat(self.index):
             xp.add.at(result, self.index, grad)
         else:
             result[self.index] = grad

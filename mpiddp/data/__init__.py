@@ -7,7 +7,7 @@ length.
 
 from mpiddp import moved
 
-from .builtin import ByteWindows, digits, mnist, synthetic, text
+from .builtin import digits, mnist, synthetic
 from .dataset import (
     ArrayDataset,
     DataPartitioner,
@@ -29,7 +29,6 @@ __all__ = [
     "ArrayDataset",
     "BatchSampler",
     "BatchShare",
-    "ByteWindows",
     "DataLoader",
     "DataPartitioner",
     "Dataset",
@@ -50,7 +49,6 @@ __all__ = [
     "randperm",
     "shared_on_node",
     "synthetic",
-    "text",
 ]
 
 moved.explain(__name__)

@@ -1,4 +1,4 @@
-"""Built-in data sets: UCI's digits (in the package), MNIST, synthetic images, and the bytes of a text.
+"""Built-in data sets: UCI's digits (in the package), MNIST, and synthetic images.
 
 ``digits.npz`` is the test set of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, UCI
 Machine Learning Repository, https://doi.org/10.24432/C50P49), under CC BY 4.0, in the order of scikit-learn's copy; its
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -126,69 +125,4 @@ def synthetic(
     return ArrayDataset(samples, labels)
 
 
-VALIDATION_SHARE = 0.1
-"""Share of the text, at its end, that is for validation."""
-
-
-class ByteWindows:
-    """Consecutive windows of a text: pairs (inputs, targets) of int64 (window,), the targets one byte later.
-
-    ``tokens`` is uint8 (n,), such as a mapped file; bytes behind the last whole window are not used.
-
-    Examples
-    --------
-    >>> data = ByteWindows(np.frombuffer(b"to be or", np.uint8), window=3)
-    >>> len(data), bytes(data[1][0].tolist()), bytes(data[1][1].tolist())
-    (2, b'be ', b'e o')
-    """
-
-    def __init__(self, tokens: Array, window: int) -> None:
-        if tokens.ndim != 1 or window < 1 or len(tokens) <= window:
-            raise ValueError(
-                f"ByteWindows needs tokens (n,) and a window with 1 <= window < n, got shape {tokens.shape} and "
-                f"window={window}"
-            )
-        self.tokens = tokens
-        self.window = window
-        # (windows, window + 1), overlapping by one byte: a view
-        self._rows = np.lib.stride_tricks.sliding_window_view(tokens, window + 1)[::window]
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: Any) -> tuple[Array, Array]:
-        rows = self._rows[index].astype(np.int64)
-        return np.ascontiguousarray(rows[..., :-1]), np.ascontiguousarray(rows[..., 1:])
-
-    def batch(self, indices: Array) -> tuple[Array, Array]:
-        """Return inputs and targets of windows, int64 (len(indices), window) each."""
-        return self[indices]
-
-
-def map_text(path: str | Path) -> Array:
-    """Map the bytes of a file that is not empty, uint8 (n,)."""
-    path = Path(path)
-    if path.stat().st_size == 0:
-        raise ValueError(f"{path} is empty: there is no text in it to learn from")
-    return np.memmap(path, np.uint8, "r")
-
-
-def split_text(tokens: Array, window: int) -> tuple[ByteWindows, ByteWindows]:
-    cut = len(tokens) - round(VALIDATION_SHARE * len(tokens))
-    if min(cut, len(tokens) - cut) <= window:
-        raise ValueError(
-            f"a text of {len(tokens):,} bytes is too short for windows of {window}: its last tenth, for validation, "
-            f"has to be longer than one, so take {10 * (window + 1):,} bytes or more, or a shorter window"
-        )
-    return ByteWindows(tokens[:cut], window), ByteWindows(tokens[cut:], window)
-
-
-def text(path: str | Path, window: int = 64) -> tuple[ByteWindows, ByteWindows]:
-    """Map a file, and return its bytes as training and validation data: all but the last tenth, and that tenth.
-
-    A file that is shorter than needed for ``window`` bytes a sample raises ValueError.
-    """
-    return split_text(map_text(path), window)
-
-
-__all__ = ["ByteWindows", "digits", "mnist", "synthetic", "text"]
+__all__ = ["digits", "mnist", "synthetic"]

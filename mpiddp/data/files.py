@@ -1,4 +1,4 @@
-"""Arrays in files (npy, npz, IDX), mapped where stored uncompressed, and labelled samples made of them."""
+"""Arrays in files (npz, IDX), mapped where stored uncompressed, and labelled samples made of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -58,12 +58,6 @@ _LOCAL_HEADER = struct.Struct("<26xHH")
 """Lengths of a zip member's name and extra field."""
 _DAMAGED = (ValueError, SyntaxError, tokenize.TokenError)
 """NumPy's errors for a damaged header, which is a Python expression."""
-
-
-def open_npy(path: Path) -> Array:
-    """Map a ``.npy`` file, read-only; ValueError if damaged, or of Python objects, which are never unpickled."""
-    with path.open("rb") as file:
-        return _map_array(path, file, str(path))
 
 
 def open_npz(path: Path, names: Iterable[str]) -> list[Array]:
@@ -133,44 +127,34 @@ NAMES = (
 """Accepted names of samples and labels, of training and test."""
 
 
-def open_labelled(kind: str, places: Sequence[str | Path]) -> list[Array]:
-    """Open samples and labels, and those of the test if there are any.
+def open_labelled(path: str | Path) -> list[Array]:
+    """Open samples and labels of an ``.npz`` file, and those of the test if there are any, by one of the `NAMES`.
 
-    ``places`` is one file for ``kind`` "npz" or one folder for "npy", with arrays of one of the `NAMES`; else ("npy",
-    "idx") 2 or 4 files in that order. The arrays are samples as in the file, mapped if uncompressed, and labels, int64
-    (n,). ValueError if a file is damaged, names or number of files are others, or labels do not fit the samples.
+    The arrays are samples as in the file, mapped if uncompressed, and labels, int64 (n,). ValueError if the file is
+    damaged, names are others, or labels do not fit the samples.
     """
-    paths = [Path(place) for place in places]
-    if kind == "npz" and len(paths) == 1:
-        arrays = open_npz(paths[0], _known_names(npz_names(paths[0]), str(paths[0])))
-    elif kind == "npy" and len(paths) == 1 and paths[0].is_dir():
-        found = {path.stem: path for path in sorted(paths[0].glob("*.npy"))}
-        arrays = [open_npy(found[name]) for name in _known_names(found, str(paths[0]))]
-    elif kind in ("npy", "idx") and len(paths) in (2, 4):
-        arrays = [open_npy(path) if kind == "npy" else read_idx(path) for path in paths]
-    else:
-        wanted = {"npz": "one file", "npy": "one folder, or 2 or 4 files", "idx": "2 or 4 files"}[kind]
-        raise ValueError(f"{kind} data is {wanted} (samples, labels, and those for the test), got {len(paths)}")
-    return [_checked(x, arrays[i - 1], places) if i % 2 else x for i, x in enumerate(arrays)]
+    path = Path(path)
+    arrays = open_npz(path, _known_names(npz_names(path), path))
+    return [_checked(x, arrays[i - 1], path) if i % 2 else x for i, x in enumerate(arrays)]
 
 
-def _known_names(names: Mapping[str, Path] | Sequence[str], label: str) -> Sequence[str]:
+def _known_names(names: Sequence[str], path: Path) -> Sequence[str]:
     for known in NAMES:
         if set(known) <= set(names):
             return known
     wanted = " or ".join(", ".join(known) for known in NAMES)
-    raise ValueError(f"{label} has arrays {', '.join(names) or 'of no name'}; expected {wanted}")
+    raise ValueError(f"{path} has arrays {', '.join(names) or 'of no name'}; expected {wanted}")
 
 
-def _checked(labels: Array, samples: Array, places: Sequence[str | Path]) -> Array:
+def _checked(labels: Array, samples: Array, path: Path) -> Array:
     fits = samples.ndim > 1 and labels.shape in ((len(samples),), (len(samples), 1))
     if not fits or labels.dtype.kind not in "iub":
         raise ValueError(
-            f"{', '.join(map(str, places))}: expected samples (n, ...) and integer labels (n,), got {samples.dtype} "
+            f"{path}: expected samples (n, ...) and integer labels (n,), got {samples.dtype} "
             f"{samples.shape} and {labels.dtype} {labels.shape}"
         )
     if samples.dtype.kind not in "iufb":
-        raise ValueError(f"{', '.join(map(str, places))}: expected samples of real numbers, got {samples.dtype}")
+        raise ValueError(f"{path}: expected samples of real numbers, got {samples.dtype}")
     return np.array(labels, np.int64).reshape(-1)
 
 
@@ -197,4 +181,4 @@ def labelled(arrays: Sequence[Array], seed: int = 0) -> tuple[ArrayDataset | Sub
     return kept, test
 
 
-__all__ = ["labelled", "npz_names", "open_labelled", "open_npy", "open_npz", "read_idx"]
+__all__ = ["labelled", "npz_names", "open_labelled", "open_npz", "read_idx"]

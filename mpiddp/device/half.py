@@ -115,16 +115,3 @@ def _narrow(source: Array, target: Array) -> None:
         np.bitwise_and(sign, -0x8000, out=sign)
         np.bitwise_or(total, sign, out=total)
         result[chunk] = total
-
-
-def is_half(x: Array) -> bool:
-    return x.dtype.itemsize == 2 and x.dtype.kind in "fV"
-
-
-def widened(x: Array) -> Array:
-    return converted(x, np.float32) if is_half(x) else x
-
-
-def sum_dtype(x: Array) -> type | None:
-    """Return None for NumPy's own: float16 overflows, and bfloat16 stops growing at 256."""
-    return np.float32 if is_half(x) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .module import Module
@@ -64,32 +64,6 @@ class ModuleList(_Ordered):
         for module in modules:
             self.append(module)
         return self
-
-
-class ModuleDict(Module, MutableMapping[str, Any]):
-    """A dict of modules that are registered as children."""
-
-    def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] | None = None) -> None:
-        super().__init__()
-        self.update(modules or ())
-
-    def __getitem__(self, key: str) -> Any:
-        return self._modules[key]
-
-    def __setitem__(self, key: str, module: Module) -> None:
-        self.register_module(key, module)
-
-    def __delitem__(self, key: str) -> None:
-        del self._modules[key]
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._modules)
-
-    # A module is equal to itself alone, and a key of sets; a mapping is neither.
-    __eq__, __hash__ = object.__eq__, object.__hash__
 
 
 class Identity(Module):

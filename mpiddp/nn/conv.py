@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp.autograd import Function, Tensor
-from mpiddp.autograd.product import product, total
+from mpiddp.autograd.product import product
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array, DTypeLike
 
@@ -43,7 +43,7 @@ class Columns:
         self._size = c * math.prod(window.kernel)  # K
         self._parts = 0  # matrices a row; 0: one for all rows of a block
         self._rows = height
-        if is_device_array(image) or image.dtype.itemsize < 4:  # half precision is rounded once
+        if is_device_array(image):
             return
         row = max(width * n, 1)
         row_bytes = self._size * row * image.dtype.itemsize
@@ -99,7 +99,7 @@ class Conv2dFunction(Function):
         return (
             self._for_image(grad) if self.needs(0) else None,
             self._for_weight(grad) if self.needs(1) else None,
-            total(grad.reshape(len(grad), -1), axis=1, out=self.out(2)) if self.needs(2) else None,
+            grad.reshape(len(grad), -1).sum(axis=1, out=self.out(2)) if self.needs(2) else None,
         )
 
     def _for_image(self, grad: Array) -> Array:

@@ -4,17 +4,14 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mpiddp.autograd import Function, Tensor
 from mpiddp.device import array_namespace, is_device_array
-from mpiddp.device.half import is_half
 from mpiddp.typing import Array
 
 from .activation import log_softmax
@@ -28,19 +25,6 @@ def _check_reduction(reduction: str) -> None:
 
 def _plain(operand: Any) -> Any:
     return operand.data if isinstance(operand, Tensor) else operand
-
-
-def _in_single(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Compute a loss of half precision in float32 and round it once: float16 overflows in sums."""
-
-    @functools.wraps(loss)
-    def computed(input: Any, target: Any, **options: Any) -> Tensor:
-        if not is_half(_plain(input)):
-            return loss(input, target, **options)
-        tensor = input if isinstance(input, Tensor) else Tensor(input)
-        return loss(tensor.to(np.float32), target, **options).to(input.dtype)
-
-    return computed
 
 
 class NLLLossFunction(Function):
@@ -81,7 +65,6 @@ class NLLLossFunction(Function):
         return result
 
 
-@_in_single
 def nll_loss(input: Any, target: Any, *, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
     """Return the negative log-likelihood of classes.
 
@@ -110,7 +93,6 @@ def nll_loss(input: Any, target: Any, *, ignore_index: int = -100, reduction: st
     return NLLLossFunction.apply(input, labels, ignore_index, reduction)
 
 
-@_in_single
 def cross_entropy(input: Any, target: Any, *, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
     """Return the cross entropy of classes with the softmax of scores (N, C), (N, C, ...) or (C).
 
@@ -120,7 +102,6 @@ def cross_entropy(input: Any, target: Any, *, ignore_index: int = -100, reductio
     return nll_loss(scores, target, ignore_index=ignore_index, reduction=reduction)
 
 
-@_in_single
 def mse_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
     """Return squared differences, reduced; different shapes broadcast, with a warning."""
     _check_reduction(reduction)
@@ -130,7 +111,7 @@ def mse_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
         warnings.warn(
             f"Using a target size ({shapes[1]}) that is different to the input size ({shapes[0]}). This will likely"
             " lead to incorrect results due to broadcasting. Please ensure they have the same size.",
-            stacklevel=3,
+            stacklevel=2,
         )
     losses = difference * difference
     return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()

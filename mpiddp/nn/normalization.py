@@ -1,4 +1,4 @@
-"""Batch and layer normalization, functions and layers."""
+"""Batch normalization, function and layers."""
 
 # mypy: disable-error-code="no-any-return"
 
@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import numpy as np
 from mpiddp.autograd import Function, Tensor
 from mpiddp.autograd.function import unbroadcast
 from mpiddp.device import array_namespace
-from mpiddp.device.half import widened
 from mpiddp.typing import Array, DTypeLike, Shape
 
 from .linear import check_dtypes
@@ -30,7 +28,7 @@ class Normalization(Function):
     bias_shape: Shape | None
 
     def backward(self, grad: Array) -> tuple[Array | None, ...]:
-        grad, weight, bias = widened(grad), self.weight, self.bias_shape
+        weight, bias = self.weight, self.bias_shape
         for_x = for_weight = for_bias = None
         if self.needs(1) and weight is not None:
             for_weight = unbroadcast(grad * self.normal, weight.shape)
@@ -62,7 +60,6 @@ class NormalizeFunction(Normalization):
         xp = array_namespace(x)
         self.axes, self.weight = axes, weight
         self.bias_shape = None if bias is None else bias.shape
-        dtype, x = x.dtype, widened(x)
         mean = x.mean(axis=axes, keepdims=True)
         centred = x - mean
         variance = xp.mean(centred * centred, axis=axes, keepdims=True)
@@ -70,7 +67,7 @@ class NormalizeFunction(Normalization):
         centred *= self.inverse
         self.normal = centred
         statistics += [mean, variance]
-        return affine(centred, weight, bias).astype(dtype, copy=False)
+        return affine(centred, weight, bias)
 
     def gradient_of_input(self, grad: Array) -> Array:
         xp, normal = array_namespace(grad), self.normal
@@ -142,23 +139,6 @@ def batch_norm(
 def blend(running: Array, new: Array, momentum: float) -> None:
     running *= 1 - momentum
     running += new * momentum
-
-
-def layer_norm(
-    input: Any, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
-) -> Tensor:
-    """Normalize over the last axes (J. L. Ba et al., arXiv:1607.06450).
-
-    ``input`` has shape (..., *normalized_shape), ``weight`` and ``bias`` the last axes.
-    """
-    check_dtypes("layer_norm", input, weight, bias)
-    shape = tuple(normalized_shape)
-    if tuple(input.shape[-len(shape) :]) != shape:
-        raise RuntimeError(
-            f"Given normalized_shape={list(shape)}, expected input with shape [*, {', '.join(map(str, shape))}], but "
-            f"got input of size {list(input.shape)}"
-        )
-    return NormalizeFunction.apply(input, weight, bias, tuple(range(-len(shape), 0)), eps, [])
 
 
 class BatchNorm(Module):
@@ -236,28 +216,3 @@ class BatchNorm2d(BatchNorm):
     """Batch normalization of images (N, C, H, W)."""
 
     ndims = (4,)
-
-
-class LayerNorm(Module):
-    """Layer of :func:`mpiddp.nn.functional.layer_norm`; ``elementwise_affine`` learns a weight, and a ``bias``."""
-
-    def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float = 1e-5,
-        elementwise_affine: bool = True,
-        bias: bool = True,
-        *,
-        dtype: DTypeLike = np.float32,
-    ) -> None:
-        super().__init__()
-        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-        self.normalized_shape, self.eps, self.elementwise_affine = shape, eps, elementwise_affine
-        self.register_parameter("weight", Parameter(np.ones(shape, dtype)) if elementwise_affine else None)
-        self.register_parameter("bias", Parameter(np.zeros(shape, dtype)) if elementwise_affine and bias else None)
-
-    def forward(self, input: Any) -> Tensor:
-        return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
-
-    def extra_repr(self) -> str:
-        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"

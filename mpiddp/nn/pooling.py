@@ -11,7 +11,6 @@ import numpy as np
 
 from mpiddp.autograd import Function, Tensor
 from mpiddp.device import array_namespace
-from mpiddp.device.half import widened
 from mpiddp.typing import Array
 
 from .module import Module
@@ -50,32 +49,6 @@ class MaxPool2dFunction(Function):
         return batch_first(window.crop(image))
 
 
-class AdaptiveAvgPool2dFunction(Function):
-    """Windows cover the image and may share a row or column."""
-
-    def forward(self, x: Array, output: tuple[int, int]) -> Array:
-        xp = array_namespace(x)
-        self.shape = x.shape
-        self.bins = [
-            [slice(i * length // n, -(-(i + 1) * length // n)) for i in range(n)]
-            for length, n in zip(x.shape[-2:], output, strict=True)
-        ]
-        result = xp.empty((*x.shape[:-2], *output), dtype=x.dtype)
-        for i, rows in enumerate(self.bins[0]):
-            for j, columns in enumerate(self.bins[1]):
-                result[..., i, j] = widened(x[..., rows, columns]).mean(axis=(-2, -1))
-        return result
-
-    def backward(self, grad: Array) -> Array:
-        grad = widened(grad)
-        total: Array = array_namespace(grad).zeros(self.shape, dtype=grad.dtype)
-        for i, rows in enumerate(self.bins[0]):
-            for j, columns in enumerate(self.bins[1]):
-                count = (rows.stop - rows.start) * (columns.stop - columns.start)
-                total[..., rows, columns] += (grad[..., i, j] / count)[..., None, None]
-        return total
-
-
 def max_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
     """Return the largest value of each window of images (N, C, H, W) or (C, H, W).
 
@@ -95,13 +68,6 @@ def max_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, paddin
     return output if input.ndim == 4 else output.reshape(output.shape[1:])
 
 
-def adaptive_avg_pool2d(input: Any, output_size: int | tuple[int | None, int | None]) -> Tensor:
-    """Return means of images (..., H, W) over ``output_size`` windows that cover them; None keeps a length."""
-    wanted = (output_size, output_size) if isinstance(output_size, int) else output_size
-    output = tuple(n if m is None else m for n, m in zip(input.shape[-2:], wanted, strict=True))
-    return AdaptiveAvgPool2dFunction.apply(input, output)
-
-
 class MaxPool2d(Module):
     """Layer of :func:`mpiddp.nn.functional.max_pool2d`."""
 
@@ -115,17 +81,3 @@ class MaxPool2d(Module):
 
     def extra_repr(self) -> str:
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
-
-
-class AdaptiveAvgPool2d(Module):
-    """Layer of :func:`mpiddp.nn.functional.adaptive_avg_pool2d`."""
-
-    def __init__(self, output_size: int | tuple[int | None, int | None]) -> None:
-        super().__init__()
-        self.output_size = output_size
-
-    def forward(self, input: Any) -> Tensor:
-        return adaptive_avg_pool2d(input, self.output_size)
-
-    def extra_repr(self) -> str:
-        return f"output_size={self.output_size}"

@@ -9,7 +9,6 @@ import numpy as np
 
 from mpiddp.autograd import Tensor
 from mpiddp.device import array_namespace, download
-from mpiddp.device.half import widened
 from mpiddp.distributed import ProcessGroup, all_gather_single, all_reduce, is_initialized
 from mpiddp.distributed.groups import GroupLike, known, resolve
 from mpiddp.nn import Module
@@ -44,7 +43,6 @@ class _NormalizeAcrossRanks(Normalization):
         xp = array_namespace(x)
         self.axes, self.weight, self.group = (0, *range(2, x.ndim)), weight, group
         self.bias_shape = None if bias is None else bias.shape
-        dtype, x = x.dtype, widened(x)
         channels = x.shape[1]
         count = math.prod(x.shape[axis] for axis in self.axes)
         mine = xp.zeros(2 * channels + 1, dtype=np.float64)
@@ -69,7 +67,7 @@ class _NormalizeAcrossRanks(Normalization):
         self.normal = x - along_channels(means.astype(x.dtype), x.ndim)
         self.normal *= self.inverse
         statistics += [means, squares / (self.count - 1)]
-        return affine(self.normal, weight, bias).astype(dtype, copy=False)
+        return affine(self.normal, weight, bias)
 
     def gradient_of_input(self, grad: Array) -> Array:
         channels, normal = grad.shape[1], self.normal

@@ -18,11 +18,10 @@ if TYPE_CHECKING:
     from .models import MLP as MLP
     from .models import Net as Net
     from .models import ResNet as ResNet
-    from .models import Transformer as Transformer
     from .trainer import Trainer as Trainer
 
 _MODULES = {
-    **dict.fromkeys(("MLP", "Net", "ResNet", "Transformer"), "models"),
+    **dict.fromkeys(("MLP", "Net", "ResNet"), "models"),
     **dict.fromkeys(("Config", "UsageError"), "config"),
     "EpochMetrics": "metrics",
     "Trainer": "trainer",

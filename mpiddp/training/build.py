@@ -11,25 +11,13 @@ import mpiddp.distributed as dist
 from mpiddp import nn
 from mpiddp.data import DataLoader, Dataset, DistributedSampler, GlobalBatchSampler
 from mpiddp.device import choice, cuda_fault, upload
-from mpiddp.device.half import bfloat16
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.nn.normalization import BatchNorm
 from mpiddp.optim import SGD, Adam, AdamW, Optimizer
 from mpiddp.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
-from mpiddp.parallel import (
-    DiLoCo,
-    DistributedDataParallel,
-    PowerSGDState,
-    SyncBatchNorm,
-    ZeroRedundancyOptimizer,
-    batched_powerSGD_hook,
-    bf16_compress_hook,
-    fp16_compress_hook,
-    powerSGD_hook,
-)
+from mpiddp.parallel import DistributedDataParallel, PowerSGDState, SyncBatchNorm, ZeroRedundancyOptimizer
 
-from .config import Config, UsageError, local_contradictions, powersgd_contradictions, refuse
-from .local_sgd import LocalSGD
+from .config import ALONE, Config, UsageError
 from .metrics import count_correct
 from .models import MODELS
 from .ranks import gathered, raise_on_all_ranks
@@ -47,8 +35,6 @@ def build_module(config: Config) -> nn.Module:
     nn.random.set_stream(dist.get_rank())
     if config.model in MODELS:
         options: dict[str, Any] = {} if config.dropout is None else {"dropout": config.dropout}
-        if config.model == "transformer":
-            options["context"] = config.context
         module = MODELS[config.model](**options)
     else:
         module = raise_on_all_ranks(lambda: _called(config.model))
@@ -74,41 +60,20 @@ def _called(name: str) -> nn.Module:
     return module
 
 
-def build_model(config: Config) -> tuple[DistributedDataParallel, DiLoCo | None]:
-    """Return the model with averaged gradients, or with an averager of its parameters."""
+def build_model(config: Config) -> DistributedDataParallel:
+    """Return the model whose gradients are averaged."""
     module = build_module(config)
-    if config.average == "local":
-        return DistributedDataParallel(module, forward_sync_buffers=False), DiLoCo(module.parameters(), config.period)
-    if ":" in config.average:
-        return _averaged(config, module)
-    model = DistributedDataParallel(module, virtual_ranks=config.virtual_ranks)
-    if config.compress == "fp16":
-        model.register_comm_hook(None, fp16_compress_hook)
-    elif config.compress == "bf16":
-        try:
-            bfloat16()
-        except TypeError as error:
-            raise UsageError(f"--compress bf16: {error}") from None
-        model.register_comm_hook(None, bf16_compress_hook)
-    elif "powersgd" in config.compress:
-        state = PowerSGDState(None, config.powersgd_rank, config.powersgd_start, random_seed=config.seed)
-        model.register_comm_hook(state, powerSGD_hook if config.compress == "powersgd" else batched_powerSGD_hook)
-    return model, None
-
-
-def _averaged(config: Config, module: nn.Module) -> tuple[DistributedDataParallel, DiLoCo | None]:
+    if config.average == "ddp":
+        return DistributedDataParallel(module, virtual_ranks=config.virtual_ranks)
     found = raise_on_all_ranks(lambda: call("--average", config.average, module=module))
-    if isinstance(found, DiLoCo):
-        refuse(local_contradictions(config))
-        return DistributedDataParallel(module, forward_sync_buffers=False), found
     if not isinstance(found, DistributedDataParallel) or found.module is not module:
         raise UsageError(
-            f"--average {config.average} has to return a DistributedDataParallel of the module that it is given, or a"
-            f" DiLoCo of its parameters, got {type(found).__name__}"
+            f"--average {config.average} has to return a DistributedDataParallel of the module that it is given, got"
+            f" {type(found).__name__}"
         )
-    if isinstance(found.comm_hook_state, PowerSGDState):
-        refuse(powersgd_contradictions(config))
-    return found, None
+    if config.spares and isinstance(found.comm_hook_state, PowerSGDState):
+        raise UsageError(f"--spares: with PowerSGD a rank's remainder of gradients {ALONE}")
+    return found
 
 
 def group_options(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,7 +139,7 @@ def build_trainer(
         batches = GlobalBatchSampler(test, virtual * TEST_BATCH, shuffle=False, virtual_ranks=virtual)
         testing = {"batch_sampler": batches}
     device: Literal["cpu", "cuda"] = "cuda" if config.device == "cuda" else "cpu"
-    model, averager = build_model(config)
+    model = build_model(config)
     memory = model.comm_hook_state
     optimizer = raise_on_all_ranks(lambda: build_optimizer(config, model.module))
     steps_an_epoch = -(-len(sampler) // (len(sampler.virtual_ranks) * config.accumulate))
@@ -194,10 +159,6 @@ def build_trainer(
         clip_norm=config.clip_norm,
         scheduler=raise_on_all_ranks(lambda: build_scheduler(config, optimizer, steps_an_epoch)),
     )
-    if averager is not None:
-        trainer.averages_gradients = False
-        trainer.stateful["local_sgd"] = local = LocalSGD(averager, model, optimizer)
-        trainer.callbacks["step_end"].insert(0, local)  # before checkpoints are made
     if isinstance(memory, PowerSGDState):
         trainer.callbacks["step_skip"].append(lambda _: _forget(memory))
     return trainer

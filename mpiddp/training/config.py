@@ -21,45 +21,12 @@ from .options import UsageError as UsageError
 from .options import nearest as nearest
 from .stop import parse_duration
 
-MODELS = ("net", "mlp", "resnet", "transformer")
+MODELS = ("net", "mlp", "resnet")
 DATA = ("digits", "mnist", "synthetic")
-FILES = ("npy", "npz", "idx")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine")
-AVERAGES = ("ddp", "local")
 
-_OTHER_WORDS = {
-    "model": "network arch",
-    "dropout": "drop_rate",
-    "sync_batchnorm": "sync_bn",
-    "data": "dataset",
-    "context": "window block_size sequence_length",
-    "batch_size": "bs",
-    "workers": "num_workers",
-    "optimizer": "optim beta2",
-    "lr": "learning_rate rate",
-    "momentum": "beta1",
-    "weight_decay": "wd l2",
-    "zero": "zero_redundancy",
-    "accumulate": "gradient_accumulation_steps accumulation_steps accumulate_grad_batches",
-    "clip_norm": "max_norm max_grad_norm clip_grad_norm gradient_clipping",
-    "schedule": "scheduler lr_schedule lr_min eta_min min_lr decay gamma decay_epochs step_size",
-    "warmup_steps": "warmup",
-    "average": "bucket_cap_mb bucket_cap_mb_list find_unused_parameters skip_all_reduce_unused_params static_graph"
-    " gradient_as_bucket_view broadcast_buffers forward_sync_buffers init_sync fragments outer_lr outer_momentum"
-    " local_start",
-    "virtual_ranks": "num_shards logical_ranks",
-    "period": "sync_every",
-    "compress": "compression comm_hook dtype precision amp mixed_precision loss_scale",
-    "epochs": "num_epochs n_epochs",
-    "seed": "random_seed manual_seed",
-    "max_time": "time_limit deadline",
-    "spares": "hot_spares spare_ranks",
-    "output": "output_dir out_dir save_dir",
-    "checkpoint_steps": "save_steps",
-}
-OTHER_WORDS = {word: name for name, words in _OTHER_WORDS.items() for word in words.split()}
-"""What other programs call an option, for suggestions."""
+ALONE = "is on that rank alone, and would die with it; use --resume auto after a death"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,7 +34,7 @@ class Config:
     """The configuration of a training run; UsageError for values out of range or in contradiction.
 
     A field is an option of ``python -m mpiddp train`` (``batch_size`` is ``--batch-size``), and a key of ``--config``'s
-    TOML file, at its top or in the field's table; the command line overrides the file.
+    TOML file; the command line overrides the file.
 
     Examples
     --------
@@ -78,15 +45,14 @@ class Config:
     model: str = option(
         "net",
         "network",
-        "the tutorial's network (net), a perceptron (mlp), a residual network with batch norm (resnet), a"
-        " transformer for text, or MODULE:CALLABLE, which returns a Module when called without arguments",
+        "the tutorial's network (net), a perceptron (mlp), a residual network with batch norm (resnet), or"
+        " MODULE:CALLABLE, which returns a Module when called without arguments",
         metavar="NAME",
     )
     dropout: float | None = option(
         None,
         "network",
-        "probability with which a unit is left out in training (default: 0.5 of net and mlp, 0 of resnet, 0.1 of"
-        " transformer)",
+        "probability with which a unit is left out in training (default: 0.5 of net and mlp, 0 of resnet)",
         within=SHARE,
     )
     sync_batchnorm: bool = option(False, "network", "batch norms take mean and variance over the batches of all ranks")
@@ -95,12 +61,10 @@ class Config:
         "digits",
         "input",
         "1,797 digits that come with the package (digits), MNIST from --data-dir (mnist), made-up"
-        " images (synthetic), text:FILE, npy:, npz: or idx:FILE[,FILE], or MODULE:CALLABLE, called with"
-        " train=True and train=False",
+        " images (synthetic), npz:FILE, or MODULE:CALLABLE, called with train=True and train=False",
         metavar="NAME",
     )
     data_dir: Path | None = option(None, "input", "folder of MNIST's four IDX files, gzipped or not", metavar="DIR")
-    context: int = option(64, "input", "bytes of text in a sample", within=AT_LEAST_1)
     batch_size: int = option(64, "input", "samples a batch, over all ranks together", within=AT_LEAST_1)
     workers: int = option(0, "input", "threads of each rank that fetch batches ahead; 0: none", within=AT_LEAST_0)
 
@@ -139,9 +103,8 @@ class Config:
     average: str = option(
         "ddp",
         "ddp",
-        "average gradients in buckets during backward (ddp), or parameters every --period steps (local: DiLoCo); or"
-        " MODULE:CALLABLE, called with module, which returns a DistributedDataParallel of it, or a DiLoCo of its"
-        " parameters",
+        "average gradients in buckets during backward (ddp), or MODULE:CALLABLE, called with module, which returns a"
+        " DistributedDataParallel of it with options or a communication hook of yours",
         metavar="NAME",
     )
     virtual_ranks: int | None = option(
@@ -150,17 +113,6 @@ class Config:
         "divide each batch into this number of micro-batches, which the ranks share: the model gets the same bits on"
         " any number of ranks up to it",
         within=AT_LEAST_1,
-    )
-    period: int = option(50, "ddp", "steps from one average of the parameters to the next", within=AT_LEAST_1)
-    compress: str = option(
-        "none",
-        "ddp",
-        "send gradients in half precision, or as matrices of low rank",
-        *("none", "fp16", "bf16", "powersgd", "batched-powersgd"),
-    )
-    powersgd_rank: int = option(1, "ddp", "rank of PowerSGD's matrices", within=AT_LEAST_1)
-    powersgd_start: int = option(
-        1000, "ddp", "steps before PowerSGD compresses", within=options.Range("at least 2", lambda n: n >= 2)
     )
 
     epochs: int = option(20, "run", "passes over the training data", within=AT_LEAST_1)
@@ -204,85 +156,54 @@ class Config:
 
     def __post_init__(self) -> None:
         options.check(self)
-        for name, known in (
-            ("model", MODELS),
-            ("optimizer", OPTIMIZERS),
-            ("schedule", SCHEDULES),
-            ("average", AVERAGES),
-        ):
-            _check_name(f"--{name}", getattr(self, name), known, "MODULE:CALLABLE")
-        _check_name("--data", self.data, DATA, "text:FILE, npy:, npz: or idx:FILE[,FILE] or MODULE:CALLABLE")
+        names = {"model": MODELS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES, "average": ("ddp",), "data": DATA}
+        for name, known in names.items():
+            _check_name(name, getattr(self, name), known)
         if self.max_time is not None:
             parse_duration(self.max_time)
-        refuse(self._contradictions())
+        for wrong, said in self._contradictions():
+            if wrong:
+                raise UsageError(said)
 
     def _contradictions(self) -> Iterable[tuple[bool, str]]:
-        files = self.output is None
-        yield files and self.resume != "no", f"--resume {self.resume} needs --output DIR, the folder of the run"
-        yield files and self.checkpoint_steps > 0, "--checkpoint-steps needs --output DIR, the folder to save them in"
-        yield files and self.max_time is not None, "--max-time stops with a checkpoint: give --output DIR, its place"
+        no_folder, spares, virtual = self.output is None, self.spares > 0, self.virtual_ranks
+        yield no_folder and self.resume != "no", f"--resume {self.resume} needs --output DIR, the folder of the run"
+        yield no_folder and self.checkpoint_steps > 0, "--checkpoint-steps needs --output DIR, where they are saved"
         yield (
-            self.data == "mnist" and self.data_dir is None,
-            ("--data mnist needs --data-dir DIR, the folder of MNIST's four IDX files"),
+            no_folder and self.max_time is not None,
+            "--max-time stops with a checkpoint: give --output DIR, its place",
         )
-        text = self.data.startswith("text:")
-        yield (
-            text and self.model in ("net", "mlp", "resnet"),
-            (f"--data {self.data} is text, which --model {self.model} cannot read: take --model transformer"),
-        )
+        no_files = self.data == "mnist" and self.data_dir is None
+        yield no_files, "--data mnist needs --data-dir DIR, the folder of MNIST's four IDX files"
         own = ":" in self.model and self.dropout is not None
         yield own, "--dropout is for the models that have a name here, not for one's own"
-        yield (
-            self.model == "transformer" and (self.data in DATA or self.data.partition(":")[0] in FILES),
-            (f"--model transformer reads text, and --data {self.data} is images: give --data text:FILE"),
-        )
         for name in ("momentum", "weight_decay"):
             changed = getattr(self, name) != type(self).__dataclass_fields__[name].default
             yield ":" in self.optimizer and changed, f"{options.flag(name)} is for the optimizers that have a name here"
-        local = self.average == "local"
-        changed = self.period != type(self).__dataclass_fields__["period"].default
-        yield not local and changed, "--period is an option of --average local"
-        yield from local_contradictions(self) if local else ()
-        own = ":" in self.average
-        yield own and self.compress != "none", "--compress is for --average ddp; register a hook in your callable"
-        spares = self.spares > 0
-        yield spares and self.zero, f"--spares: with --zero a rank's part of the optimizer state {_ALONE}"
-        if self.virtual_ranks is not None:
-            yield (
-                self.batch_size < self.virtual_ranks,
-                (
-                    f"--batch-size {self.batch_size} cannot be divided among --virtual-ranks {self.virtual_ranks}: give"
-                    " as many samples or more"
-                ),
-            )
-            yield (
-                self.accumulate > 1,
-                (
-                    "--accumulate: a step with --virtual-ranks is micro-batches already; give a larger --batch-size and"
-                    " more of them"
-                ),
-            )
-            yield self.average != "ddp", "--virtual-ranks is an option of --average ddp"
-            yield self.compress != "none", "--compress: compressed sums depend on the ranks, against --virtual-ranks"
-            yield (
-                self.sync_batchnorm,
-                ("--sync-batchnorm needs all micro-batches at once: --virtual-ranks has each normalized by itself"),
-            )
-            yield self.device == "cuda", "--virtual-ranks: libraries of GPUs add in an order of their own"
-        yield from powersgd_contradictions(self) if "powersgd" in self.compress else ()
+        yield spares and self.zero, f"--spares: with --zero a rank's part of the optimizer state {ALONE}"
         yield spares and self.device == "cuda", "--spares: ranks on GPUs cannot go on after a death; use --resume auto"
+        if virtual is None:
+            return
+        too_few = f"--batch-size {self.batch_size} cannot be divided among --virtual-ranks {virtual}: give as many"
+        yield self.batch_size < virtual, f"{too_few} samples or more"
+        several = "--accumulate: a step with --virtual-ranks is micro-batches already; give a larger --batch-size and"
+        yield self.accumulate > 1, f"{several} more of them"
+        yield self.average != "ddp", "--virtual-ranks is an option of --average ddp"
+        together = "--sync-batchnorm needs all micro-batches at once: --virtual-ranks has each normalized by itself"
+        yield self.sync_batchnorm, together
+        yield self.device == "cuda", "--virtual-ranks: libraries of GPUs add in an order of their own"
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Config:
         """Make a configuration of plain values, as from TOML or JSON; UsageError for unknown keys and wrong types."""
-        return cls(**options.from_mapping(cls, values, OTHER_WORDS))
+        return cls(**options.from_mapping(cls, values))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as values for JSON and TOML; those not set as None."""
         return {key: _plain(value) for key, value in vars(self).items()}
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """Return `as_dict` in the tables of a TOML file."""
+        """Return `as_dict` in the groups of ``--help``."""
         found: dict[str, dict[str, Any]] = {}
         for each in dataclasses.fields(self):
             found.setdefault(each.metadata["table"], {})[each.name] = _plain(getattr(self, each.name))
@@ -293,36 +214,15 @@ class Config:
         return json.dumps(self.as_dict(), indent=1) + "\n"
 
 
-_ALONE = "is on that rank alone, and would die with it; use --resume auto after a death"
-
-
-def local_contradictions(config: Config) -> Iterable[tuple[bool, str]]:
-    yield config.compress != "none", "--compress is for gradients, which --average local does not send"
-    yield config.zero, "--zero needs equal gradients on all ranks, which --average local has not"
-    yield config.spares > 0, f"--spares: with --average local a rank's model {_ALONE}"
-
-
-def powersgd_contradictions(config: Config) -> Iterable[tuple[bool, str]]:
-    yield config.spares > 0, f"--spares: with PowerSGD a rank's remainder of gradients {_ALONE}"
-
-
-def refuse(contradictions: Iterable[tuple[bool, str]]) -> None:
-    for wrong, said in contradictions:
-        if wrong:
-            raise UsageError(said)
-
-
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _check_name(flag: str, value: str, names: Iterable[str], form: str) -> None:
+def _check_name(name: str, value: str, names: Iterable[str]) -> None:
+    flag, form = options.flag(name), "npz:FILE or MODULE:CALLABLE" if name == "data" else "MODULE:CALLABLE"
     if value not in names and ":" not in value:
         raise UsageError(f"{flag} has to be {', '.join(names)}, {form}, got {value!r}{nearest(value, names)}")
-    kind, colon, rest = value.partition(":")
-    parts = rest.split(",") if kind in FILES else [rest]
-    if colon and not (kind and all(parts)):
-        form = f"{kind}:FILE" if kind in ("text", *FILES) else "MODULE:CALLABLE"
+    if ":" in value and not all(value.partition(":")):
         raise UsageError(f"{flag} {value!r} has an empty part: give {form} without gaps")
 
 
@@ -331,7 +231,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_options(arguments: argparse.Namespace) -> Config:
-    return Config(**options.read_options(arguments, Config, OTHER_WORDS))
+    return Config(**options.read_options(arguments, Config))
 
 
 def resumed_threads(output: Path, ranks: int) -> int | None:

@@ -1,4 +1,4 @@
-"""What a run prints: its configuration, a line for each epoch, a progress bar, and each rank's warnings."""
+"""What a run prints: its configuration, a line for each epoch, and each rank's warnings."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import contextlib
 import logging
 import sys
 from collections.abc import Iterator
-
-from tqdm import tqdm
 
 from .config import Config
 from .metrics import EpochMetrics
@@ -41,28 +39,16 @@ def epoch_line(metrics: EpochMetrics, epochs: int) -> str:
 
 
 class Console:
-    """Prints on rank 0: one line per epoch, and a progress bar on a terminal."""
+    """Prints one line per epoch, on rank 0."""
 
     def __init__(self, epochs: int) -> None:
         self._epochs = epochs
-        self._bar: tqdm[None] | None = None
         self._skipped = 0
 
     def epoch_begin(self, trainer: Trainer) -> None:
         self._skipped = trainer.skipped
-        # Open MPI gives every rank a terminal as stdout, even if its own output goes to a file.
-        if sys.stderr.isatty():
-            steps = -(-len(trainer.train_loader) // trainer.accumulate)
-            self._bar = tqdm(total=steps, desc=f"epoch {trainer.epoch + 1}", leave=False)
-
-    def step_end(self, trainer: Trainer) -> None:
-        if self._bar is not None:
-            self._bar.update()
 
     def epoch_end(self, trainer: Trainer) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
         say(epoch_line(trainer.history[-1], self._epochs))
         if trainer.skipped > self._skipped:
             left_out = trainer.skipped - self._skipped

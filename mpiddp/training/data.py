@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mpiddp.data import ArrayDataset, Dataset, digits, labelled, mnist, open_labelled, shared_on_node, synthetic
-from mpiddp.data.builtin import map_text, split_text
 from mpiddp.errors import MismatchError
 
-from .config import FILES, Config, UsageError
+from .config import Config, UsageError
 from .ranks import gathered, raise_on_all_ranks
 from .user_code import call
 
@@ -38,11 +37,8 @@ def _load(config: Config) -> Split:
     try:
         if not colon:
             return _MADE[kind](config)
-        if kind == "text":
-            (tokens,) = shared_on_node(lambda: [map_text(place)])
-            return split_text(tokens, config.context)
-        if kind in FILES:
-            return labelled(shared_on_node(lambda: open_labelled(kind, place.split(","))), config.seed)
+        if kind == "npz":
+            return labelled(shared_on_node(lambda: open_labelled(place)), config.seed)
         return _called(config.data)
     except IsADirectoryError as error:
         raise UsageError(f"--data {config.data}: {error.filename} is a folder, where a file is wanted") from error

@@ -6,7 +6,6 @@ from typing import Any
 
 from mpiddp import nn
 from mpiddp.autograd import Tensor
-from mpiddp.device import array_namespace
 from mpiddp.nn import functional as F  # noqa: N812
 
 
@@ -118,67 +117,5 @@ class ResidualBlock(nn.Module):
         return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
-class Transformer(nn.Module):
-    """A small language model of bytes, as GPT-2: each position predicts the next one.
-
-    Parameters
-    ----------
-    dropout : float
-        Probability, for attention weights and for features that a layer adds.
-    context : int
-        Most positions it can see.
-    width, heads, layers : int
-        Features of a position, subspaces of attention, blocks.
-
-    References
-    ----------
-    A. Radford et al., Language models are unsupervised multitask learners, 2019.
-    """
-
-    def __init__(
-        self, dropout: float = 0.1, context: int = 64, width: int = 64, heads: int = 4, layers: int = 2
-    ) -> None:
-        super().__init__()
-        self.bytes = nn.Embedding(256, width)
-        self.positions = nn.Embedding(context, width)
-        self.drop = nn.Dropout(dropout)
-        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, dropout) for _ in range(layers)))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, 256, bias=False)
-        for table in (self.bytes, self.positions):
-            nn.init.normal_(table.weight, std=0.02)
-
-    def forward(self, x: Any) -> Tensor:
-        """Return scores (N, 256, T) of bytes (N, T)."""
-        xp = array_namespace(x)
-        x = self.drop(self.bytes(x) + self.positions(xp.arange(x.shape[1])))  # (N, T, width)
-        scores: Tensor = self.head(self.norm(self.blocks(x)))
-        return scores.transpose(1, 2)
-
-
-class TransformerBlock(nn.Module):
-    """Causal attention and a perceptron, of the normalized input and added to it."""
-
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = nn.MultiheadAttention(width, heads, dropout, batch_first=True)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-        self.drop = nn.Dropout(dropout)
-
-    def forward(self, x: Any) -> Tensor:
-        y = self.norm1(x)
-        x = x + self.drop(self.attention(y, y, y, need_weights=False, is_causal=True)[0])
-        output: Tensor = x + self.drop(self.mlp(self.norm2(x)))
-        return output
-
-
-MODELS: dict[str, type[nn.Module]] = {"net": Net, "mlp": MLP, "resnet": ResNet, "transformer": Transformer}
+MODELS: dict[str, type[nn.Module]] = {"net": Net, "mlp": MLP, "resnet": ResNet}
 """The models, by their names in ``--model``."""
-TAKES = {
-    "net": "images (1, 28, 28)",
-    "mlp": "images (1, 28, 28), or other samples of 784 numbers",
-    "resnet": "images (1, height, width)",
-    "transformer": "text",
-}
-"""Their inputs, in words."""

@@ -59,21 +59,19 @@ def option(
     metavar: str | None = None,
     within: Range | None = None,
 ) -> Any:
-    """Make a dataclass field an option; ``table`` is its TOML table and its group in ``--help``."""
+    """Make a dataclass field an option; ``table`` is its group in ``--help``."""
     metadata = {"table": table, "help": text, "choices": choices, "metavar": metavar, "within": within}
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def nearest(name: str, known: Iterable[str], also: Mapping[str, str] | None = None) -> str:
-    """Return ``"; did you mean X?"`` if a known name, or another word for one, is near; else "".
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean X?"`` if a known name is near; else "".
 
-    >>> nearest("lerning_rate", ["lr", "epochs"], {"learning_rate": "lr"})
-    '; did you mean lr?'
+    >>> nearest("epoch", ["lr", "epochs"])
+    '; did you mean epochs?'
     """
-    names = {word: word for word in known}
-    names = {word: meant for word, meant in (also or {}).items() if meant in names} | names
-    found = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {names[found[0]]}?" if found else ""
+    found = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def flag(name: str) -> str:
@@ -99,34 +97,13 @@ def check(values: Any) -> None:
             raise UsageError(f"{flag(each.name)} has to be {within.expected}, got {value}")
 
 
-def from_mapping(cls: Any, values: Mapping[str, Any], other_words: Mapping[str, str]) -> dict[str, Any]:
-    """Return a dataclass's arguments from plain values, in which a mapping is a table.
-
-    The UsageError for an unknown key names the nearest one; ``other_words`` lead to keys, too.
-    """
-    tables = {each.name: each.metadata["table"] for each in dataclasses.fields(cls)}
+def from_mapping(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a dataclass's arguments from plain values; the UsageError for an unknown key names the nearest one."""
     wanted = kinds(cls)
-    found: dict[str, Any] = {}
-    for place, key, value in _flattened(values):
-        if place not in {"", *tables.values()}:
-            raise UsageError(f"unknown configuration table [{place}]{nearest(place, tables.values())}")
-        if key not in tables:
-            raise UsageError(f"unknown configuration key {key!r}{nearest(key, tables, other_words)}")
-        if place not in ("", tables[key]):
-            raise UsageError(f"configuration key {key!r} belongs to [{tables[key]}], not to [{place}]")
-        if key in found:
-            raise UsageError(f"configuration key {key!r} is there twice, at the top and in [{tables[key]}]")
-        found[key] = _converted(key, value, wanted[key])
-    return found
-
-
-def _flattened(values: Mapping[str, Any]) -> Iterable[tuple[str, str, Any]]:
-    """Yield (table, key, value); the table of the top is empty."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from ((key, inner, content) for inner, content in value.items())
-        else:
-            yield "", key, value
+    for key in values:
+        if key not in wanted:
+            raise UsageError(f"unknown configuration key {key!r}{nearest(key, wanted)}")
+    return {key: _converted(key, value, wanted[key]) for key, value in values.items()}
 
 
 def _converted(key: str, value: Any, kind: Kind) -> Any:
@@ -149,8 +126,7 @@ def add_options(parser: argparse.ArgumentParser, cls: Any) -> None:
         type=Path,
         default=argparse.SUPPRESS,
         metavar="FILE",
-        help="TOML file of the names below (batch_size = 128), at the top or in the tables that the headings name; the"
-        " command line overrides it",
+        help="TOML file of the names below (batch_size = 128); the command line overrides it",
     )
     groups: dict[str, argparse._ArgumentGroup] = {}
     wanted = kinds(cls)
@@ -158,7 +134,7 @@ def add_options(parser: argparse.ArgumentParser, cls: Any) -> None:
         kind, metadata = wanted[each.name].wanted, each.metadata
         table, choices = metadata["table"], metadata["choices"]
         if table not in groups:
-            groups[table] = parser.add_argument_group(f"[{table}]")
+            groups[table] = parser.add_argument_group(table)
         how: dict[str, Any]
         if kind is bool:
             state = " (default: yes)" if each.default else ""
@@ -183,13 +159,13 @@ def _reader(wanted: type) -> Callable[[str], Any]:
     return read
 
 
-def read_options(arguments: argparse.Namespace, cls: Any, other_words: Mapping[str, str]) -> dict[str, Any]:
+def read_options(arguments: argparse.Namespace, cls: Any) -> dict[str, Any]:
     """Return a dataclass's arguments from ``--config`` and the command line; UsageError as in `from_mapping`."""
     given = vars(arguments)
     values: dict[str, Any] = {}
     if "config" in given:
         try:
-            values = from_mapping(cls, tomllib.loads(given["config"].read_text()), other_words)
+            values = from_mapping(cls, tomllib.loads(given["config"].read_text()))
         except (OSError, ValueError) as error:
             raise UsageError(f"--config {given['config']}: {error}") from error
-    return values | from_mapping(cls, {name: given[name] for name in kinds(cls) if name in given}, other_words)
+    return values | from_mapping(cls, {name: given[name] for name in kinds(cls) if name in given})

@@ -29,7 +29,6 @@ from .metrics_files import MetricsFiles
 from .ranks import broadcasted, gathered, raise_on_all_ranks
 from .recovery import RestorePoint
 from .run_folder import describe
-from .sanity_check import sanity_check
 from .stop import Deadline, StopRequest, deadline_of
 from .trainer import Trainer
 
@@ -163,7 +162,6 @@ def _train(job: Job, change: elastic.Change | None) -> int:
 def _begin(job: Job, config: Config) -> Trainer:
     """Return the trainer of a run that begins, or resumes from a checkpoint."""
     trainer = build_trainer(job.config, job.data, stop=job.stop)
-    raise_on_all_ranks(lambda: sanity_check(trainer, job.config, job.data))
     if config.output is not None:
         checkpointer = _checkpointer(job, config)
         raise_on_all_ranks(checkpointer.claim)

@@ -43,7 +43,7 @@ class Batch:
 class Outcome:
     """The result of a step.
 
-    ``finite``, ``waited_s`` and, without averaged gradients, ``broken`` are this rank's alone.
+    ``finite`` and ``waited_s`` are this rank's alone.
     """
 
     tally: MetricSum
@@ -78,8 +78,6 @@ class TrainStep:
     correct_fn: Callable[[Any, Array], float]
     accumulate: int = 1
     clip_norm: float | None = None
-    averages: bool = True
-    """False if each rank keeps its own gradient; then it tells the others if that is not finite."""
 
     def __post_init__(self) -> None:
         self._on_device = any(is_device_array(p.data) for p in self.model.module.parameters())
@@ -107,7 +105,7 @@ class TrainStep:
         with self._part_of_step(batch, reference if samples else 0, total, last=True):
             loss = self._forward(batch, tally)
             # Metrics are sent before backward, to arrive during it; with a GPU after it, because reading them waits.
-            early = None if self._on_device or not self.averages else self._summing(tally)
+            early = None if self._on_device else self._summing(tally)
             if loss is not None:
                 self._backward(loss, 1 if virtual_ranks else batch.samples / reference)
         broken = self._broken(tally)
@@ -174,10 +172,6 @@ class TrainStep:
                 f"finite parameters, the largest {largest:.3g} in {name}; lower the learning rate if that is too large,"
                 " else look at this batch's inputs and at what the loss takes the logarithm of"
             )
-        elif not self.averages:
-            names = next(filter(None, gathered(outcome.broken)))
-            what = f"the gradient of {_listed(names)} is not finite on rank {_ranks_where(outcome.broken == names)}"
-            cause = "finite losses; lower the learning rate, or look for a division by zero in a backward"
         else:
             what = f"the averaged gradient of {_listed(outcome.broken)} is not finite"
             guilty = _ranks_where(not self._own_gradient_is_finite(outcome.last))

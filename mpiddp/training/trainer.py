@@ -120,8 +120,6 @@ class Trainer:
         self.correct_fn = correct_fn
         self.stop = stop
         self.on_nan = on_nan
-        self.averages_gradients = True
-        """False if a callback averages parameters instead."""
         self.callbacks: dict[str, list[Callback]] = {event: list((callbacks or {}).get(event, ())) for event in EVENTS}
         self.stateful = dict(stateful or {})
         self.accumulate = accumulate
@@ -307,15 +305,7 @@ class Trainer:
 
     def train_step(self) -> TrainStep:
         """Return the `TrainStep` of this trainer."""
-        return TrainStep(
-            self.model,
-            self.optimizer,
-            self.loss_fn,
-            self.correct_fn,
-            self.accumulate,
-            self.clip_norm,
-            self.averages_gradients,
-        )
+        return TrainStep(self.model, self.optimizer, self.loss_fn, self.correct_fn, self.accumulate, self.clip_norm)
 
     def _batches(self, loader: DataLoader) -> Iterator[Batch]:
         for inputs, targets in loader:

@@ -8,12 +8,10 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from .config import UsageError
 from .options import nearest
-
-_Result = TypeVar("_Result")
 
 
 def import_string(option: str, name: str) -> Callable[..., Any]:
@@ -65,13 +63,8 @@ def call(option: str, name: str, **arguments: Any) -> Any:
             f"{option} {name} is called as {name.partition(':')[2]}({shown}), and has the parameters {signature}:"
             f" {error}"
         ) from error
-    return attempt(lambda: function(**arguments), f"{option} {name}")
-
-
-def attempt(action: Callable[[], _Result], said: str) -> _Result:
-    """Run a user's code; its exception becomes a UsageError: ``said``, the error and its place."""
     try:
-        return action()
+        return function(**arguments)
     except UsageError:
         raise
     except Exception as error:
@@ -79,4 +72,4 @@ def attempt(action: Callable[[], _Result], said: str) -> _Result:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(home)]
         at = f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
         notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-        raise UsageError(f"{said}: {type(error).__name__}: {error}{notes}{at}") from error
+        raise UsageError(f"{option} {name}: {type(error).__name__}: {error}{notes}{at}") from error

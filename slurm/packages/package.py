@@ -24,7 +24,6 @@ class PyMpiddp(PythonPackage):
     depends_on("py-numpy@1.25:", type=("build", "run"))
     depends_on("py-mpi4py@4.1:", type=("build", "run"))
     depends_on("py-safetensors@0.4:", type=("build", "run"))
-    depends_on("py-tqdm@4.60:", type=("build", "run"))
     with when("+torch"):
         depends_on("py-torch@2.9:", type=("build", "run"))
         depends_on("py-ml-dtypes", type=("build", "run"))

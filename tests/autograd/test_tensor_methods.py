@@ -95,7 +95,7 @@ def test_to_a_device_a_dtype_or_another_tensor() -> None:
     x.to("cpu", "float32").sum().backward()
     assert x.grad is not None and x.grad.dtype == np.float64 and (x.grad == 1).all()
     assert not x.long().requires_grad and x.long().dtype == np.int64 and x.bool().dtype == bool
-    assert x.half().dtype == np.float16 and x.int().dtype == np.int32
+    assert x.int().dtype == np.int32
     with no_grad():
         assert not x.to(np.float32).requires_grad
     for wrong in ("gpu", "cuda:x", None, 1.5, True):

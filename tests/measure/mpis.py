@@ -23,7 +23,7 @@ from typing import NamedTuple
 from harness.launcher import environment
 
 ROOT = Path(__file__).parents[2]
-NEEDS = ("numpy", "safetensors", "tqdm", "pytest>=8", "pytest-mpi>=0.6", "ml_dtypes")
+NEEDS = ("numpy", "safetensors", "pytest>=8", "pytest-mpi>=0.6", "ml_dtypes")
 
 
 class Library(NamedTuple):

@@ -16,10 +16,8 @@ import mpiddp.nn.functional as F  # noqa: N812
 from mpiddp import nn
 from mpiddp.autograd import Tensor, gradcheck
 from mpiddp.nn import conv
-from mpiddp.nn.activation import erf
 from mpiddp.nn.window import Window
 
-INDEX = np.array([[0, 2, 2], [4, 0, 2]])
 TIES = np.random.default_rng(0).integers(0, 3, (2, 2, 6, 6)).astype(float)
 CONVOLUTIONS: list[tuple[Any, ...]] = [  # image, kernels, stride, padding
     ((2, 3, 6, 5), (4, 3, 3, 3), 1, 0),
@@ -39,7 +37,6 @@ LABELS: list[tuple[tuple[int, ...], Any]] = [
 REDUCTIONS = ("mean", "sum", "none")
 CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
     *((name, draw((3, 4)), {}) for name in ("relu", "tanh", "sigmoid")),
-    ("gelu", draw((3, 40)), {}),
     ("softmax", draw((3, 4)), {"dim": 1}),
     ("softmax", draw((3, 4, 2)), {"dim": 0}),
     ("log_softmax", draw((3, 4)), {"dim": 1}),
@@ -56,12 +53,6 @@ CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
     ("max_pool2d", draw((1, 2, 5, 6)), {"kernel_size": (1, 3), "stride": (2, 1)}),
     ("max_pool2d", draw((1, 2, 8, 7)), {"kernel_size": 2, "stride": 3}),
     ("max_pool2d", draw((3, 6, 4)), {"kernel_size": 2}),
-    ("adaptive_avg_pool2d", draw((2, 3, 7, 6)), {"output_size": 1}),
-    ("adaptive_avg_pool2d", draw((2, 3, 7, 5)), {"output_size": (2, 3)}),
-    ("adaptive_avg_pool2d", draw((2, 3, 3, 5)), {"output_size": (None, 2)}),
-    ("embedding", [INDEX, *draw((5, 3))], {}),
-    ("layer_norm", [*draw((3, 4, 2)), (4, 2)], {}),
-    ("layer_norm", [*draw((2, 5, 4)), (4,), *draw((4,), (4,))], {}),
     *(
         (name, [*draw(shape), labels], {"reduction": reduction})
         for name in ("cross_entropy", "nll_loss")
@@ -114,14 +105,6 @@ def test_batch_norm(shape: tuple[int, ...], training: bool, affine: bool, dtype:
     np.testing.assert_allclose(mean, theirs[0].numpy(), rtol=1e-5)
     np.testing.assert_allclose(var, theirs[1].numpy(), rtol=1e-5)
     assert gradcheck(lambda x, *wb: F.batch_norm(x, mean.copy(), var.copy(), *(wb or (None, None)), training), inputs)
-
-
-def test_erf_is_exact_to_the_dtype() -> None:
-    x = np.concatenate([np.linspace(-7, 7, 4001), [0.0, -0.0, 1e-9, 40.0, -40.0]])
-    exact = np.array([math.erf(v) for v in x])
-    # The coefficients come from a least-squares fit, whose last bits are the BLAS kernel's, and so the processor's.
-    np.testing.assert_allclose(erf(x), exact, rtol=0, atol=4e-15)
-    np.testing.assert_allclose(erf(x.astype(np.float32)), exact, rtol=0, atol=3e-7)
 
 
 LIMITS = [(0, 0, 1), (0, 10**9, 1), (10**9, 600, 1), (3000, 600, 2), (3000, 0, 1)]
@@ -182,7 +165,7 @@ def test_memory_order_of_images_does_not_matter(layout: tuple[int, ...]) -> None
     for data in (x, turned):
         image = Tensor(data, requires_grad=True)
         y = F.max_pool2d(F.relu(F.conv2d(image, w, padding=1)), 2)
-        (F.adaptive_avg_pool2d(y, 2) * y[:, :, 1:, 1:]).sum().backward()
+        (y[:, :, :2, :1] * y[:, :, 1:, 1:]).sum().backward()
         outputs.append(y.data)
         gradients.append(image.grad)
     np.testing.assert_array_equal(*outputs)
@@ -239,14 +222,6 @@ def test_shared_weight_in_a_slot() -> None:
         np.testing.assert_allclose(slot, value, rtol=1e-6)
 
 
-def test_embedding_into_a_slot() -> None:
-    layer = nn.Embedding(4, 2)
-    layer.weight.grad_slot = np.full((4, 2), np.nan, np.float32)
-    layer(np.array([1, 1, 3])).sum().backward()
-    assert layer.weight.grad is layer.weight.grad_slot
-    np.testing.assert_array_equal(layer.weight.grad, [[0, 0], [2, 2], [0, 0], [1, 1]])
-
-
 def test_losses_of_values_warn_of_other_shapes_as_torchs() -> None:
     """(N, 1) less (N) is (N, N): a regression that learns the mean, without an error."""
     torch = pytest.importorskip("torch")
@@ -274,20 +249,6 @@ def test_batch_of_ignored_targets_has_no_gradient() -> None:
     loss.backward()
     assert math.isnan(loss.item())
     np.testing.assert_array_equal(x.grad, np.zeros((2, 3)))  # as torch's
-
-
-@pytest.mark.filterwarnings("error")
-def test_losses_of_many_samples_in_float16() -> None:
-    """The sum of so many losses is no float16, and neither is their number."""
-    torch = pytest.importorskip("torch")
-    x = draw((70_000, 3))[0].astype(np.float16)
-    labels = np.arange(len(x)) % 3
-    ours, theirs = Tensor(x, requires_grad=True), torch.tensor(x.astype(np.float32), requires_grad=True)
-    loss, expected = F.cross_entropy(ours, labels), torch.nn.functional.cross_entropy(theirs, torch.from_numpy(labels))
-    loss.backward(np.float16(1024))
-    expected.backward(torch.tensor(1024.0))
-    assert loss.dtype == np.float16 and loss.item() == pytest.approx(expected.item(), rel=1e-3)
-    np.testing.assert_allclose(ours.grad, theirs.grad.numpy(), rtol=2e-3, atol=2e-5)
 
 
 def test_cross_entropy_does_not_overflow() -> None:
@@ -328,7 +289,6 @@ ERRORS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         lambda: F.batch_norm(np.zeros((1, 3)), None, None, training=True),
     ),
     (ValueError, "dropout probability has to be between 0 and 1", lambda: F.dropout(IMAGE, 1.5)),
-    (IndexError, "index out of range", lambda: F.embedding(np.array([3]), np.zeros((3, 2)))),
 ]
 
 
@@ -341,12 +301,10 @@ def test_errors(error: type[Exception], text: str, call: Callable[[], Any]) -> N
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int64", "uint8"])
 def test_layers_refuse_inputs_of_another_dtype(dtype: str) -> None:
     """torch refuses them too; NumPy would go on in float64, twice as slow, through the whole network."""
-    attention = nn.MultiheadAttention(3, 1)
     x = np.ones((2, 3, 3), dtype)
     for name, call in (
         ("linear", lambda: nn.Linear(3, 2)(x)),
         ("conv2d", lambda: nn.Conv2d(2, 1, 2)(x)),
-        ("linear", lambda: attention(x, x, x)),
     ):
         wanted = rf"{name} needs input and weight of one dtype, got {dtype} and float32: .*x\.astype\('float32'\)"
         with pytest.raises(RuntimeError, match=wanted):
@@ -368,7 +326,6 @@ def test_plain_arrays_and_tensors_alike() -> None:
 
 
 NORMALIZATIONS: list[Callable[..., Tensor]] = [
-    lambda x, weight, bias: F.layer_norm(x, (4,), weight, bias),
     lambda x, weight, bias: F.batch_norm(x, None, None, weight, bias, training=True),
 ]
 
@@ -403,8 +360,6 @@ TAKES_ARRAYS = {
     "dropout": F.dropout,
     "cross_entropy": lambda x: F.cross_entropy(x, np.array([0, 1])),
     "mse_loss": lambda x: F.mse_loss(np.ones((2, 4), np.float32), x),
-    "layer_norm": lambda x: F.layer_norm(x, (4,)),
-    "embedding": lambda x: F.embedding(x, np.ones((4, 2), np.float32)),
 }
 
 

@@ -159,9 +159,8 @@ def test_attributes() -> None:
         net.scale = 1.0
     with pytest.raises(TypeError, match="cannot assign 'int' as child module 'norm'"):
         net.norm = 3
-    for register in (net.register_module, nn.ModuleDict().__setitem__):
-        with pytest.raises(TypeError, match="cannot assign 'int' object to module 'norm'"):
-            register("norm", 3)
+    with pytest.raises(TypeError, match="cannot assign 'int' object to module 'norm'"):
+        net.register_module("norm", 3)
     net.norm = None
     assert net.norm is None and "norm.weight" not in net.state_dict()
     del net.layers
@@ -266,27 +265,6 @@ def test_containers() -> None:
     assert [type(m).__name__ for m in modules] == ["ReLU", "Tanh"]
 
 
-def test_module_dict_is_torchs() -> None:
-    torch = pytest.importorskip("torch")
-
-    def use(library: Any) -> list[Any]:
-        modules = library.ModuleDict({"a": library.Linear(1, 2), "b": library.ReLU()})
-        modules["c"] = library.Linear(2, 1, bias=False)
-        modules.update([("a", library.Linear(1, 1))])  # in its place
-        found = [list(modules), list(modules.keys()), len(modules), "b" in modules, "d" in modules]
-        found.append([(name, type(module).__name__) for name, module in modules.items()])
-        found += [list(modules.state_dict()), type(modules.pop("b")).__name__, list(modules)]
-        del modules["c"]
-        found += [[type(module).__name__ for module in modules.values()], modules["a"].bias is not None]
-        for wrong in (lambda: modules["b"], lambda: modules.update({"pop": library.ReLU()})):
-            with pytest.raises(KeyError):
-                wrong()
-        modules.clear()
-        return [*found, len(modules), len(library.ModuleDict([("x", library.ReLU())]))]
-
-    assert use(nn) == use(torch.nn)
-
-
 def test_repr() -> None:
     torch = pytest.importorskip("torch")
 
@@ -322,12 +300,8 @@ LAYERS: list[tuple[str, list[Any], dict[str, Any], list[tuple[int, ...]]]] = [
     ("BatchNorm1d", [3], {"momentum": 0.3}, [(5, 3, 4)]),
     ("BatchNorm2d", [3], {"affine": False}, [(4, 3, 2, 2)]),
     ("BatchNorm2d", [3], {"track_running_stats": False}, [(4, 3, 2, 2)]),
-    ("LayerNorm", [(4, 3)], {}, [(2, 4, 3)]),
-    ("LayerNorm", [3], {"elementwise_affine": False}, [(2, 4, 3)]),
-    ("LayerNorm", [3], {"bias": False}, [(2, 4, 3)]),
     ("MaxPool2d", [3, 2, 1], {}, [(2, 3, 7, 7)]),
-    ("AdaptiveAvgPool2d", [1], {}, [(2, 3, 7, 7)]),
-    *((name, [], {}, [(2, 3)]) for name in ("ReLU", "GELU", "Tanh", "Sigmoid", "Identity")),
+    *((name, [], {}, [(2, 3)]) for name in ("ReLU", "Tanh", "Sigmoid", "Identity")),
     ("Softmax", [1], {}, [(2, 3)]),
     ("LogSoftmax", [1], {}, [(2, 3)]),
     ("Flatten", [], {}, [(2, 3, 4)]),
@@ -359,7 +333,6 @@ def test_initial_values_have_torchs_ranges() -> None:
             assert values.dtype == np.float32 and abs(values).max() <= bound and abs(values).max() > 0.9 * bound
         assert abs(layer.weight.data.mean()) < bound * 0.01
         assert abs(layer.weight.data.std() / (bound / math.sqrt(3)) - 1) < 0.02
-    assert abs(nn.Embedding(200, 100).weight.data.std() - 1) < 0.02
 
 
 @pytest.mark.parametrize("name", ["kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_"])

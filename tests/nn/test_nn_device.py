@@ -16,7 +16,7 @@ from harness.faking import fake_gpu
 from harness.oracle import draw
 
 from mpiddp import nn, optim
-from mpiddp.autograd import Tensor, no_grad, product
+from mpiddp.autograd import Tensor, no_grad
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.nn.random import keep_mask, scrambled
 
@@ -69,7 +69,7 @@ class Net(nn.Module):
 
 
 def mlp(width: int = 9) -> nn.Module:
-    return nn.Sequential(nn.Linear(7, width), nn.Tanh(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 5))
+    return nn.Sequential(nn.Linear(7, width), nn.Tanh(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 5))
 
 
 def normed() -> nn.Module:
@@ -79,31 +79,17 @@ def normed() -> nn.Module:
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.BatchNorm2d(4),
-        nn.AdaptiveAvgPool2d((2, 2)),
         nn.Flatten(),
-        nn.LayerNorm(16),
         nn.Sigmoid(),
-        nn.Linear(16, 5),
+        nn.Linear(100, 5),
     )
 
 
-class Words(nn.Module):
-    """Numbers of rows in, scores out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.out = nn.Embedding(13, 6), nn.Linear(6, 5)
-
-    def forward(self, x: Any) -> Tensor:
-        return self.out(self.table(x).mean(dim=1))
-
-
-IMAGES, ROWS, WORDS = (6, 1, 10, 10), (6, 7), (6, 4)
+IMAGES, ROWS = (6, 1, 10, 10), (6, 7)
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "net": (Net, IMAGES),
     "mlp": (mlp, ROWS),
     "normed": (normed, IMAGES),
-    "words": (Words, WORDS),
 }
 OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
     "sgd": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
@@ -116,7 +102,7 @@ def batches(shape: tuple[int, ...], steps: int) -> list[tuple[np.ndarray, np.nda
     rng = np.random.default_rng(1)
     made = []
     for _ in range(steps):
-        x = rng.integers(0, 13, shape) if shape == WORDS else rng.standard_normal(shape).astype(np.float32)
+        x = rng.standard_normal(shape).astype(np.float32)
         made.append((x, rng.integers(0, 5, shape[0])))
     return made
 
@@ -267,12 +253,6 @@ def test_ignored_targets(cupy: Any, waits: Waits) -> None:
     np.testing.assert_allclose(there.grad.get(), here.grad, rtol=1e-5, atol=1e-7)
 
 
-def test_a_word_that_is_no_row_spoils_its_place(cupy: Any) -> None:
-    table = Tensor(cupy.ones((4, 3), np.float32), requires_grad=True)
-    found = F.embedding(cupy.asarray(np.array([[0, 4], [-1, 3]])), table).detach().numpy()
-    assert np.isnan(found).all(axis=-1).tolist() == [[False, True], [True, False]]
-
-
 @pytest.mark.parametrize("p", [0.0, 0.3, 0.5, 1.0])
 def test_dropout_is_drawn_on_the_device(cupy: Any, waits: Waits, p: float) -> None:
     nn.manual_seed(4)
@@ -311,22 +291,6 @@ def test_text_of_a_tensor_on_a_device(cupy: Any) -> None:
     assert x.grad.get().tolist() == [1, 2, 3]
     with pytest.raises(RuntimeError, match="Mismatch in shape"):
         x.backward(np.ones(2, np.float32))
-
-
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
-def test_stacks_of_half_precision_matrices(cupy: Any, name: str) -> None:
-    """As in a convolution; CuPy multiplies single matrices of bfloat16 only."""
-    dtype = np.dtype(getattr(ml_dtypes, name) if name == "bfloat16" else name)
-    rng = np.random.default_rng(2)
-    a, b = (rng.standard_normal(shape).astype(dtype) for shape in ((3, 4, 5), (3, 5, 6)))
-    out = cupy.empty((3, 4, 6), dtype)
-    for found in (
-        product.product(cupy.asarray(a), cupy.asarray(b)),
-        product.product(cupy.asarray(a), cupy.asarray(b), out),
-    ):
-        assert found.dtype == dtype
-        expected = product.product(a, b).astype(np.float32)
-        np.testing.assert_allclose(found.get().astype(np.float32), expected, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("exponent", [3, 2.5, 1, 0, np.float32(2)], ids=repr)

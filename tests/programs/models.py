@@ -1,5 +1,6 @@
-"""For ``train --model models:plain`` and ``models:normed``."""
+"""For ``train --model models:plain`` and ``models:normed``, and ``--average models:compressed``."""
 
+import mpiddp as dist
 from mpiddp import nn
 
 
@@ -9,3 +10,9 @@ def plain():
 
 def normed():
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 10))
+
+
+def compressed(module):
+    model = dist.DistributedDataParallel(module)
+    model.register_comm_hook(dist.PowerSGDState(None, start_powerSGD_iter=9), dist.powerSGD_hook)
+    return model

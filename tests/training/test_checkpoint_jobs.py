@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from harness.launcher import Program, start
+from harness.launcher import PROGRAMS, Program, start
 from harness.tiers import thinned
 
 KILLS = int(os.environ.get("MPIDDP_TEST_KILLS", "1"))
@@ -29,13 +29,13 @@ MOMENTS = ("any", "while a checkpoint is written")
 RUNS = {
     "one writer": (),
     # The rank that has them writes shards of the optimizer and the compression's remainder.
-    "every rank writes": ("--zero", "--optimizer", "adamw", "--compress", "powersgd", "--powersgd-start", 2),
+    "every rank writes": ("--zero", "--optimizer", "adamw", "--average", "models:compressed"),
 }
 
 
 def train(run: str, output: Path) -> Program:
     options = ["--epochs", 1 + KILLS, "--checkpoint-steps", 2, "--batch-size", 128, "--output", output, *RUNS[run]]
-    return start("-m", "mpiddp", "train", *options, "--resume", "auto", ranks=RANKS)
+    return start("-m", "mpiddp", "train", *options, "--resume", "auto", ranks=RANKS, search=[PROGRAMS])
 
 
 def kill(job: Program, victim: str, rng: np.random.Generator) -> None:

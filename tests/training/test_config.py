@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpiddp import cores
-from mpiddp.training.config import OTHER_WORDS, Config, UsageError, add_options, nearest, read_options, resumed_threads
+from mpiddp.training.config import Config, UsageError, add_options, nearest, read_options, resumed_threads
 
 
 def parse(*arguments: str) -> Config:
@@ -39,16 +39,13 @@ def test_nothing_given_is_the_defaults():
         (["--no-zero"], "zero", False),
         (["--average", "package.module:ddp"], "average", "package.module:ddp"),
         (["--model", "package.module:Model"], "model", "package.module:Model"),
-        (["--data", "text:a b.txt", "--model", "transformer"], "data", "text:a b.txt"),
+        (["--data", "npz:a b.npz"], "data", "npz:a b.npz"),
     ],
 )
 def test_option_becomes_field(arguments, name, value):
     config = parse(*arguments)
     assert getattr(config, name) == value and type(getattr(config, name)) is type(value)
-    others = {"model": "transformer"} if name == "data" else {}
-    assert (
-        config == dataclasses.replace(Config(**others), **{name: value}) if not others else Config(**others, data=value)
-    )
+    assert config == dataclasses.replace(Config(), **{name: value})
 
 
 def test_every_field_is_an_option_with_help():
@@ -79,14 +76,8 @@ def test_a_default_on_the_command_line_overrides_the_file_too(tmp_path):
     [
         ("epoch = 3", "unknown configuration key 'epoch'; did you mean epochs?"),
         ("batchsize = 3", "did you mean batch_size?"),
-        ("find_unused_parameters = true", "did you mean average?"),
         ("zzz = 3", "unknown configuration key 'zzz'"),
-        ("lerning_rate = 3", "unknown configuration key 'lerning_rate'; did you mean lr?"),
-        ("gradient_acumulation_steps = 3", "did you mean accumulate?"),
-        ("[dpp]\nperiod = 3", r"unknown configuration table \[dpp\]; did you mean ddp?"),
-        ("[ddp]\nstatic = true", "unknown configuration key 'static'"),
-        ("[ddp]\nlr = 0.1", r"'lr' belongs to \[optimization\], not to \[ddp\]"),
-        ("lr = 0.1\n[optimization]\nlr = 0.2", r"'lr' is there twice, at the top and in \[optimization\]"),
+        ("[optimization]\nlr = 0.1", "unknown configuration key 'optimization'"),
         ("output = 3", "'output' has to be a path, got 3"),
         (
             'schedule = "cosin"',
@@ -100,7 +91,7 @@ def test_a_default_on_the_command_line_overrides_the_file_too(tmp_path):
         ("epochs = ", "run.toml"),
         (
             'model = "nte"',
-            "--model has to be net, mlp, resnet, transformer, MODULE:CALLABLE, got 'nte'; did you mean net?",
+            "--model has to be net, mlp, resnet, MODULE:CALLABLE, got 'nte'; did you mean net?",
         ),
     ],
 )
@@ -109,14 +100,6 @@ def test_wrong_file_is_refused(tmp_path, content, said):
     file.write_text(content)
     with pytest.raises(UsageError, match=said.replace("?", r"\?")):
         parse("--config", str(file))
-
-
-def test_tables_and_the_top_say_the_same(tmp_path):
-    file = tmp_path / "run.toml"
-    file.write_text('epochs = 3\n[network]\nmodel = "mlp"\n[optimization]\nlr = 1\nzero = true\n[input]\nworkers = 1\n')
-    expected = Config(epochs=3, model="mlp", lr=1.0, zero=True, workers=1)
-    assert parse("--config", str(file)) == expected
-    assert not parse("--config", str(file), "--no-zero").zero, "the command line overrides the file"
 
 
 @pytest.mark.parametrize("option", ["output", "metrics"])
@@ -174,20 +157,13 @@ def test_nearest():
         ({"resume": "auto"}, "--resume auto needs --output DIR"),
         ({"checkpoint_steps": 5}, "--checkpoint-steps needs --output DIR"),
         ({"max_time": "90"}, "--max-time stops with a checkpoint: give --output DIR"),
-        ({"data": "text:a.txt"}, "--model net cannot read: take --model transformer"),
-        ({"model": "transformer"}, "--model transformer reads text, and --data digits is images"),
         ({"model": "a.b:C", "dropout": 0.1}, "--dropout is for the models that have a name here"),
-        ({"average": "a.b:c", "compress": "fp16"}, "--compress is for --average ddp; register a hook"),
         ({"optimizer": "a.b:c", "momentum": 0.5}, "--momentum is for the optimizers that have a name here"),
-        ({"period": 10}, "--period is an option of --average local"),
-        ({"average": "naive"}, "--average has to be ddp, local, MODULE:CALLABLE, got 'naive'"),
-        ({"powersgd_start": 1}, "--powersgd-start has to be at least 2, got 1"),
+        ({"average": "naive"}, "--average has to be ddp, MODULE:CALLABLE, got 'naive'"),
         (
             {"spares": 1, "zero": True},
             "--spares: with --zero a rank's part of the optimizer state is on that rank",
         ),
-        ({"spares": 1, "average": "local"}, "--spares: with --average local a rank's model is on that rank alone"),
-        ({"spares": 1, "compress": "powersgd"}, "--spares: with PowerSGD a rank's remainder of gradients"),
         ({"spares": 1, "device": "cuda"}, "--spares: ranks on GPUs cannot go on after a death"),
     ],
     ids=str,
@@ -195,14 +171,6 @@ def test_nearest():
 def test_what_does_not_go_together_is_refused(values, said):
     with pytest.raises(UsageError, match=said):
         Config(**values)
-
-
-def test_other_words_are_no_options_and_lead_to_one():
-    names = {field.name for field in dataclasses.fields(Config)}
-    assert not names & OTHER_WORDS.keys() and set(OTHER_WORDS.values()) <= names
-    for word, name in OTHER_WORDS.items():
-        with pytest.raises(UsageError, match=f"did you mean {name}\\?"):
-            Config.from_mapping({word: 1})
 
 
 def test_tables_hold_every_field_once():
@@ -215,13 +183,9 @@ def test_tables_hold_every_field_once():
 @pytest.mark.parametrize(
     ("options", "form"),
     [
-        ({"data": "npy:"}, "npy:FILE"),
-        ({"data": "npz:"}, "npz:FILE"),
-        ({"data": "npy:x.npy,"}, "npy:FILE"),
-        ({"data": "idx:,y"}, "idx:FILE"),
-        ({"data": "text:", "model": "transformer"}, "text:FILE"),
-        ({"data": "module:"}, "MODULE:CALLABLE"),
-        ({"data": ":make"}, "MODULE:CALLABLE"),
+        ({"data": "npz:"}, "npz:FILE or MODULE:CALLABLE"),
+        ({"data": "module:"}, "npz:FILE or MODULE:CALLABLE"),
+        ({"data": ":make"}, "npz:FILE or MODULE:CALLABLE"),
         ({"model": ":"}, "MODULE:CALLABLE"),
         ({"model": "module:"}, "MODULE:CALLABLE"),
     ],
@@ -229,12 +193,6 @@ def test_tables_hold_every_field_once():
 def test_a_name_with_an_empty_part_is_refused(options, form):
     with pytest.raises(UsageError, match=f"has an empty part: give {form} without gaps"):
         Config(**options)
-
-
-@pytest.mark.parametrize("data", ["digits", "npz:x.npz", "npy:folder", "idx:x,y"])
-def test_images_are_not_for_a_transformer(data):
-    with pytest.raises(UsageError, match=f"--model transformer reads text, and --data {data} is images"):
-        Config(model="transformer", data=data)
 
 
 def checkpoint(output, step, text):

@@ -7,13 +7,10 @@ import io
 import logging
 import sys
 import warnings
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from mpiddp.training import console
-from mpiddp.training.console import Console, say, warnings_of
+from mpiddp.training.console import say, warnings_of
 
 
 class Full(io.StringIO):
@@ -28,16 +25,6 @@ def test_a_full_disk_behind_stdout_ends_nothing(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(OSError, match="No space left"):
         print("a line", flush=True)
     say("a line")
-
-
-@pytest.mark.parametrize(("batches", "accumulate", "steps"), [(7, 1, 7), (7, 3, 3), (6, 3, 2), (1, 9, 1)])
-def test_the_bar_counts_steps(monkeypatch: pytest.MonkeyPatch, batches: int, accumulate: int, steps: int) -> None:
-    shown: dict[str, Any] = {}
-    monkeypatch.setattr(console, "tqdm", lambda **options: shown.update(options))
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    trainer: Any = SimpleNamespace(skipped=0, epoch=2, train_loader=range(batches), accumulate=accumulate)
-    Console(epochs=5).epoch_begin(trainer)
-    assert (shown["total"], shown["desc"]) == (steps, "epoch 3")
 
 
 def test_warnings_go_to_stderr_with_the_rank(capsys):

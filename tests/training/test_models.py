@@ -8,7 +8,7 @@ import pytest
 from mpiddp import nn
 from mpiddp.autograd import Tensor
 from mpiddp.training import config
-from mpiddp.training.models import MLP, MODELS, Net, ResNet, Transformer
+from mpiddp.training.models import MLP, MODELS, Net, ResNet
 
 
 def test_net_has_the_tutorials_parameters():
@@ -120,58 +120,9 @@ def test_resnet_against_torch(training):
         np.testing.assert_allclose(x, y.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_transformer_against_torch():
-    torch = pytest.importorskip("torch")
-    nn.manual_seed(1)
-    ours = Transformer(dropout=0.0, context=9, width=8, heads=2, layers=2)
-    text = np.random.default_rng(0).integers(0, 256, (3, 8))
-    x, y = text[:, :-1], text[:, 1:]
-    w = {name: torch.tensor(p.data, requires_grad=True) for name, p in ours.named_parameters()}
-    F = torch.nn.functional
-    z = w["bytes.weight"][torch.tensor(x)] + w["positions.weight"][:7]
-    for i in range(2):
-        layer = torch.nn.TransformerEncoderLayer(8, 2, 32, 0.0, "gelu", batch_first=True, norm_first=True)
-        names = {
-            "self_attn.in_proj_weight": "attention.in_proj_weight",
-            "self_attn.in_proj_bias": "attention.in_proj_bias",
-            "self_attn.out_proj.weight": "attention.out_proj.weight",
-            "self_attn.out_proj.bias": "attention.out_proj.bias",
-            "linear1.weight": "mlp.0.weight",
-            "linear1.bias": "mlp.0.bias",
-            "linear2.weight": "mlp.2.weight",
-            "linear2.bias": "mlp.2.bias",
-            **{f"norm{k}.{kind}": f"norm{k}.{kind}" for k in (1, 2) for kind in ("weight", "bias")},
-        }
-        assert names.keys() == layer.state_dict().keys()
-        mask = torch.nn.Transformer.generate_square_subsequent_mask(7)
-        z = torch.func.functional_call(layer, {k: w[f"blocks.{i}.{v}"] for k, v in names.items()}, (z, mask))
-    scores = F.layer_norm(z, (8,), w["norm.weight"], w["norm.bias"]) @ w["head.weight"].T
-    expected = F.cross_entropy(scores.reshape(-1, 256), torch.tensor(y).reshape(-1))
-    loss = nn.functional.cross_entropy(ours(x), y)
-    np.testing.assert_allclose(loss.item(), expected.item(), rtol=1e-5)
-    loss.backward()
-    expected.backward()
-    for name, p in ours.named_parameters():
-        np.testing.assert_allclose(p.grad, w[name].grad.numpy(), rtol=1e-3, atol=1e-5, err_msg=name)
-
-
-def test_transformer_does_not_look_ahead():
+def test_dropout_of_resnet():
     nn.manual_seed(0)
-    model = Transformer(dropout=0.0, context=6)
-    text = np.random.default_rng(0).integers(0, 256, (1, 6))
-    other = text.copy()
-    other[0, 4:] += 1
-    np.testing.assert_array_equal(model(text).data[..., :4], model(other % 256).data[..., :4])
-
-
-@pytest.mark.parametrize(("name", "data"), [("resnet", "images"), ("transformer", "bytes")])
-def test_dropout_of_the_others(name, data):
-    nn.manual_seed(0)
-    x = (
-        np.random.default_rng(0).standard_normal((3, 1, 28, 28), np.float32)
-        if data == "images"
-        else np.eye(6, dtype=int)
-    )
+    x = np.random.default_rng(0).standard_normal((3, 1, 28, 28), np.float32)
     for dropout, differs in ((0.5, True), (0.0, False)):
-        module = MODELS[name](dropout=dropout)
+        module = ResNet(dropout=dropout)
         assert np.array_equal(module(x).data, module(x).data) != differs

@@ -25,7 +25,7 @@ import mpiddp as dist
 from mpiddp import nn
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.optim import SGD, Adam
-from mpiddp.training import Config
+from mpiddp.training import Config, UsageError
 from mpiddp.training.build import build_trainer
 from mpiddp.training.models import MLP
 
@@ -144,33 +144,43 @@ def power_sgd(hook):
     return lambda: (dist.PowerSGDState(None, 2, 3, random_seed=SEED), hook)
 
 
-COMPRESSIONS = {
-    "none": None,
+HOOKS = {
     "fp16": lambda: (None, dist.fp16_compress_hook),
     "bf16": lambda: (None, dist.bf16_compress_hook),
     "powersgd": power_sgd(dist.powerSGD_hook),
-    "batched-powersgd": power_sgd(dist.batched_powerSGD_hook),
+    "batched_powersgd": power_sgd(dist.batched_powerSGD_hook),
 }
 
 
-@pytest.mark.parametrize("compress", COMPRESSIONS)
-def test_compression_is_the_hooks(world, compress):
+def hooked(make):
+    def ddp(module):
+        model = dist.DistributedDataParallel(module)
+        model.register_comm_hook(*make())
+        return model
+
+    return ddp
+
+
+fp16, bf16, powersgd, batched_powersgd = (hooked(make) for make in HOOKS.values())
+"""For ``--average``."""
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_own_hook_is_used(world, name):
     pytest.importorskip("ml_dtypes")
-    expected = by_hand(COMPRESSIONS[compress])
-    found = trained(compress=compress, powersgd_rank=2, powersgd_start=3).model.module.parameters()
+    expected = by_hand(HOOKS[name])
+    found = trained(average=f"{__name__}:{name}").model.module.parameters()
     assert all(np.array_equal(p.data, x) for p, x in zip(found, expected, strict=True))
-    if compress != "none":
-        assert distance(expected, by_hand(None)) > 0, "or this test could not fail"
+    assert distance(expected, by_hand(None)) > 0, "or this test could not fail"
 
 
-@pytest.mark.parametrize(("rank", "start"), [(1, 3), (2, 5)])
-def test_power_sgds_options_count(world, rank, start):
-    found = trained(compress="powersgd", powersgd_rank=rank, powersgd_start=start).model.module.parameters()
-    assert distance([p.data for p in found], by_hand(power_sgd(dist.powerSGD_hook))) > 0
+def test_power_sgd_dies_with_its_rank(world):
+    with pytest.raises(UsageError, match="--spares: with PowerSGD a rank's remainder of gradients"):
+        trained(average=f"{__name__}:powersgd", spares=1)
 
 
 def test_power_sgd_forgets_a_gradient_that_is_not_finite(world):
-    config = configured(compress="powersgd", powersgd_start=2, on_nan="skip")
+    config = configured(average=f"{__name__}:powersgd", on_nan="skip")
     trainer = build_trainer(config, data())
     loss_fn = trainer.loss_fn
     trainer.loss_fn = lambda output, y: loss_fn(output, y) * (np.float32(np.inf) if trainer.step == 4 else 1.0)

@@ -27,10 +27,8 @@ RESUMED = {
         "lr": 0.001,
         "accumulate": 2,
     },
-    "compression": {"compress": "powersgd", "powersgd_start": 2, "accumulate": 2},
     "own hook and schedule": {"average": f"{__name__}:with_power_sgd", "schedule": BY_EPOCH, "accumulate": 2},
-    "parameters in halves": {"average": "training.test_local_sgd:in_halves"},
-    "batched compression": {"compress": "batched-powersgd", "powersgd_start": 2},
+    "batched compression": {"average": "training.test_options:batched_powersgd"},
     "batch norm of all ranks, zero": {"model": "resnet", "sync_batchnorm": True, "zero": True, "accumulate": 3},
     "batch norm of each rank": {"model": "resnet", "accumulate": 3},
 }
