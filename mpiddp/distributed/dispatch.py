@@ -7,7 +7,9 @@ watchdog sees. Only the short calls of `OneShot.run` do it by themselves, for sp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import functools
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import monotonic
 from types import TracebackType
@@ -17,7 +19,10 @@ from mpiddp.algorithms.plan import Plan
 from mpiddp.errors import DistError
 from mpiddp.mpi import recorder, requests
 from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi.link import Link
+from mpiddp.mpi.message import spans_of
 from mpiddp.mpi.operation import Call, Operation, waiting
+from mpiddp.mpi.requests import IN_TURN, Steps
 from mpiddp.mpi.work import Work, abandon
 from mpiddp.typing import Array
 
@@ -147,15 +152,23 @@ def submit(
     link = group._link
     with requests.lock:
         operation, confirmed = begin(group, plan.call)
-        steps = plan.steps(link, plan.call, *args)
+        spans = list(spans_of(args))
+        begun = plan.steps if not link.queue.delays(spans) else functools.partial(_in_turn, plan.steps)
+        steps = begun(copy.copy(link), plan.call, *args)
         if not confirmed:
             steps = group._monitor.verifying(operation.number, steps)
-        work = link.queue.submit(steps, operation, outputs)
+        work = link.queue.submit(steps, operation, outputs, spans)
     work._set_timeout(timeout_s)
     if async_op:
         return work
     work.wait()
     return None
+
+
+def _in_turn(steps: Callable[..., Steps], link: Link, call: Call, *args: Any) -> Steps:
+    """Begin when the turn has come; ``link`` has the call's number, and is its own."""
+    yield IN_TURN
+    return (yield from steps(link, call, *args))
 
 
 def root_rank(group: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None) -> int:
