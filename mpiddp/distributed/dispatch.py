@@ -8,7 +8,6 @@ watchdog sees. Only the short calls of `OneShot.run` do it by themselves, for sp
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import monotonic
@@ -153,8 +152,10 @@ def submit(
     with requests.lock:
         operation, confirmed = begin(group, plan.call)
         spans = list(spans_of(args))
-        begun = plan.steps if not link.queue.delays(spans) else functools.partial(_in_turn, plan.steps)
-        steps = begun(copy.copy(link), plan.call, *args)
+        if link.queue.delays(spans):
+            steps = _in_turn(plan.steps, copy.copy(link), plan.call, *args)
+        else:
+            steps = plan.steps(link, plan.call, *args)
         if not confirmed:
             steps = group._monitor.verifying(operation.number, steps)
         work = link.queue.submit(steps, operation, outputs, spans)
@@ -165,10 +166,19 @@ def submit(
     return None
 
 
-def _in_turn(steps: Callable[..., Steps], link: Link, call: Call, *args: Any) -> Steps:
-    """Begin when the turn has come; ``link`` has the call's number, and is its own."""
+def _in_turn(steps: Callable[..., Steps], link: Link, *args: Any) -> Steps:
+    """Begin when the turn has come; ``link`` is a copy, which has kept the call's number."""
     yield IN_TURN
-    return (yield from steps(link, call, *args))
+    return (yield from steps(link, *args))
+
+
+def run_inside(link: Link, steps: Callable[..., Steps], operation: Operation, *args: Any) -> Any:
+    """Return the value of steps that are a part of a call which has begun; they wait for their turn."""
+    with requests.lock:
+        begun = _in_turn(steps, link, *args) if link.queue.delays(()) else steps(link, *args)
+        work = link.queue.submit(begun, operation, ())
+    work.wait()
+    return work._value
 
 
 def root_rank(group: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None) -> int:
