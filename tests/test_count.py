@@ -41,22 +41,22 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 1000,
-    "mpiddp/algorithms": 2710,
+    "mpiddp/algorithms": 2690,
     "mpiddp/autograd": 1170,
     "mpiddp/bench": 1370,
     "mpiddp/data": 1340,
     "mpiddp/device": 530,
-    "mpiddp/distributed": 2030,
+    "mpiddp/distributed": 2040,
     "mpiddp/examples": 790,
     "mpiddp/faults": 2450,
-    "mpiddp/mpi": 2180,
+    "mpiddp/mpi": 2200,
     "mpiddp/nn": 1730,
     "mpiddp/optim": 510,
     "mpiddp/parallel": 2060,
     "mpiddp/shm": 470,
     "mpiddp/torch": 1510,
     "mpiddp/training": 2770,
-    "tests, all": 30_200,
+    "tests, all": 30_230,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
