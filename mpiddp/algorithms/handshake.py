@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpiddp.errors import DistError
-from mpiddp.faults.calls import BUCKET, RECORD, Calls, compare_records, first_difference
+from mpiddp.faults.calls import RECORD, Calls, compare_records, first_difference
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel, Link, Resource
 from mpiddp.mpi.operation import Call
@@ -51,8 +51,6 @@ class Entries(NamedTuple):
     """The ranks' factors of PREMUL_SUM; else 1."""
     segment: int | None
     """The segment, if all arrays have the same; else None."""
-    follows: bool
-    """Some rank has begun other operations before, perhaps on the same array."""
 
     def of(self, ranks: Array) -> Entries:
         return _entries(self.segments[ranks], self.offsets[ranks], self.factors[ranks])
@@ -70,9 +68,8 @@ class Entries(NamedTuple):
 
 
 def _entries(segments: Array, offsets: Array, factors: Array) -> Entries:
-    first, follows = int(segments[0]), offsets < 0
-    offsets = np.where(follows, ~offsets, offsets)
-    return Entries(segments, offsets, factors, first if (segments == first).all() else None, bool(follows.any()))
+    first = int(segments[0])
+    return Entries(segments, offsets, factors, first if (segments == first).all() else None)
 
 
 @functools.lru_cache(maxsize=256)
@@ -88,37 +85,26 @@ def _cached_entries(size: int, entries: bytes) -> Entries:
 def exchange(link: Link, call: Call, place: Location, op: ReduceOp | None) -> Steps:
     """Wait for every rank; return their `Entries`. MismatchError on all ranks if calls differ.
 
-    An array may then be read and written: if a rank has begun operations before, the turn of this one has come on all.
+    An array may then be read and written: an earlier operation on it has ended (see `Queue.delays`).
     """
     factor = 1.0 if op is None or op.factor is None else op.factor
     if link.one_node or link.size <= MAX_ROWS:
-        if _may_follow(link, call):
-            place = Location(place.segment, ~place.offset)
-        entries: Entries = yield from _meet(link, link.now, call, place, factor)
-        if entries.follows:
-            yield link.later.Ibarrier()
-        return entries
+        return (yield from _meet(link, link.now, pack(link, call, place, factor)))
     yield from compare(link, call)
-    return (yield from _meet(link, link.later, call, place, factor))
-
-
-def _may_follow(link: Link, call: Call) -> bool:
-    """Return True if an operation that has not ended may have the same array. DDP's buckets have their own."""
-    if not link.queue or link.now is link.later or call.note.startswith(BUCKET):
-        return False
-    return any(not each.call.note.startswith(BUCKET) for each in link.queue.operations())
+    return (yield from _meet(link, link.later, pack(link.after(), call, place, factor)))
 
 
 def compare(link: Link, call: Call) -> Steps:
     """Wait for every rank; MismatchError on all, if calls differ."""
+    mine = pack(link, call)
     if link.one_node or link.size <= MAX_ROWS:
-        yield from _meet(link, link.now, call)
+        yield from _meet(link, link.now, mine)
         return
-    digest = hash(_ENTRY.unpack(pack(link, call)))
+    digest = hash(_ENTRY.unpack(mine))
     bounds = np.array([digest, ~digest])
     yield link.now.Iallreduce(MPI.IN_PLACE, bounds, MPI.MIN)
     if bounds[0] != ~bounds[1]:
-        yield from _meet(link, link.later, call)
+        yield from _meet(link, link.later, mine)
 
 
 def without(algorithm: Callable[..., Steps]) -> Callable[..., Steps]:
@@ -237,11 +223,10 @@ class Slots(Resource):
 def pack(link: Link, call: Call, place: Location = NOWHERE, factor: float = 1.0) -> bytes:
     if link.now is link.later:  # in a later step the number may be that of another operation
         return _ENTRY.pack(0, *call.record, *place, factor, 0)
-    return _ENTRY.pack(link.sequence, *call.record, *place, factor, _history(link))
+    return _ENTRY.pack(link.sequence, *call.record, *place, factor, link.history)
 
 
-def _meet(link: Link, comm: MPI.Intracomm, call: Call, place: Location = NOWHERE, factor: float = 1.0) -> Steps:
-    mine = pack(link, call, place, factor)
+def _meet(link: Link, comm: MPI.Intracomm, mine: bytes) -> Steps:
     if link.one_node or link.size > MAX_ROWS:
         told = bytearray(len(mine) * link.size)
         yield comm.Iallgather(mine, told)
@@ -272,16 +257,10 @@ def differing(link: Link, told: bytearray) -> Steps:
     return _entries(segments, offsets, factors.view(np.float64))
 
 
-def _history(link: Link) -> int:
-    """Return a hash of this rank's calls; 0 where ranks see each other's calls."""
-    calls = None if link.one_node else link.find(Calls)
-    return 0 if calls is None else calls.history
-
-
 def _find_difference(link: Link) -> Steps:
     calls = link.find(Calls)
     assert calls is not None, "histories are its"
-    calls.history = 0
+    calls.link.history = 0
     mine = calls.recent()
     told = np.empty((link.size, mine.size), RECORD)
     yield link.later.Iallgather([mine, MPI.BYTE], [told, MPI.BYTE])

@@ -7,7 +7,8 @@ watchdog sees. Only the short calls of `OneShot.run` do it by themselves, for sp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import monotonic
 from types import TracebackType
@@ -17,7 +18,10 @@ from mpiddp.algorithms.plan import Plan
 from mpiddp.errors import DistError
 from mpiddp.mpi import recorder, requests
 from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi.link import Link
+from mpiddp.mpi.message import spans_of
 from mpiddp.mpi.operation import Call, Operation, waiting
+from mpiddp.mpi.requests import IN_TURN, Steps
 from mpiddp.mpi.work import Work, abandon
 from mpiddp.typing import Array
 
@@ -165,15 +169,34 @@ def submit(
     link = group._link
     with requests.lock:
         operation, confirmed = begin(group, plan.call)
-        steps = plan.steps(link, plan.call, *args)
+        spans = list(spans_of(args))
+        if link.queue.delays(spans):
+            steps = _in_turn(plan.steps, copy.copy(link), plan.call, *args)
+        else:
+            steps = plan.steps(link, plan.call, *args)
         if not confirmed:
             steps = group._monitor.verifying(operation.number, steps)
-        work = link.queue.submit(steps, operation, outputs)
+        work = link.queue.submit(steps, operation, outputs, spans)
     work._set_timeout(timeout_s)
     if async_op:
         return work
     work.wait()
     return None
+
+
+def _in_turn(steps: Callable[..., Steps], link: Link, *args: Any) -> Steps:
+    """Begin when the turn has come; ``link`` is a copy, which has kept the call's number."""
+    yield IN_TURN
+    return (yield from steps(link, *args))
+
+
+def run_inside(link: Link, steps: Callable[..., Steps], operation: Operation, *args: Any) -> Any:
+    """Return the value of steps that are a part of a call which has begun; they wait for their turn."""
+    with requests.lock:
+        begun = _in_turn(steps, link, *args) if link.queue.delays(()) else steps(link, *args)
+        work = link.queue.submit(begun, operation, ())
+    work.wait()
+    return work._value
 
 
 def root_rank(group: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None) -> int:

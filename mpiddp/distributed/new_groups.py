@@ -17,10 +17,10 @@ from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.operation import Call, Operation
-from mpiddp.mpi.requests import seconds
+from mpiddp.mpi.requests import Steps, seconds
 
 from .backends import backend_of, check_backend, connect
-from .dispatch import calling, expect_own_thread
+from .dispatch import calling, expect_own_thread, run_inside
 from .groups import GroupMember, ProcessGroup, as_rank, default_group, get_pg_count, member, next_name, register
 
 T = TypeVar("T")
@@ -44,15 +44,12 @@ def checked_ranks(ranks: object, world_size: int) -> list[int]:
     return checked
 
 
-def _agree(parent: Link, what: str, value: object) -> None:
+def _odd_rank(parent: Link, text: str) -> Steps:
+    """Return a rank with another text than the first one's; 0 if all are equal."""
     # Ranks compare checksums first, because ten thousand ranks' lists of ten thousand ranks would not fit into memory.
-    text = repr(value)
     fingerprints = np.empty(parent.size, np.int64)
-    parent.now.Allgather(np.array([zlib.crc32(text.encode())]), fingerprints)
-    odd = int((fingerprints != fingerprints[0]).argmax())
-    if odd:
-        first, other = parent.now.bcast(text, 0), parent.now.bcast(text, odd)
-        raise mismatch(parent, parent.ranks[0], f"{what} with {first}", parent.ranks[odd], f"{what} with {other}")
+    yield parent.now.Iallgather(np.array([zlib.crc32(text.encode())]), fingerprints)
+    return int((fingerprints != fingerprints[0]).argmax())
 
 
 def among(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
@@ -90,16 +87,24 @@ def _without_waiting(make: Callable[[], T], what: Operation) -> T:
         ) from error
 
 
-def _together(parent: ProcessGroup, make: Callable[[], T], what: str) -> T:
-    """Call ``make``, which blocks in MPI, as a call of the group that ranks compare and reports name."""
-    expect_own_thread(parent._link.busy, parent)
-    with calling(parent, Call(parent._link.members, what, record=_NEW_GROUP)) as operation:
+def agree(parent: ProcessGroup, what: str, value: object, then: Callable[[], Any] = lambda: None) -> Any:
+    """Raise `MismatchError` on every rank of ``parent`` if ``value`` has another repr on one of them.
+
+    It is a call of the group that ranks compare and reports name. Return what ``then`` returns, which blocks in MPI.
+    All ranks have come by then: a thread that still waits in MPI at the program's end would crash in MPI_Finalize.
+    """
+    link, text = parent._link, repr(value)
+    expect_own_thread(link.busy, parent)
+    with calling(parent, Call(link.members, what, record=_NEW_GROUP)) as operation:
+        odd = run_inside(link, _odd_rank, operation, text)
+
+        def make() -> Any:
+            if odd:
+                first, other = link.now.bcast(text, 0), link.now.bcast(text, odd)
+                raise mismatch(link, link.ranks[0], f"{what} with {first}", link.ranks[odd], f"{what} with {other}")
+            return then()
+
         return _without_waiting(make, operation)
-
-
-def agree(parent: ProcessGroup, what: str, value: object) -> None:
-    """Raise `MismatchError` on every rank of ``parent`` if ``value`` has another repr on one of them."""
-    _together(parent, lambda: _agree(parent._link, what, value), what)
 
 
 def split(
@@ -116,12 +121,12 @@ def split(
     mine = next((index for index, part in enumerate(parts) if me in part), None)
 
     def make() -> ProcessGroup | None:
-        _agree(parent._link, what, parts)
         color, key = (MPI.UNDEFINED, 0) if mine is None else (mine, parts[mine].index(me))
         comm = parent._link.now.Split(color, key)
         return None if comm == MPI.COMM_NULL else _make(MPI.Intracomm(comm), timeout_s, description, backend)
 
-    return _together(parent, make, what)
+    made: ProcessGroup | None = agree(parent, what, parts, make)
+    return made
 
 
 def new_group(

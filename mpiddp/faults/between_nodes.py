@@ -91,7 +91,7 @@ class Comparison:
 
     def history(self) -> int:
         calls = self._calls()
-        return 0 if calls is None else calls.history
+        return 0 if calls is None else calls.link.history
 
     def share(self, group: int) -> int:
         """Return this rank's part of a sum over the nodes, which is 0 if their histories are equal."""

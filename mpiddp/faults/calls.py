@@ -257,7 +257,7 @@ class Calls(Resource):
     """
 
     def __init__(self, link: Link, memory: mmap.mmap | bytearray) -> None:
-        self._link = link
+        self.link = link
         shared = isinstance(memory, mmap.mmap)
         node = link.node
         self._ranks = node.ranks if shared else link.ranks[link.rank : link.rank + 1]
@@ -271,7 +271,6 @@ class Calls(Resource):
         self._row_bytes = self._size * _PACKED.size
         self._own = self._rank * _PACKED.size
         self._distant = not link.one_node
-        self.history = 0
         self.latest = 0
         """The number of the last call, in a group on several nodes."""
         self._unconfirmed: dict[int, bytes] = {}
@@ -289,7 +288,7 @@ class Calls(Resource):
         words[first] = number
         if self._distant:
             if not call.self_comparing:
-                self.history = hash((self.history, *call))
+                self.link.history = hash((self.link.history, *call))
             self.latest = sequence
         row, record = memory[start : start + self._row_bytes], number.to_bytes(_NUMBER_BYTES, "little") + rest
         if self._size == 1 or row == record * self._size:
@@ -319,7 +318,7 @@ class Calls(Resource):
         for rank, (arrived, call) in enumerate(calls):
             if arrived == sequence and call.differs(mine):
                 own, other = self._ranks[self._rank], self._ranks[rank]
-                raise mismatch(self._link, own, mine.text(sequence), other, call.text(sequence))
+                raise mismatch(self.link, own, mine.text(sequence), other, call.text(sequence))
 
     def _row(self, sequence: int) -> list[tuple[int, Record]]:
         """Return each rank's sequence and call; sequence 0 stands for a record that is being stored."""

@@ -111,6 +111,8 @@ class Link(Channel):
         self._resources: dict[type[Resource], Resource] = {}
         self._whole = self  # copies, as `after` makes them, give this link to resources
         self.sequence = self.message_count = 0
+        self.history = 0
+        """A hash of the calls that no handshake compares, in a group on several nodes."""
         self.busy = False
         self.queue = Queue()
         register(self)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NoReturn
 
@@ -268,6 +268,16 @@ def _address(x: Array) -> int:
     # mpi4py's call takes a fifth of the time of NumPy's.
     address: int = MPI.Get_address(movable(x)) if isinstance(x, np.ndarray) else x.data.ptr
     return address
+
+
+def spans_of(args: Iterable[Any]) -> Iterator[tuple[int, int]]:
+    """Return the first address of each array, also in lists, and the one after its last."""
+    for each in args:
+        if isinstance(each, np.ndarray) or is_device_array(each):
+            start = _address(each)
+            yield start, start + each.nbytes
+        elif isinstance(each, (list, tuple)):
+            yield from spans_of(each)
 
 
 def expect_like(x: Array, shape: tuple[int, ...] | None, dtype: np.dtype[Any], operation: str, name: str) -> None:

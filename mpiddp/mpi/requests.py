@@ -52,8 +52,8 @@ class _Ready:
         return None
 
 
-READY = _Ready()
-"""What an algorithm yields first if all of it has to run at the head of the queue."""
+READY, IN_TURN = _Ready(), _Ready()
+"""What steps yield first if all of them have to run at the head of the queue; the second one on both communicators."""
 
 
 class All:

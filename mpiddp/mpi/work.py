@@ -26,7 +26,7 @@ from . import requests
 from .future import Future, call_all, call_logged
 from .lazy import MPI
 from .operation import Call, Operation
-from .requests import Awaited, Steps, activate, deactivate, poll, seconds, wait_for
+from .requests import IN_TURN, Awaited, Steps, activate, deactivate, poll, seconds, wait_for
 
 if TYPE_CHECKING:
     # The exception hook asks here, perhaps before NumPy may be imported.
@@ -53,7 +53,8 @@ _RECEIVE_ONLY = "this is known for a receive that has finished; call wait() firs
 class Work:
     """A pending operation (``torch.distributed.Work``). Its arrays must stay as they are until `wait` has returned.
 
-    Until then no other operation may take them, either: it may read an array before this one has written to it.
+    Collectives of a group that take the same array take place in their order. A message, or an operation of another
+    group, may not take it until then.
 
     Examples
     --------
@@ -72,6 +73,8 @@ class Work:
     _callbacks: tuple[Callable[[], None], ...] = ()
     _value: Any = None
     _looked = 0.0
+    _spans: Sequence[tuple[int, int]] = ()
+    """The first address of each array, and the one after its last."""
 
     def __init__(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> None:
         self._operation = operation
@@ -274,9 +277,12 @@ class Queue:
     def __len__(self) -> int:
         return len(self._works)
 
-    def submit(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> Work:
+    def submit(
+        self, steps: Steps, operation: Operation, outputs: Sequence[Array], spans: Sequence[tuple[int, int]] = ()
+    ) -> Work:
         """Run ``steps`` to their first wait, and queue the rest. The caller holds `requests.lock`."""
         work = Work(steps, operation, outputs)
+        work._spans = spans
         if self._works or not work._finished:
             self._works.append(work)
             activate(self)
@@ -285,6 +291,17 @@ class Queue:
     def operations(self) -> list[Operation]:
         """Return the pending operations, first the one at the head. Any thread may ask."""
         return [work._operation for work in list(self._works)]
+
+    def delays(self, spans: Sequence[tuple[int, int]]) -> bool:
+        """Return True if an operation on this memory must not begin before its turn.
+
+        It follows one that has the same memory, or that has not begun itself: each communicator has one order.
+        """
+        return any(
+            work._awaited is IN_TURN
+            or any(start < stop and first < last for start, last in spans for first, stop in work._spans)
+            for work in self._works
+        )
 
     def fail(self, error: BaseException) -> None:
         """End all operations with ``error``, except one whose step is raising it."""

@@ -27,7 +27,13 @@ class Node:
         self.between_nodes = BetweenNodes(self)  # type: ignore[arg-type]
         ranks = tuple(range(size))
         link: Any = SimpleNamespace(
-            id=9, ranks=ranks, rank=rank, one_node=False, by_node=np.arange(size), node_starts=np.arange(size)
+            id=9,
+            ranks=ranks,
+            rank=rank,
+            history=0,
+            one_node=False,
+            by_node=np.arange(size),
+            node_starts=np.arange(size),
         )
         link.node = SimpleNamespace(ranks=(rank,), rank=0)
         self.calls = Calls(link, bytearray(calls.REGION_BYTES))
