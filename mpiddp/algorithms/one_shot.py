@@ -19,7 +19,7 @@ from mpiddp.faults.monitor import GroupMonitor
 from mpiddp.mpi import recorder, requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.message import as_bytes
+from mpiddp.mpi.message import as_bytes, spans_of
 from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.recorder import append, program_files
 from mpiddp.mpi.reduction import ReduceOp, is_half
@@ -83,19 +83,19 @@ class OneShot:
         for index, (rounds, shown, result, change, awaited, end) in enumerate(self._shots):
             if not eager.writable() and not eager.spin(eager.writable):
                 if outputs is not None:
-                    return self._submit(outputs, self._rest(output, x, record, index))
+                    return self._submit(args, outputs, self._rest(output, x, record, index))
                 operation = self._wait(eager.writable, operation)
             part = x if shown is whole else None if shown is None else shown(x)
             current = eager.begin(rounds, record, part, change)
             if awaited is not None and not awaited() and not eager.spin(awaited):
                 if outputs is not None:
-                    return self._submit(outputs, self._rest(output, x, record, index, current))
+                    return self._submit(args, outputs, self._rest(output, x, record, index, current))
                 operation = self._wait(awaited, operation)
             if end is not None:
                 rest = end(current, output if result is whole else result(output))
                 if rest is not None:
                     if outputs is not None:
-                        return self._submit(outputs, self._rest(output, x, record, index, current, rest))
+                        return self._submit(args, outputs, self._rest(output, x, record, index, current, rest))
                     operation = self._finish(rest, operation)
         if operation is not None:
             self._monitor.verify(sequence)
@@ -113,14 +113,14 @@ class OneShot:
             self._monitor.publish_unawaited(sequence, self._call.record)
         return None if outputs is None else Ended(self._call, outputs)
 
-    def _submit(self, outputs: Sequence[Array], steps: Steps) -> Work:
+    def _submit(self, args: Sequence[Any], outputs: Sequence[Array], steps: Steps) -> Work:
         """Queue the rest of a call."""
         link, monitor = self._link, self._monitor
         with requests.lock:
             operation = recorder.begin(self._call, link.sequence)
             if not monitor.publish(link.sequence, self._call.record):
                 steps = monitor.verifying(link.sequence, steps)
-            return link.queue.submit(steps, operation, outputs)
+            return link.queue.submit(steps, operation, outputs, list(spans_of(args)))
 
     def _finish(self, rest: Awaited, operation: Operation | None) -> Operation | None:
         """Wait for the rest of a call, and return its operation if it has been made."""
