@@ -44,7 +44,7 @@ BUDGET = {
     "mpiddp/algorithms": 2710,
     "mpiddp/autograd": 1170,
     "mpiddp/bench": 1370,
-    "mpiddp/data": 1340,
+    "mpiddp/data": 1400,
     "mpiddp/device": 530,
     "mpiddp/distributed": 2030,
     "mpiddp/examples": 790,
