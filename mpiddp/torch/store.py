@@ -140,7 +140,8 @@ class Store(torch.distributed.Store):
         try:
             connection = self._connection()
             connection.send((name, arguments, self._timeout))
-            if not connection.poll(limit.total_seconds() + _PATIENCE_S):
+            # torch.distributed.rpc waits for 2**31 ms, which is too long for poll.
+            if not connection.poll(min(limit.total_seconds() + _PATIENCE_S, 2e6)):
                 raise TimeoutError("no answer")
             succeeded, value = connection.recv()
         except BaseException as error:

@@ -134,11 +134,10 @@ class Work(torch.distributed.Work):
         return self._error
 
     def synchronize(self) -> None:
-        self.wait()
-
-    def block_current_stream(self) -> None:
         """Wait for the end: there is no stream that could."""
         self.wait()
+
+    block_current_stream = synchronize
 
     def result(self) -> list[torch.Tensor]:
         """Return the tensors that hold the result, as far as the caller has kept them."""

@@ -4,6 +4,7 @@ import os
 import re
 import socket
 import struct
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -37,6 +38,7 @@ def check_nothing_listens(rank: int, size: int) -> None:
         store.set("key", "value")
     dist.barrier()
     assert store.get("key") == b"value"
+    store.wait(["key"], timedelta(milliseconds=2**31 - 1))  # as torch.distributed.rpc does
     dist.barrier()
     at_a_port = rank == 0 and os.environ["MPIDDP_NODES"].endswith("1")
     assert len(listening() - before) == at_a_port

@@ -1,4 +1,4 @@
-"""The ranks of `test_torch_on_some_ranks`: torch's DDP and FSDP2 on two communicators at once, beside a silent rank."""
+"""The ranks of `test_torch_on_some_ranks`: DDP and FSDP2 on two communicators at once, beside a silent rank."""
 
 import sys
 import time
@@ -38,9 +38,9 @@ def trained(wrap: str, size: int, rank: int) -> torch.Tensor:
     return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
 
 
-for _ in range(2):
+for backend in ("mpiddp", "mpiddp", "gloo"):
     mpiddp.torch.use(part)
-    dist.init_process_group("mpiddp")
+    dist.init_process_group(backend)
     assert (dist.get_rank(), dist.get_world_size()) == (part.rank, part.size)
     expected = trained("alone", part.size, part.rank)
     for wrap in ("DDP", "FSDP2"):

@@ -55,23 +55,8 @@ def test_other_backends_meet_through_mpi_and_nobody_else_does(nodes: str) -> Non
 
 TORCH = ("-m", "mpiddp.torch")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-SCRIPTS_OF_TORCHRUN = ("ddp_snapshot", "fsdp2", "tensor_parallel", "dcp")
-
-
-@pytest.mark.once
-def test_scripts_for_torchrun_print_under_mpiexec_what_they_print_on_gloo(tmp_path: Path) -> None:
-    for folder in ("ours", "theirs"):
-        (tmp_path / folder).mkdir()
-    scripts = (SCRIPTS / "one_after_another.py", *SCRIPTS_OF_TORCHRUN)
-    ours = job(*TORCH, scripts[0], tmp_path / "ours", *scripts[1:], ranks=2, limit_s=240)
-    theirs = job(*TORCHRUN, 2, scripts[0], tmp_path / "theirs", *scripts[1:], limit_s=240, OMP_NUM_THREADS="1")
-    # Gloo's processes may abort at their end, when another one has closed its connections.
-    assert ours.rc == 0 and ours.stdout == theirs.stdout != "", (str(ours), str(theirs))
-    said = re.findall(r"^-- (.*)\nloss \d", ours.stdout, re.MULTILINE)
-    assert said == list(SCRIPTS_OF_TORCHRUN), ours
-
-
 WORLD = {  # what else runs on torch.distributed: the package, and the scripts that use it
+    "torch.nn": ("ddp_snapshot", "fsdp2", "tensor_parallel", "dcp"),
     "torch": ("wrappers", "pipeline", "meshes", "helpers_of_ddp", "beside_training"),
     "lightning": ("world_lightning",),
     "accelerate": ("world_accelerate",),
@@ -80,11 +65,13 @@ WORLD = {  # what else runs on torch.distributed: the package, and the scripts t
 }
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("package", WORLD)
+CASES = [pytest.param(package, ranks, marks=pytest.mark.long) for package in WORLD for ranks in (2, 4)]
+CASES[0] = pytest.param("torch.nn", 2, marks=pytest.mark.once)
+
+
+@pytest.mark.parametrize(("package", "ranks"), CASES)
 def test_the_torch_world_has_gloo_s_losses(package: str, ranks: int, tmp_path: Path) -> None:
-    """By the runner, unchanged, and by the backend's name."""
+    """By the runner, unchanged, and by the backend's name. Gloo's processes may abort at their end."""
     pytest.importorskip(package)
     for way in ("gloo", "runner", "name"):
         (tmp_path / way).mkdir()

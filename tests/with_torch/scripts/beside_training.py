@@ -1,6 +1,7 @@
 """Checkpoints written beside training, functional collectives, rpc: ``torchrun beside_training.py FOLDER``."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -33,8 +34,8 @@ def main() -> None:
         whole = functional.all_gather_tensor(functional.all_reduce(x, "sum", dist.group.WORLD), 0, dist.group.WORLD)
         return functional.reduce_scatter_tensor(whole * 2, "avg" if rank < 0 else "sum", 0, dist.group.WORLD).sin()
 
-    for function in (scattered, torch.compile(scattered, backend="aot_eager", fullgraph=True)):
-        y = function(torch.arange(4.0) + rank)
+    for backend in ("eager", "aot_eager", "inductor") if shutil.which("g++") else ("eager", "aot_eager"):
+        y = torch.compile(scattered, backend=backend, fullgraph=True)(torch.arange(4.0) + rank)
         if rank == 0:
             print(f"loss {y.sum().item():.6f}", flush=True)
     rpc.init_rpc(f"rank{rank}", rank=rank, world_size=size)

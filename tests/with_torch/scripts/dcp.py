@@ -35,7 +35,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: 
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
+    dist.init_process_group(os.environ.get("BACKEND", "gloo"))
     folder = Path(sys.argv[1]) / "checkpoint"
     model, optimizer = make(seed=0)
     train(model, optimizer, 3, seed=10)

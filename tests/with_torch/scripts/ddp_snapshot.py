@@ -57,7 +57,7 @@ class Trainer:
 
 
 if __name__ == "__main__":
-    dist.init_process_group(backend="gloo")
+    dist.init_process_group(backend=os.environ.get("BACKEND", "gloo"))
     Trainer(Path(sys.argv[1]) / "snapshot.pt").train(2)
     Trainer(Path(sys.argv[1]) / "snapshot.pt").train(4)
     dist.destroy_process_group()

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
+    dist.init_process_group(os.environ.get("BACKEND", "gloo"))
     rank = int(os.environ["RANK"])
     mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
     torch.manual_seed(0)

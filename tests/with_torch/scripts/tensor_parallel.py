@@ -20,6 +20,8 @@ class FeedForward(nn.Module):
 
 
 def main() -> None:
+    if "BACKEND" in os.environ:
+        dist.init_process_group(os.environ["BACKEND"])
     mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),), mesh_dim_names=("tp",))
     torch.manual_seed(0)
     model = parallelize_module(FeedForward(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})

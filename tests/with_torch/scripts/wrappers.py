@@ -1,6 +1,7 @@
 """FSDP1 with each of its strategies, and a compiled DDP: ``torchrun wrappers.py FOLDER``."""
 
 import os
+import shutil
 import warnings
 
 import torch
@@ -18,7 +19,10 @@ def main() -> None:
         each.name: lambda model, each=each: FullyShardedDataParallel(model, sharding_strategy=each, device_id=cpu)
         for each in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD)
     }
-    wrappers["compiled DDP"] = lambda model: torch.compile(DistributedDataParallel(model), backend="aot_eager")
+    for backend in ("aot_eager", "inductor") if shutil.which("g++") else ("aot_eager",):
+        wrappers[f"DDP compiled by {backend}"] = lambda model, backend=backend: torch.compile(
+            DistributedDataParallel(model), backend=backend
+        )
     for name, wrap in wrappers.items():
         torch.manual_seed(0)
         model = wrap(nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 3)))
