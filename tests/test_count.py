@@ -44,7 +44,7 @@ BUDGET = {
     "mpiddp/algorithms": 2735,
     "mpiddp/autograd": 1170,
     "mpiddp/bench": 1370,
-    "mpiddp/data": 1340,
+    "mpiddp/data": 1400,
     "mpiddp/device": 530,
     "mpiddp/distributed": 2065,
     "mpiddp/examples": 790,
@@ -56,7 +56,7 @@ BUDGET = {
     "mpiddp/shm": 470,
     "mpiddp/torch": 1510,
     "mpiddp/training": 2770,
-    "tests, all": 30_200,
+    "tests, all": 30_340,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

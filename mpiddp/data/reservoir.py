@@ -6,6 +6,7 @@ Both hold numbers of slots, and know nothing of what is in them.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ class Fifo:
         """The first of ``slots``, so many, have been drawn."""
         self._random = random.Random(seed)
 
-    def add(self, slot: int) -> None:
-        self.slots.append(slot)
+    def add(self, slots: Sequence[int]) -> None:
+        self.slots += slots
 
     def evict(self) -> int | None:
         """Remove a slot that has been drawn, and return it; None if there is none."""

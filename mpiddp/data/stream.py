@@ -6,7 +6,7 @@ import atexit
 import os
 import re
 import time
-from collections import Counter, deque, namedtuple
+from collections import Counter, namedtuple
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -24,18 +24,19 @@ from mpiddp.typing import Array
 
 from .reservoir import Fifo, Reservoir
 from .samplers import checked_batch_size
+from .slots import TOO_LONG, Slots
 
 TAG = 31000
 """The first of the four tags: credits, description, sample, end."""
+_TAGS = 4
 _MODES = ("wait", "drop", "stop")
 _STOP = _MODES.index("stop")
 _FIELD = re.compile(r"\s*(\w+)\s+(bool|[a-z]+\d+)((?:\s+\d+)*)\s*")
 _POLLS_BEFORE_YIELD, _POLLS_BEFORE_SLEEP, _SLEEP_S = 1_000, 4_000, 50e-6
 _POLLS_OF_SAMPLES, _POLLS_PER_LOOK = 8, 64
 _LOOK_S = 1.0
-_TOO_LONG = -1
-_kept: list[Stream] = []
-"""Streams whose sources have not ended."""
+_open: list[Stream] = []
+"""Streams whose sources have not ended, and may still send to their memory."""
 
 
 def get_include() -> str:
@@ -62,7 +63,7 @@ class Stream:
     batch_size : int
         Samples in a batch of this rank. The last batch may be smaller, unless ``drop_last``.
     capacity : int
-        Samples held. Memory is for twice ``window`` more of each source.
+        Samples held. Memory is for twice ``window`` more of each source, and MPI takes 1.4 KiB beside each sample.
     policy : {"reservoir", "fifo"}
         ``"reservoir"`` draws any held sample with the same chance, so that a sample may come several times. Training
         waits for no source once there are ``min_fill``. If more arrive than fit, a sample leaves that was drawn, any
@@ -72,7 +73,7 @@ class Stream:
         Samples held before the first draw.
     window : int
         Samples that a source may have sent and this rank not confirmed. They are received into the memory that batches
-        are made from, without another copy.
+        are made from, without another copy. Short samples come faster with a larger window.
     full : {"wait", "drop"}
         The behaviour of a source that may send no more: wait, or drop its sample.
     seed : int
@@ -80,7 +81,7 @@ class Stream:
     num_replicas, rank : int, optional
         The number of trainers, and which one this is. Default: the world's if there is a process group, else one.
     tag : int
-        The first of four tags, for several streams on one communicator.
+        The first of four tags. Streams that are open on one communicator at once have different ones.
     timeout : float, optional
         Seconds to wait for a sample. Default: MPIDDP_TIMEOUT.
 
@@ -115,7 +116,7 @@ class Stream:
         capacity: int = 1000,
         policy: Literal["reservoir", "fifo"] = "reservoir",
         min_fill: int = 1,
-        window: int = 8,
+        window: int = 32,
         full: Literal["wait", "drop"] = "wait",
         drop_last: bool = False,
         seed: int = 0,
@@ -137,20 +138,24 @@ class Stream:
         if rank is None:
             rank = get_rank() if is_initialized() else 0
         everyone, count = range(num_replicas), len(sources)
-        if not 0 < count <= (comm.remote_size if comm.is_inter else comm.size) or len(set(sources)) != count:
+        if not 0 < len({*sources} & {*range(comm.remote_size if comm.is_inter else comm.size)}) == count:
             raise ValueError(f"sources should be different ranks of the communicator, at least one; got {sources}")
+        if rank not in everyone:
+            raise ValueError(f"rank should be below num_replicas, {num_replicas}; got {rank}")
+        if any(each.comm == comm and abs(each._tag - tag) < _TAGS for each in _open):
+            raise ValueError(
+                f"a stream with tags of {tag} to {tag + _TAGS - 1} is open on this communicator: close it first, or "
+                f"give this one and its sources another tag, such as tag={tag + 100}"
+            )
         own = [i for i in range(count) if i % num_replicas == rank % count]
-        self.comm, self.batch_size, self.capacity, self.drop_last = (
-            comm,
-            checked_batch_size(batch_size),
-            capacity,
-            drop_last,
-        )
+        self.comm: Any = comm
+        self.batch_size, self.capacity, self.drop_last = checked_batch_size(batch_size), capacity, drop_last
         self.sources = [sources[i] for i in own]
         """The ranks in ``comm`` that send to this one."""
         self.dtype: np.dtype[Any] | None = None
         """The structured dtype of a sample, once it is known."""
-        self._tag, self._mode, self._min_fill, self._window = tag, _MODES.index(full), min_fill, window
+        self._tag: int = tag
+        self._mode, self._min_fill, self._window = _MODES.index(full), min_fill, window
         self._policy = (Reservoir if policy == "reservoir" else Fifo)((seed << 20) + rank)
         self._timeout_s = settings.default_timeout_s() if timeout is None else timeout
         self._warn_s = self._first_warning_s = settings.warn_after_s() or float("inf")
@@ -161,14 +166,13 @@ class Stream:
         """Credits that each source has left, as far as this rank knows."""
         self._due = dict.fromkeys(self.sources, 0)
         """Credits to be sent to each source."""
-        self._owed: deque[int] = deque()
-        """Sources of samples that have not been confirmed."""
+        self._owed: Counter[int] = Counter()
+        """Samples of each source that have not been confirmed."""
         self._ends: dict[int, int] = {}
         self._received = dict.fromkeys(self.sources, 0)
         self._heard = dict.fromkeys(self.sources, time.monotonic())
         self._looked = 0.0
-        self._posted: deque[tuple[Any, int]] = deque()
-        self._free: list[int] = []
+        self._slots: Slots | None = None
         self._told: list[tuple[Any, Array]] = []
         self._closing = False
         self._counts: Counter[str] = Counter()
@@ -177,6 +181,7 @@ class Stream:
             self._make(np.dtype(_parsed(fields) if isinstance(fields, str) else fields))
         for i in own:
             self._tell(sources[i], window, sum(each % count == i % num_replicas for each in everyone))
+        _open.append(self)
         # A trainer that ends early must not leave its sources waiting.
         atexit.register(self.close)
 
@@ -198,9 +203,10 @@ class Stream:
         slots, leaving = policy.draw(self.batch_size, last=not self._live)
         if not slots or (self.drop_last and len(slots) < self.batch_size):
             raise StopIteration
-        batch = self._batch(*(self._samples[name][slots] for name in self._names))
+        assert self._slots is not None
+        batch = self._batch(*(self._slots.samples[name][slots] for name in self._names))
         self._counts["drawn"] += len(slots)
-        self._free += leaving
+        self._slots.free += leaving
         self._settle()
         return batch
 
@@ -228,11 +234,7 @@ class Stream:
                 self._tell(source, 0, mode=_STOP)
         self._closing = True
         atexit.unregister(self.close)
-        try:
-            self._wait(lambda: not self._live)
-        except BaseException:
-            _kept.append(self)  # a source that is late still sends to its memory
-            raise
+        self._wait(lambda: not self._live)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the samples held, as bytes uint8 (held, size), which of them were drawn, the random numbers, counts.
@@ -241,7 +243,7 @@ class Stream:
         after a restart they go on wherever they start.
         """
         dtype = np.dtype([]) if self.dtype is None else self.dtype
-        samples = self._bytes[self._policy.slots] if self.dtype else np.empty((0, 0), np.uint8)
+        samples = self._slots.bytes[self._policy.slots] if self._slots else np.empty((0, 0), np.uint8)
         return {"fields": text_of(dtype), "samples": samples, "counts": dict(self._counts), **self._policy.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -260,35 +262,25 @@ class Stream:
                 f"'{text_of(self.dtype or np.dtype([]))}'"
             )
         if dtype is not None:
-            if self.dtype is None:
-                self._make(dtype)
-            slots = [self._free.pop() for _ in range(held)]
-            self._bytes[slots] = state["samples"]
+            made = self._slots or self._make(dtype)
+            slots = [made.free.pop() for _ in range(held)]
+            made.bytes[slots] = state["samples"]
             self._policy.load_state_dict(state, slots)
         self._counts.update(state["counts"])
 
-    def _make(self, dtype: np.dtype[Any]) -> None:
+    def _make(self, dtype: np.dtype[Any]) -> Slots:
         """Make memory for samples, and begin to receive."""
-        if (
-            dtype.names is None
-            or dtype.hasobject
-            or dtype.itemsize != sum(dtype[each].itemsize for each in dtype.names)
-        ):
-            raise ValueError(f"fields should be a structured dtype of numbers without gaps (align=False); got {dtype}")
-        self.dtype = dtype
-        self._names = dtype.names
-        self._batch = namedtuple("Batch", dtype.names, rename=True)  # type: ignore[misc]
-        count = self.capacity + 2 * self._window * len(self.sources)  # with those of `load_state_dict`
-        self._bytes = np.empty((count, dtype.itemsize), np.uint8)
-        self._samples = self._bytes.view(dtype)[:, 0]
-        self._rooms = [[each, MPI.BYTE] for each in self._bytes]
-        self._free = list(range(count))[::-1]
-        for _ in range(self._window * len(self.sources)):
-            self._post()
-
-    def _post(self) -> None:
-        slot = self._free.pop()
-        self._posted.append((self.comm.Irecv(self._rooms[slot], MPI.ANY_SOURCE, self._tag + 2), slot))
+        self.dtype, self._names = dtype, dtype.names or ()
+        if not dtype.itemsize or not self._names or _parsed(text_of(dtype)) != dtype:
+            raise ValueError(
+                "fields should be names with plain numbers in this machine's byte order, at least one byte in all, and "
+                f"without gaps (align=False), as in 'x float32 64 64; step int64'; got {dtype}"
+            )
+        self._batch = namedtuple("Batch", self._names, rename=True)  # type: ignore[misc]
+        window = self._window * len(self.sources)
+        self._slots = Slots(self.comm, self._tag + 2, dtype, self.capacity + 2 * window)  # with those that are loaded
+        self._slots.post(window)
+        return self._slots
 
     def _tell(self, source: int, credits: int, trainers: int = 0, mode: int | None = None) -> None:
         news = np.array([credits, self._mode if mode is None else mode, trainers], np.int64)
@@ -297,63 +289,72 @@ class Stream:
 
     def _progress(self, listen: bool = True) -> bool:
         """Take samples that have arrived, and return True if there are any; else ``listen`` to what is no sample."""
-        status, posted, arrived = self._status, self._posted, False
         try:
-            while posted and posted[0][0].Test(status):
-                self._arrive(status.source, status.count, posted.popleft()[1])
-                arrived = True
+            arrived = self._slots is not None and self._arrive(self._slots)
             if listen and not arrived:
                 self._hear()
         except MPI.Exception as error:
-            if error.Get_error_class() == MPI.ERR_TRUNCATE and status.source in self._live:
-                self._arrive(status.source, _TOO_LONG, posted.popleft()[1])
-                return True
             raise DistError(f"Stream cannot receive: {error}. It waits for {self._states()}") from error
         return arrived
 
-    def _arrive(self, source: int, count: int, slot: int) -> None:
-        assert self.dtype is not None
-        if expected := source in self._live:
-            self._counts["received"] += 1
-            self._received[source] += 1
-            self._heard[source] = time.monotonic()
-            self._out[source] -= 1
+    def _arrive(self, slots: Slots) -> bool:
+        found, sources, sizes = slots.arrived()
+        live, size, now, counts = self._live, slots.bytes.shape[1], time.monotonic(), Counter(sources)
+        wrong: list[tuple[int, int, int]] = []
+        if sizes.count(size) < len(sizes) or not live.issuperset(counts):
+            all_three = zip(found, sources, sizes, strict=True)
+            wrong = [each for each in all_three if each[2] != size or each[1] not in live]
+        for source in live.intersection(counts):
+            self._counts["received"] += counts[source]
+            self._received[source] += counts[source]
+            self._heard[source] = now
+            self._out[source] -= counts[source]
+            self._owed[source] += counts[source]
             self._end_if_complete(source)  # before anything can raise: its end may have come first
         if self._closing:
-            self._free.append(slot)
-        elif expected and count == self.dtype.itemsize:
-            self._policy.add(slot)
-            self._owed.append(source)
+            slots.free += found
+        elif found:
+            for slot, *_ in wrong:
+                found.remove(slot)
+                slots.free.append(slot)
+            self._policy.add(found)
             self._settle()
-        else:
-            self._free.append(slot)
-            self._hear()  # its description says more
-            size = "too long a sample" if count == _TOO_LONG else f"a sample of {count} bytes"
-            raise MismatchError(
-                f"Stream got {size} from rank {source}, and expected one of {self.dtype.itemsize} bytes "
-                f"('{text_of(self.dtype)}') from {ranges(self.sources)}; let every source send all fields, to the "
-                "ranks that it got credits from"
-            )
+            if wrong:
+                self._refuse(*wrong[0][1:])
+        return bool(sources)
+
+    def _refuse(self, source: int, size: int) -> None:
+        self._hear()  # its description says more
+        assert self.dtype is not None
+        text = "too long a sample" if size == TOO_LONG else f"a sample of {size} bytes"
+        raise MismatchError(
+            f"Stream got {text} from rank {source}, and expected one of {self.dtype.itemsize} bytes "
+            f"('{text_of(self.dtype)}') from {ranges(self.sources)}; let every source send all fields, to the "
+            "ranks that it got credits from"
+        )
 
     def _settle(self) -> None:
         """Let drawn samples leave if there are too many, and confirm samples if there is room for others."""
-        policy, owed = self._policy, self._owed
+        policy, slots = self._policy, self._slots
+        assert slots is not None
         while len(policy.slots) > self.capacity and (slot := policy.evict()) is not None:
-            self._free.append(slot)
+            slots.free.append(slot)
             self._counts["left"] += 1
-        while owed and len(policy.slots) <= self.capacity:
-            source = owed.popleft()
+        if len(policy.slots) > self.capacity:
+            return
+        for source, count in self._owed.items():
             if source not in self._live or source in self._ends:
                 continue
-            self._post()
+            slots.post(count)
             if not self._out[source]:
                 self._heard[source] = time.monotonic()  # it could not send
-            self._out[source] += 1
-            self._due[source] += 1
+            self._out[source] += count
+            self._due[source] += count
             # Few messages: the source has as many credits left.
             if 2 * self._due[source] >= self._window:
                 self._tell(source, self._due[source])
                 self._due[source] = 0
+        self._owed.clear()
 
     def _hear(self) -> None:
         """Receive descriptions and ends."""
@@ -363,13 +364,16 @@ class Stream:
             comm.Recv([letters, MPI.CHAR], source, self._tag + 1)
             self._undescribed.discard(source)
             self._end_if_complete(source)
-            fields = _parsed(letters.tobytes().decode())
-            if self.dtype is None:
-                self._make(fields)
-            elif fields != self.dtype:
+            text = letters.tobytes().decode(errors="replace")
+            try:
+                fields = _parsed(text)
+                made = self._slots or self._make(fields)
+            except ValueError as error:
+                raise MismatchError(f"Stream's source {source} has '{text}': {error}") from None
+            if fields != made.samples.dtype:
                 raise MismatchError(
-                    f"Stream's source {source} has '{text_of(fields)}', where '{text_of(self.dtype)}' is expected: "
-                    "all sources and the argument fields have to say the same"
+                    f"Stream's source {source} has '{text}', where '{text_of(made.samples.dtype)}' is expected: all "
+                    "sources and the argument fields have to say the same"
                 )
         while self._live and comm.Iprobe(MPI.ANY_SOURCE, self._tag + 3, status):
             source, end = status.source, np.empty(3, np.int64)
@@ -386,12 +390,10 @@ class Stream:
         if not self._closing:
             self._tell(source, 0, mode=_STOP)
         if not self._live:
+            _open.remove(self)
             atexit.unregister(self.close)
-            while self._posted:
-                request, slot = self._posted.pop()
-                request.Cancel()
-                request.Wait()
-                self._free.append(slot)
+            if self._slots is not None:
+                self._slots.close()
 
     def _wait(self, done: Callable[[], bool]) -> None:
         began, polls = time.monotonic(), 0
@@ -449,12 +451,13 @@ class Stream:
 
 
 def _parsed(text: str) -> np.dtype[Any]:
-    found = [(part, _FIELD.fullmatch(part)) for part in text.strip().rstrip(";").split(";")]
     fields: list[tuple[str, str, tuple[int, ...]]] = []
-    for part, match in found:
-        if match is None:
+    for part in text.strip().rstrip(";").split(";"):
+        match = _FIELD.fullmatch(part)
+        if match is None or match[2] not in np.sctypeDict:
             raise ValueError(
-                f"a field is a name, a dtype and dimensions, as in 'x float32 64 64; step int64'; got {part!r}"
+                "a field is a name, a dtype of NumPy and dimensions, as in 'x float32 64 64; step int64' (send numbers "
+                f"that NumPy does not have as integers of their size); got {part!r}"
             )
         fields.append((match[1], match[2], tuple(map(int, match[3].split()))))
     return np.dtype(fields)

@@ -18,8 +18,7 @@ LIMIT_49 = 85.4
 
 def filled(seed=3, slots=50):
     reservoir = Reservoir(seed)
-    for slot in range(slots):
-        reservoir.add(slot)
+    reservoir.add(range(slots))
     return reservoir
 
 
@@ -36,7 +35,7 @@ def test_evictions_are_uniform_among_the_drawn():
     for _ in range(20_000):
         slot = reservoir.evict()
         gone[slot] += 1
-        reservoir.add(slot)
+        reservoir.add([slot])
         while reservoir.seen < 50:  # so that all were drawn again
             reservoir.draw(1, last=False)
     assert chi_squared(gone, 50) < LIMIT_49
@@ -59,7 +58,7 @@ def test_nothing_leaves_before_it_was_drawn():
     """A long stream through a small reservoir."""
     reservoir, drawn, fresh = Reservoir(1), set(), 0
     for step in range(5_000):
-        reservoir.add(fresh)
+        reservoir.add([fresh])
         fresh += 1
         if len(reservoir.slots) > 20:
             while (gone := reservoir.evict()) is None:
@@ -75,8 +74,7 @@ def test_nothing_leaves_before_it_was_drawn():
 @pytest.mark.parametrize("policy", [Fifo, Reservoir])
 def test_state_goes_on_with_the_same_draws(policy):
     one, other = policy(5), policy(6)
-    for slot in range(20):
-        one.add(slot)
+    one.add(range(20))
     one.draw(7, last=False)
     other.load_state_dict(one.state_dict(), list(one.slots))
     assert [one.draw(5, last=False), one.evict(), one.draw(30, last=True)] == [
@@ -88,8 +86,7 @@ def test_state_goes_on_with_the_same_draws(policy):
 
 def test_fifo_keeps_the_order():
     fifo = Fifo()
-    for slot in range(5):
-        fifo.add(slot)
+    fifo.add(range(5))
     assert not fifo.ready(6, min_fill=1) and fifo.ready(3, min_fill=1) and not fifo.ready(3, min_fill=6)
     assert fifo.draw(3, last=False) == ([0, 1, 2], [0, 1, 2]) and fifo.evict() is None
     assert fifo.draw(3, last=True)[0] == [3, 4] and fifo.draw(3, last=True)[0] == []

@@ -16,11 +16,19 @@ from harness.launcher import ULFM, is_open_mpi, job
             "intercommunicator",
         ),
         ("state", "mistakes", "silent_source", "nothing_comes"),
+        ("refusals", "two_at_once", "no_end", "group_beside", "group_ends_first"),
     ],
-    ids=["streams", "faults"],
+    ids=["streams", "faults", "strange users"],
 )
 def test_streams_of_plain_mpi4py(scenarios):
-    done = job("stream", *scenarios, ranks=3, MPIDDP_WARN_AFTER="0.3" if "silent_source" in scenarios else None)
+    ranks = 4 if "refusals" in scenarios else 3
+    done = job(
+        "stream",
+        *scenarios,
+        ranks=ranks,
+        limit_s=120,
+        MPIDDP_WARN_AFTER="0.3" if "silent_source" in scenarios else None,
+    )
     assert done.rc == 0 and done.stdout.count("done: ") == len(scenarios), done
     if "silent_source" in scenarios:
         warned = done.stderr.split("done: mistakes")[-1]

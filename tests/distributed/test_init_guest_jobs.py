@@ -14,6 +14,7 @@ import pytest
 from harness.launcher import PROGRAMS, ULFM, Program, is_open_mpi, job, mpiexec
 
 SEED = int(os.environ.get("MPIDDP_TEST_SEED", time.time_ns() % 2**32))
+SERIALIZED = {"MPI4PY_RC_THREAD_LEVEL": "serialized"}
 FUNNELED = {"MPI4PY_RC_THREAD_LEVEL": "funneled"}
 
 
@@ -21,18 +22,24 @@ FUNNELED = {"MPI4PY_RC_THREAD_LEVEL": "funneled"}
     ("words", "env"),
     [
         (["silent"], {}),
-        (["solver", SEED], {}),
+        (["solver", SEED, 1], {}),
         (["communicators"], {}),
+        (["raises"], SERIALIZED),
         pytest.param(["halves"], {}, marks=pytest.mark.long),
         pytest.param(["halves"], FUNNELED, marks=pytest.mark.long),
-        pytest.param(["solver", SEED + 1], FUNNELED, marks=pytest.mark.long),
+        pytest.param(["solver", SEED + 1, 3], FUNNELED, marks=pytest.mark.long),
     ],
-    ids=["silent", "solver", "communicators", "halves", "halves, FUNNELED", "solver, FUNNELED"],
+    ids=["silent", "solver", "communicators", "raises, SERIALIZED", "halves", "halves, FUNNELED", "solver, FUNNELED"],
 )
 def test_guest(words, env):
     done = job("guest", *words, ranks=5, limit_s=150, **env)
     assert done.rc == 0 and done.stdout.count("is through") == 5, (SEED, done)
     assert ("no watchdog runs" in done.stderr) == bool(env), done
+
+
+def test_a_guest_ends_its_host_if_it_was_told_to():
+    done = job("guest", "aborts", ranks=3)
+    assert done.rc == 111 and "disagree" in done.stderr and "is through" not in done.stdout, done
 
 
 @pytest.mark.skipif(not is_open_mpi(), reason="only Open MPI's mpirun lets ranks live on")

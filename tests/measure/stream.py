@@ -14,7 +14,7 @@ from harness.launcher import Program, mpiexec
 from mpiddp.data import get_include
 
 HERE = Path(__file__).parent
-MEMORY_BYTES, MOST = 1 << 26, 4096
+MEMORY_BYTES, MOST, SIZES = 1 << 26, 4096, [1 << n for n in (10, 14, 16, 18, 20, 22)]
 
 
 def run(*command: object) -> str:
@@ -27,9 +27,9 @@ def run(*command: object) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.measure.stream", description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1 << 10, 1 << 16, 1 << 18, 1 << 20], help="bytes")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
     parser.add_argument("--rounds", type=int, default=7, help="of each size (7)")
-    parser.add_argument("--window", type=int, default=8, help="unconfirmed samples (8)")
+    parser.add_argument("--window", type=int, default=32, help="unconfirmed samples (32)")
     options = parser.parse_args()
     launcher = mpiexec()
     if launcher is None:

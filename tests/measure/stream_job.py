@@ -17,7 +17,7 @@ def main() -> None:
     for _ in range(rounds):
         # Nothing is drawn before all have arrived.
         stream = Stream(comm, [0], f"x uint8 {size}", capacity=count, min_fill=count, window=window)
-        memory = stream._bytes
+        memory = stream._slots.bytes
         memory[...] = 1
         comm.Send([None, MPI.BYTE], 0, 2)
         began = perf_counter()

@@ -1,6 +1,7 @@
 """Programs in which some ranks of MPI's world are a guest's, and the others go on by themselves: ``guest.py CASE``."""
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -116,7 +117,7 @@ def trains(dist, comm, seed):
     rng = np.random.default_rng(seed)  # alike on all ranks of comm
     while True:
         victim, way = int(rng.integers(comm.size)), int(rng.integers(4))
-        dist.init_process_group(comm=comm, timeout=SHORT_S if way == 0 else None)
+        dist.init_process_group(comm=comm)
         dist.manual_seed(1)
         model = dist.DistributedDataParallel(dist.nn.Linear(6, 2))
         optimizer = dist.optim.SGD(model.parameters(), lr=0.1)
@@ -129,16 +130,21 @@ def trains(dist, comm, seed):
         assert set(told) == {told[0]}
         mine = victim == comm.rank
         x = np.ones(int(rng.integers(1, 9)) + (mine and way == 1))
+        group = dist.new_group(timeout=SHORT_S if way == 0 else None)
         try:
             if way == 2 and mine:
                 raise KeyError("of the program")  # it leaves the group, where the others wait
+            if way == 0 and mine:
+                for rank in range(1, comm.size):  # until the others have given up
+                    comm.recv(source=(victim + rank) % comm.size)
             if way != 3:
-                time.sleep(2 * SHORT_S if mine and way == 0 else 0)
-                dist.all_reduce(x)
-                dist.barrier()
+                dist.all_reduce(x, group=group)
+                dist.barrier(group)
                 assert comm.size == 1, "errors are raised on all ranks"
         except (dist.DistTimeoutError, dist.MismatchError, KeyError) as error:
             assert comm.size > 1 or mine, error
+            if way == 0 and not mine:
+                comm.send(None, victim)
         with contextlib.suppress(dist.MismatchError):  # it meets the calls of others
             dist.destroy_process_group()
         comm.Barrier()
@@ -168,17 +174,19 @@ match case:
             rounds(dist, part)
             if world.rank == 3:
                 world.send("the end", dest=2)
-    case "solver":  # of the world's collectives, ranks 0 and 1 do nothing else; the others train between them
-        seed = int(sys.argv[2])
-        part = world.Split(0 if world.rank >= 2 else MPI.UNDEFINED)
-        act = None
-        if world.rank >= 2:
-            life = trains(guest(), part, seed)
-
-            def act(_):
-                next(life)
-
-        host(40, np.random.default_rng(seed), world, act)
+    case "solver":  # some ranks do nothing but the world's collectives; the others train between them
+        first, count = map(int, sys.argv[2:4])
+        SHORT_S = 1.0
+        for seed in range(first, first + count):
+            rng = np.random.default_rng(seed)
+            inside = rng.permutation(world.size)[: rng.integers(2, world.size)]
+            part = world.Split(0 if world.rank in inside else MPI.UNDEFINED, int(rng.integers(-1, 2)) * world.rank)
+            life = trains(guest(), part, seed) if world.rank in inside else itertools.repeat(None)
+            host(40, rng, world, lambda _, life=life: next(life))
+            if world.rank in inside and guest().is_initialized():
+                guest().destroy_process_group()
+            if world.rank == 0:
+                print("through with seed", seed, flush=True)
     case "halves":  # two guests at once, of different sizes, that run different programs
         color = int(world.rank >= 2)
         part = world.Split(color, -world.rank)
@@ -236,6 +244,21 @@ match case:
                 dist.init_process_group(comm=part)
                 rounds(dist, part)
                 dist.destroy_process_group()
+    case "raises":  # the world's own group, which would end the program without on_error
+        dist = guest()
+        dist.init_process_group(on_error="raise")
+        caught(dist, dist.MismatchError, lambda: dist.all_reduce(np.ones(3 + (world.rank == 1))))
+        dist.destroy_process_group()
+        dist.init_process_group()
+        rounds(dist, world)
+    case "aborts":  # the program, on request of a guest; rank 0 is outside of it
+        part = world.Split(0 if world.rank else MPI.UNDEFINED)
+        if world.rank:
+            dist = guest()
+            dist.init_process_group(comm=part, on_error="abort")
+            dist.all_reduce(np.ones(2 + world.rank))
+            dist.barrier()
+        world.Barrier()
     case "killed":  # under ULFM: rank 0, of no guest, or one of the guest's
         part = world.Split(0 if world.rank else MPI.UNDEFINED)
         if world.rank == 0:

@@ -260,6 +260,130 @@ def state():
             assert "needs a new stream" in str(error)
 
 
+def refusals():
+    """Arguments that cannot work are errors that say what to do, and leave no stream open."""
+    gaps = np.dtype([("x", "f4"), ("n", "i8")], align=True)
+    for words, text in (
+        ({"fields": "x float32 0"}, "at least one byte"),
+        ({"fields": np.dtype([("x", ">f4")])}, "byte order"),
+        ({"fields": gaps}, "without gaps"),
+        ({"fields": np.dtype([("x", "O")])}, "a dtype of NumPy"),
+        ({"fields": np.dtype([("x", [("y", "f4")])])}, "a dtype of NumPy"),
+        ({"fields": "x bfloat16 3"}, "as integers of their size"),
+        ({"sources": [world.size]}, "different ranks of the communicator"),
+        ({"sources": [0, 0]}, "different ranks of the communicator"),
+        ({"rank": 1}, "below num_replicas"),
+    ):
+        try:
+            Stream(world, **{"sources": [0], "num_replicas": 1, **words})
+            raise AssertionError(words)
+        except ValueError as error:
+            assert text in str(error), (words, error)
+
+
+def two_at_once():
+    """Two streams at once, of other tags and fields, among them half numbers and a field without elements."""
+    fields = "h float16 2; b bool; c complex64; none float32 0; s float64"
+    if ME == 0:
+        assert send(20)[0] == [1] * 20
+    elif ME == 1:
+        source = Source(world, fields, tag=500)
+        for n in range(25):
+            sample = np.float16([n, n / 2]), np.bool_(n % 2), np.complex64(n * 1j), np.zeros(0, "f4"), np.float64(n)
+            assert source.put(*sample) == 1
+        source.close()
+    elif ME == 2:
+        one = Stream(world, [0], batch_size=2, policy="fifo")
+        other = Stream(world, [1], batch_size=5, policy="fifo", tag=500)
+        try:
+            Stream(world, [1], tag=503)
+            raise AssertionError
+        except ValueError as error:
+            assert "close it first, or give this one and its sources another tag" in str(error), error
+        found = []
+        for h, b, c, none, s in other:
+            assert h.dtype == np.float16 and (h == np.stack([s, s / 2], 1)).all() and none.shape == (5, 0)
+            assert (b == s % 2).all() and (c == s * 1j).all()
+            found += check(next(one, ())) if len(found) < 20 else []
+        assert found + all_of(one) == list(range(20))
+
+
+def no_end():
+    """A source whose program goes on without an end is named; one with letters that are no fields, too."""
+    if ME == 0:
+        source = Source(world, FIELDS)
+        source.put(np.zeros(3, np.float32), np.zeros((2, 2)), np.int64(0))
+        world.recv(source=2, tag=5)
+        source.close()
+    elif ME == 1:
+        Source(world, "x float33 é").close()
+    elif ME == 2:
+        stream = Stream(world, [0], timeout=1, policy="fifo")
+        next(stream)
+        for call in (stream.__next__, stream.close):
+            try:
+                call()
+                raise AssertionError
+            except DistTimeoutError as error:
+                assert "source 0, silent for" in str(error) and "after 1 samples" in str(error), error
+        world.send(None, 0, tag=5)
+        stream.close()
+        with Stream(world, [1]) as stream:
+            try:
+                next(stream)
+                raise AssertionError
+            except MismatchError as error:
+                assert "source 1 has 'x float33 é': a field is a name" in str(error), error
+
+
+def group_beside():
+    """Trainers of a guest's group, one of which runs out of samples before the other; models stay alike."""
+    part = world.Split(0 if ME in (1, 2) else MPI.UNDEFINED)
+    if ME not in (1, 2):
+        send(60 if ME else 11)
+        return
+    mpiddp.init_process_group(comm=part)
+    stream = Stream(world, [0, 3], batch_size=4, policy="fifo", window=2)
+    model = mpiddp.DistributedDataParallel(mpiddp.nn.Linear(3, 1))
+    optimizer, batches = mpiddp.optim.SGD(model.parameters(), lr=1e-4), 0
+    while True:
+        batch = next(stream, None)
+        mine = 0 if batch is None else len(batch.n)
+        mpiddp.all_reduce(total := np.array([mine]))
+        if total == 0:
+            break
+        optimizer.zero_grad()
+        with model.weighted(mine, float(total[0])):
+            if batch is not None:
+                model(batch.x).mean().backward()
+        optimizer.step()
+        batches += mine > 0
+    alike = part.allgather((batches, model.module.weight.data.tobytes()))
+    assert [each[0] for each in alike] == [3, 15] and alike[0][1] == alike[1][1], alike
+    mpiddp.destroy_process_group()
+
+
+def group_ends_first():
+    """The group is destroyed, and another one is made, while the stream is open."""
+    part = world.Split(0 if ME in (1, 2) else MPI.UNDEFINED)
+    if ME not in (1, 2):
+        send(50)
+        return
+    mpiddp.init_process_group(comm=part)
+    stream = Stream(world, [0, 3], batch_size=2, policy="fifo", timeout=30)
+    found = check(next(stream))
+    pair = mpiddp.new_group([1, 0])
+    mpiddp.all_reduce(x := np.ones(3), group=pair)
+    mpiddp.destroy_process_group()
+    found += check(next(stream))
+    mpiddp.init_process_group(comm=part)
+    found += all_of(stream)
+    mpiddp.all_reduce(x)
+    mpiddp.all_reduce(counted := np.array([len(found)]))
+    assert (x == 4).all() and counted == 100
+    mpiddp.destroy_process_group()
+
+
 for name in sys.argv[1:]:
     globals()[name]()
     world.Barrier()
