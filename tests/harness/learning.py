@@ -27,6 +27,17 @@ def mlp(widths: Sequence[int] = (5, 7, 6, 3), dtype: str = "float32", seed: int 
     return nn.Sequential(*layers[:-1])
 
 
+class Scale(nn.Module):
+    """One weight, whose gradient is the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(np.ones(1, np.float32))
+
+    def forward(self, x: float) -> Any:
+        return (self.w * x).sum()
+
+
 def batch(rng: np.random.Generator, n: int, width: int = 5, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
     """Return n samples with labels; take the same ``rng`` on all ranks."""
     return rng.standard_normal((n, width)).astype(np.float32), rng.integers(0, classes, n)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness.learning import (
+    Scale,
     assert_close,
     assert_equal,
     assert_same_bits_everywhere,
@@ -20,8 +21,6 @@ from harness.learning import (
 from harness.world import World
 
 import mpiddp as dist
-from mpiddp import nn
-from mpiddp.autograd import Tensor
 from mpiddp.nn import functional as F  # noqa: N812
 
 pytestmark = pytest.mark.mpi
@@ -30,14 +29,6 @@ DDP = dist.DistributedDataParallel
 
 
 def test_local_gradients_stay_local_until_a_reduced_backward(world: World) -> None:
-    class Scale(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(np.ones(1, np.float32))
-
-        def forward(self, x: float) -> Tensor:
-            return (self.w * x).sum()
-
     ddp = DDP(Scale())
     for x in (0.0, 1.0):
         with ddp.no_sync():
@@ -105,14 +96,6 @@ def test_weighted_with_an_empty_batch_that_is_run(world: World) -> None:
 
 
 def test_gradients_without_a_sample_count_nothing_even_if_they_are_no_numbers(world: World) -> None:
-    class Scale(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(np.ones(1, np.float32))
-
-        def forward(self, x: float) -> Tensor:
-            return (self.w * x).sum()
-
     ddp = DDP(Scale())
     without = world.size > 1 and world.rank == world.size - 1
     with ddp.weighted(0 if without else 2):

@@ -12,12 +12,10 @@ from harness.learning import (
     assert_equal,
     assert_same_bits_everywhere,
     batch,
-    gloo,
     gradients,
     mlp,
     share,
     step_of,
-    torch_mlp,
 )
 from harness.world import World
 
@@ -193,23 +191,6 @@ def test_half_precision_is_the_average_rounded_twice(world: World, kind: str) ->
             distinct += int((found[name] != gradient).sum())
             assert found[name].dtype == np.float32
         assert distinct > 0, "nothing was rounded"
-
-
-@pytest.mark.once
-@pytest.mark.ranks(2)
-def test_half_precision_is_that_of_torch(world: World) -> None:
-    torch = gloo()
-    default_hooks = pytest.importorskip("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
-    model = mlp()
-    theirs = torch.nn.parallel.DistributedDataParallel(torch_mlp(torch, model))
-    theirs.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    ours = DDP(model)
-    ours.register_comm_hook(None, dist.fp16_compress_hook)
-    x, y = (share(part, world.rank, world.size) for part in batch(world.rng, 3 * world.size))
-    step_of(ours, x, y)
-    torch.nn.functional.cross_entropy(theirs(torch.from_numpy(x)), torch.from_numpy(y)).backward()
-    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
-        np.testing.assert_allclose(p.grad, q.grad.numpy(), rtol=2e-3, atol=1e-4)
 
 
 def test_dividing_first_keeps_large_sums_in_range(world: World) -> None:
