@@ -13,6 +13,7 @@ from harness.collectives import COLLECTIVES, check
 from harness.inputs import OPS, both_ways, close, draw, dtype_of, means_something, own_op, reduced, same
 from harness.on_device import by_address, cupy, renew, sizes
 from harness.pretend import connect
+from harness.world import everybody
 
 import mpiddp as dist
 from mpiddp import device
@@ -67,9 +68,7 @@ def test_every_rank_has_the_same_bits(world: Any, cupy: Any) -> None:
     for name in LONG if world.size > 1 else ():
         x = cupy.asarray(rows[world.rank])
         requests.drive(table.ALGORITHMS[name].all_reduce(default_group()._link, x, dist.ReduceOp.SUM))
-        everybody: list[Any] = [None] * world.size
-        dist.all_gather_object(everybody, x.get().tobytes())
-        assert len(set(everybody)) == 1
+        assert len(set(everybody(x.get().tobytes()))) == 1
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -269,9 +268,7 @@ def test_without_events_it_would_be_wrong(world: Any, cupy: Any, monkeypatch: py
         staged = name == "staged"
         requests.drive(made.steps(link, made.call, *args) if staged else table.ALGORITHMS[name].all_reduce(link, *args))
         right &= bool((x.get() == 10 * world.size * (world.size + 1)).all())
-    everybody: list[Any] = [None] * world.size
-    dist.all_gather_object(everybody, right)
-    assert not all(everybody)
+    assert not all(everybody(right))
     cupy.cuda.synchronize_all()
     pinned.forget()  # what was given back too early
 

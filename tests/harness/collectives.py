@@ -77,6 +77,8 @@ def _all_reduce(at: Blocks) -> Outcome:
 
 def _reduce(at: Blocks) -> Outcome:
     at.call("reduce", x := at.make(at.mine.copy()), at.root, at.own)
+    if at.rank != at.root and at.library is not dist:
+        return [], []  # torch leaves there what it likes
     return [x], [reduced(at.op, at.all_ranks) if at.rank == at.root else at.mine]
 
 
@@ -187,8 +189,9 @@ def check(
 ) -> None:
     """Make a call on all ranks of ``world``, whose ``rng`` draws: results are right, and inputs what they were.
 
-    ``make`` and ``read`` change a NumPy array into one of another library, and back; ``library`` may be torch's. The blocks have one shape, or one
-    that depends on sender and receiver. A reduction that a dtype does not have is a TypeError.
+    ``make`` and ``read`` change a NumPy array into one of another library, and back; ``library`` may be torch's. The
+    blocks have one shape, or one that depends on sender and receiver. A reduction that a dtype does not have is a
+    TypeError.
     """
     rng, ranks = world.rng, range(world.size)
     receivers = ranks[:1] if name in _OF_ONE_BLOCK else ranks

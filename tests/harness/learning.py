@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
-from harness.world import World
+from harness.world import World, everybody
 from mpiddp import nn
 from mpiddp.mpi.lazy import MPI
 from mpiddp.nn import functional as F  # noqa: N812
@@ -71,9 +71,7 @@ def twin(model: nn.Module) -> nn.Module:
 
 def assert_same_bits_everywhere(arrays: dict[str, np.ndarray | None]) -> None:
     mine = {name: None if x is None else x.tobytes() for name, x in arrays.items()}
-    everybody: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, mine)
-    for rank, theirs in enumerate(everybody):
+    for rank, theirs in enumerate(everybody(mine)):
         assert theirs == mine, f"rank {rank} has other bits than rank {dist.get_rank()}"
 
 

@@ -91,14 +91,12 @@ def test_resumed_run_keeps_its_own_options_of_the_outer_step(world):
     assert (group["lr"], group["momentum"]) == (0.25, 0.5)
 
 
-def test_checkpoint_of_other_fragments_is_refused(world, tmp_path):
-    told = [tmp_path]
-    dist.broadcast_object_list(told, src=0)
-    trainer, config = make(**own("in_halves"), output=told[0], resume="auto")
+def test_checkpoint_of_other_fragments_is_refused(world, folder):
+    trainer, config = make(**own("in_halves"), output=folder, resume="auto")
     checkpointer = Checkpointer(config)
     checkpointer.save(trainer)
     raise_on_all_ranks(checkpointer.finish)
-    whole, config = make(**own("slow"), output=told[0], resume="auto")
+    whole, config = make(**own("slow"), output=folder, resume="auto")
     with pytest.raises(UsageError, match="the state has 2 parts of the model, this one has 1: give the same fragments"):
         Checkpointer(config).resume(whole)
 
