@@ -207,7 +207,10 @@ def non_member(t, rank, size):
         return reduced, t.dist.barrier(group), t.dist.all_gather_object([None], 1, group)
 
 
-@pytest.mark.parametrize("name", COLLECTIVES)
+# Gloo knows no array of stacked blocks.
+@pytest.mark.parametrize(
+    "name", [name for name in COLLECTIVES if not name.endswith(("gather_single", "scatter_single"))]
+)
 def test_collectives_write_and_return_what_ours_do(world, torch, name):
     """As NumPy does it, which ours are compared with, too."""
     theirs = {"make": torch.from_numpy, "read": torch.Tensor.numpy, "library": torch.distributed}

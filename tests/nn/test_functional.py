@@ -225,20 +225,6 @@ def test_gradients_are_born_in_their_slots(monkeypatch: pytest.MonkeyPatch) -> N
     np.testing.assert_allclose(flat, 2 * once, rtol=1e-5, atol=1e-6)
 
 
-def test_shared_weight_in_a_slot() -> None:
-    layer = nn.Linear(3, 3)
-    slots = [np.full_like(p.data, np.nan) for p in layer.parameters()]
-    x = draw((4, 3))[0].astype(np.float32)
-    layer(layer(x).tanh()).sum().backward()
-    expected = [p.grad for p in layer.parameters()]
-    for p, slot in zip(layer.parameters(), slots, strict=True):
-        p.grad, p.grad_slot = None, slot
-    layer(layer(x).tanh()).sum().backward()
-    for p, slot, value in zip(layer.parameters(), slots, expected, strict=True):
-        assert p.grad is slot
-        np.testing.assert_allclose(slot, value, rtol=1e-6)
-
-
 def test_embedding_into_a_slot() -> None:
     layer = nn.Embedding(4, 2)
     layer.weight.grad_slot = np.full((4, 2), np.nan, np.float32)

@@ -185,15 +185,6 @@ def test_without_a_schedule_the_learning_rate_is_the_one_given(world, tmp_path, 
     assert resumed.optimizer.param_groups[0]["lr"] == 0.05
 
 
-def test_changed_learning_rate_holds(world, tmp_path):
-    config = Config(output=tmp_path, resume="auto", batch_size=BATCH, seed=4, lr=0.05)
-    trainer, _ = make()
-    save(trainer, config)
-    Checkpointer(dataclasses.replace(config, lr=0.5)).resume(trainer)
-    group = trainer.optimizer.param_groups[0]
-    assert isinstance(trainer.optimizer, SGD) and (group["lr"], group["momentum"]) == (0.5, 0.9)
-
-
 @pytest.mark.parametrize("planned", [{"schedule": "cosine"}, {"schedule": BY_EPOCH}])
 def test_schedule_of_another_batch_size_goes_on_at_its_epoch(world, planned):
     stopped, _ = make(epochs=4, **planned)
