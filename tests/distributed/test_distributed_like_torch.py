@@ -212,7 +212,7 @@ def non_member(t, rank, size):
     "name", [name for name in COLLECTIVES if not name.endswith(("gather_single", "scatter_single"))]
 )
 def test_collectives_write_and_return_what_ours_do(world, torch, name):
-    """As NumPy does it, which ours are compared with, too."""
+    """As NumPy does it, which ours are compared with, too. Gloo knows no array of stacked blocks."""
     theirs = {"make": torch.from_numpy, "read": torch.Tensor.numpy, "library": torch.distributed}
     ops = (Op.SUM, Op.PRODUCT, Op.MIN, Op.MAX, Op.BAND, Op.BOR, Op.BXOR) if name == "all_reduce" else [Op.SUM]
     shapes = [(3,), (), (0,), (2, 2)] if name == "all_reduce" else [(2,)]
