@@ -626,15 +626,6 @@ def test_every_run_has_the_same_bits(case: Case) -> None:
         assert len(seen) == 1, name
 
 
-def test_slices_cover_the_array_and_begin_on_cache_lines() -> None:
-    for count in (0, 1, 15, 16, 17, 1000):
-        for parts in (1, 2, 3, 5):
-            edges = local_reduce.bounds(count, parts, 4)
-            assert edges[0] == 0 and edges[-1] == count and len(edges) == parts + 1
-            assert edges == sorted(edges)
-            assert all(edge % 16 == 0 or edge == count for edge in edges)
-
-
 def test_a_channel_knows_its_ranks(case: Case) -> None:
     link = case.link
     channels: list[Channel] = [link.node, *([link.across] if link.across is not None else [])]
