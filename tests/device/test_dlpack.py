@@ -20,7 +20,7 @@ from mpiddp import device
 from mpiddp.device import half
 from mpiddp.mpi import message
 
-pytestmark = [pytest.mark.mpi, pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
 
 torch: Any
 LENGTHS = [0, 1, 1_001, 300_007]  # nothing, MPI's own way, shared memory

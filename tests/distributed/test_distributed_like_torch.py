@@ -21,7 +21,7 @@ from harness.learning import import_torch
 
 import mpiddp
 
-pytestmark = [pytest.mark.mpi, pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
 
 DTYPES = ["uint8", "int8", "int32", "int64", "float32", "float64"]
 

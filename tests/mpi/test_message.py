@@ -15,7 +15,7 @@ from harness.inputs import OPS, both_ways, finish
 import mpiddp as dist
 from mpiddp.mpi import message
 
-pytestmark = [pytest.mark.mpi, pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
 
 
 @pytest.fixture(autouse=True)
