@@ -32,7 +32,7 @@ def test_world(world):
     assert dist.get_pg_count() >= 1
     assert dist.get_node_local_rank() == world.rank
     assert dist.is_initialized()
-    with pytest.raises(ValueError, match="twice"):
+    with pytest.raises(ValueError, match="trying to initialize the default process group twice!"):
         dist.init_process_group()
 
 
