@@ -56,7 +56,7 @@ BUDGET = {
     "mpiddp/shm": 470,
     "mpiddp/torch": 1510,
     "mpiddp/training": 2770,
-    "tests, all": 29_640,
+    "tests, all": 29_710,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
