@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from harness import launcher
+from harness.faking import fake_gpu
 
 UNDER_LAUNCHER = launcher.announced_size() > 0 or launcher.PLAN in os.environ
 
@@ -22,6 +25,13 @@ MARKS = {
 """``mpi``, which runs under mpiexec, is pytest-mpi's own; a test with neither runs in this process."""
 LAUNCH = {"with_torch", "gpu"}
 """Folders whose tests start jobs, as those in files named ``..._jobs`` do."""
+
+
+@pytest.fixture
+def cupy() -> Iterator[Any]:
+    """Let ``import cupy`` be the fake: two devices, which do their work late."""
+    with fake_gpu() as module:
+        yield module
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -13,7 +13,7 @@ from harness.inputs import calls as every_call
 import mpiddp as dist
 from mpiddp.errors import ArrayError
 
-pytestmark = [pytest.mark.mpi, pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
 
 
 def good(shape=(4,)):

@@ -52,6 +52,7 @@ def test_one_device_of_those_that_are_listed(environ, listed, local_rank, left):
         ("MPIDDP_NODES", settings.pretended_nodes),
         ("MPIDDP_TIMEOUT", settings.default_timeout_s),
         ("MPIDDP_DEBUG", settings.debug_level),
+        ("MPIDDP_WARN_AFTER", settings.warn_after_s),
         ("MPIDDP_CUDA_AWARE", settings.takes_device_pointers),
         ("MPIDDP_DETERMINISTIC", settings.deterministic),
         ("MPIDDP_ONE_DEVICE", settings.show_one_device),

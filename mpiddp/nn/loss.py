@@ -18,9 +18,11 @@ from .activation import log_softmax
 from .module import Module
 
 
-def _check_reduction(reduction: str) -> None:
+def _check(input: Any, reduction: str) -> None:
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{reduction} is not a valid value for reduction; expected 'mean', 'sum' or 'none'")
+    if input.dtype.kind in "fV" and input.dtype.itemsize == 2:  # the number of samples alone may overflow it
+        raise TypeError(f"losses are computed in float32 or float64, got {input.dtype}: convert x.astype('float32')")
 
 
 def _plain(operand: Any) -> Any:
@@ -78,7 +80,7 @@ def nll_loss(input: Any, target: Any, *, ignore_index: int = -100, reduction: st
     ignore_index : int
         Targets of this value do not count.
     """
-    _check_reduction(reduction)
+    _check(input, reduction)
     labels = array_namespace(_plain(input)).asarray(_plain(target))
     if labels.dtype.kind not in "iu":
         raise TypeError(f"expected integer classes as target, not probabilities: got {labels.dtype} {labels.shape}")
@@ -104,7 +106,7 @@ def cross_entropy(input: Any, target: Any, *, ignore_index: int = -100, reductio
 
 def mse_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
     """Return squared differences, reduced; different shapes broadcast, with a warning."""
-    _check_reduction(reduction)
+    _check(input, reduction)
     difference: Tensor = (input if isinstance(input, Tensor) else Tensor(input)) - target
     shapes = tuple(input.shape), tuple(getattr(target, "shape", ()))
     if shapes[0] != shapes[1]:  # (N, 1) - (N) is (N, N)

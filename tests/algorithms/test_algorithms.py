@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.inputs import CLASSES, thinned
+from harness.inputs import CLASSES, OPS, own_op, reduced, thinned
 from harness.pretend import connect
 
 import mpiddp as dist
@@ -29,7 +29,7 @@ from mpiddp.faults.calls import NO_ROOT, make_call
 from mpiddp.mpi import message, requests
 from mpiddp.mpi.link import Channel, Link
 from mpiddp.mpi.operation import Call, Operation
-from mpiddp.mpi.reduction import ReduceOp, check, is_half, mpi_op
+from mpiddp.mpi.reduction import ReduceOp, check, mpi_op
 from mpiddp.shm import cma, segment
 from mpiddp.shm.cma import CrossMemory
 from mpiddp.shm.eager import EagerBuffers
@@ -44,10 +44,6 @@ if importlib.util.find_spec("ml_dtypes"):
     import ml_dtypes
 
     DTYPES.append(np.dtype(ml_dtypes.bfloat16))
-REDUCTIONS = [
-    *(ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX),
-    *(ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR, ReduceOp.PREMUL_SUM(0.5)),
-]
 NODES = {"one node": "0000", "two nodes": "0011", "cyclic": "0101", "uneven": "0010", "a node each": "0123"}
 KINDS = ("ordinary", "symmetric", "mixed")
 IN_MEMORY = ("two_shot", "scratch", "attach", "hierarchical")
@@ -114,31 +110,6 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     link.close()
 
 
-def own_factor(op: ReduceOp, rank: int) -> ReduceOp:
-    return op if op.factor is None else ReduceOp.PREMUL_SUM(0.5 + rank)
-
-
-def reduced(op: ReduceOp, rows: list[Array]) -> Array:
-    dtype = rows[0].dtype
-    if dtype.kind in "fV" or is_half(dtype):
-        rows = [row.astype(np.longdouble) for row in rows]
-    elif dtype.kind == "c":
-        rows = [row.astype(np.clongdouble) for row in rows]
-    if op.factor is not None:
-        rows = [row * (0.5 + rank) for rank, row in enumerate(rows)]
-    ufunc = {
-        **dict.fromkeys(("SUM", "AVG", "PREMUL_SUM"), np.add),
-        "PRODUCT": np.multiply,
-        "MIN": np.minimum,
-        "MAX": np.maximum,
-        "BAND": np.bitwise_and,
-        "BOR": np.bitwise_or,
-        "BXOR": np.bitwise_xor,
-    }[op.name]
-    result = functools.reduce(ufunc, rows)
-    return result / len(rows) if op.name == "AVG" else result
-
-
 def expect(result: Array, expected: Array, ranks: int, what: str) -> None:
     """Compare, with the error of a sum in the result's type; a half type is rounded once."""
     dtype = result.dtype
@@ -182,7 +153,7 @@ def steps(operation: str, name: str, link: Link, *args: Any) -> requests.Steps:
 
 def reductions(name: str, dtype: np.dtype[Any]) -> Iterator[ReduceOp]:
     """Yield the reductions that an algorithm can do on a dtype."""
-    for op in REDUCTIONS:
+    for op in OPS:
         try:
             check(dtype, op)
         except TypeError:
@@ -210,103 +181,89 @@ def variants(name: str) -> Iterator[tuple[str, int, bool, int]]:
         yield kinds[index % len(kinds)], index % 7, index // len(kinds) % 2 == 1, index
 
 
-@pytest.mark.parametrize("operation", ["all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast"])
+def operate(
+    case: Case,
+    operation: str,
+    name: str,
+    rows: list[Array],
+    op: ReduceOp,
+    *,
+    root: int = 0,
+    kind: str = "ordinary",
+    shift: int = 0,
+    submitted: bool = False,
+) -> int:
+    """Run an operation on a row of each rank, compare its result, and return the result's bits."""
+    link, what = case.link, f"{operation} by {name} {op} {rows[0].dtype} {rows[0].size} {kind} {submitted} root={root}"
+    mine, own = rows[link.rank], own_op(op, link.rank)
+    x = case.array(mine, kind, shift)
+    part = slice(link.rank * (mine.size // link.size), (link.rank + 1) * (mine.size // link.size))
+    arguments, result, expected = {
+        "all_reduce": lambda: ((x, own), x, reduced(op, rows)),
+        "reduce": lambda: ((x, root, own), x, reduced(op, rows) if link.rank == root else mine),
+        "reduce_scatter": lambda: ((output := np.empty_like(mine[part]), x, own), output, reduced(op, rows)[part]),
+        "all_gather": lambda: ((output := np.zeros_like(np.stack(rows)), x), output, np.stack(rows)),
+        "broadcast": lambda: ((x, root), x, rows[root]),
+    }[operation]()
+    case.run(steps(operation, name, link, *arguments), submitted)
+    if operation in REDUCING and (operation != "reduce" or link.rank == root):
+        expect(result, expected, link.size, what)
+    else:
+        assert np.array_equal(result, expected), what
+    assert result is x or np.array_equal(x, mine), f"{what}: the input changed"
+    return bits(result)
+
+
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+OFFERED = [
+    (operation, name) for operation in (*REDUCING, "all_gather", "broadcast") for name in plan.offering(operation)
+]
+
+
+@pytest.mark.parametrize(("operation", "name"), OFFERED)
+def test_operation(case: Case, operation: str, name: str) -> None:
+    if name not in algorithms(operation, case.link):
+        pytest.skip("the same on one node")
+    link, ways, seen, reducing = case.link, variants(name), [], operation in REDUCING
+    for dtype in dtypes(case) if reducing else [*dtypes(case), np.dtype("datetime64[s]"), np.dtype("i4,f8")]:
+        for op, count in itertools.product(reductions(name, dtype) if reducing else OPS[:1], sizes(case, dtype)):
+            kind, shift, submitted, index = next(ways)
+            if reducing:
+                rows = case.rows(count * (link.size if operation == "reduce_scatter" else 1), dtype)
+            else:
+                rows = list(case.rng.integers(0, 99, (link.size, count)).astype("int8").astype(dtype))
+            where = {"root": index % link.size, "kind": kind, "shift": shift, "submitted": submitted}
+            seen.append(operate(case, operation, name, rows, op, **where))
+    if operation == "all_reduce":
+        assert all(told == seen for told in link.now.allgather(seen)), "ranks differ in their bits"
+
+
+def ones(operation: str, x: Array, size: int) -> tuple[Array, ...]:
+    """Return arguments of an operation on an array of ones."""
+    output = np.empty(len(x) // size if operation == "reduce_scatter" else len(x) * size, x.dtype)
+    return {
+        "all_reduce": (x, ReduceOp.SUM),
+        "reduce": (x, 0, ReduceOp.SUM),
+        "reduce_scatter": (output, x, ReduceOp.SUM),
+        "all_gather": (output, x),
+        "broadcast": (x, 0),
+    }[operation]
+
+
+@pytest.mark.parametrize("operation", plan.ONE_NODE)
 def test_no_array_is_kept_alive_after_its_operation(case: Case, operation: str) -> None:
     """A circle of references would keep it until Python looks for garbage."""
-    link, op = case.link, ReduceOp.SUM
     gc.disable()
     try:
-        for name, count in itertools.product(algorithms(operation, link), (10, 50_000)):
-            x, output = np.ones(count * link.size), np.ones(count * link.size)
-            part = output[:count].copy()
-            args: dict[str, tuple[Any, ...]] = {
-                "all_reduce": (x, op),
-                "reduce": (x, 0, op),
-                "reduce_scatter": (part, x, op),
-                "all_gather": (output, part),
-                "broadcast": (x, 0),
-            }
+        for name, count in itertools.product(algorithms(operation, case.link), (10, 50_000)):
+            arguments = ones(operation, np.ones(count * case.link.size), case.link.size)
             for submitted in (False, True):
-                case.run(steps(operation, name, link, *args[operation]), submitted)
-            kept = [weakref.ref(each) for each in (x, output, part)]
-            del x, output, part, args
+                case.run(steps(operation, name, case.link, *arguments), submitted)
+            kept = [weakref.ref(each) for each in arguments if isinstance(each, np.ndarray)]
+            del arguments
             assert not any(each() is not None for each in kept), f"{name} of {count}"
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("name", plan.offering("all_reduce"))
-def test_all_reduce(case: Case, name: str) -> None:
-    if name not in algorithms("all_reduce", case.link):
-        pytest.skip("the same on one node")
-    ways, seen = variants(name), []
-    for dtype in dtypes(case):
-        for op in reductions(name, dtype):
-            for count in sizes(case, dtype):
-                kind, shift, submitted, _ = next(ways)
-                rows = case.rows(count, dtype)
-                x = case.array(rows[case.link.rank], kind, shift)
-                own = own_factor(op, case.link.rank)
-                case.run(steps("all_reduce", name, case.link, x, own), submitted)
-                what = f"{name} {op} {dtype} {count} {kind} submitted={submitted}"
-                expect(x, reduced(op, rows), case.link.size, what)
-                seen.append((what, bits(x)))
-    assert all(told == seen for told in case.link.now.allgather(seen)), "ranks differ in their bits"
-
-
-@pytest.mark.parametrize("name", plan.offering("reduce"))
-def test_reduce(case: Case, name: str) -> None:
-    if name not in algorithms("reduce", case.link):
-        pytest.skip("the same on one node")
-    link, ways = case.link, variants(name)
-    for dtype in dtypes(case):
-        for op in reductions(name, dtype):
-            for count in sizes(case, dtype):
-                kind, shift, submitted, index = next(ways)
-                root = index % link.size
-                rows = case.rows(count, dtype)
-                x = case.array(rows[link.rank], kind, shift)
-                case.run(steps("reduce", name, link, x, root, own_factor(op, link.rank)), submitted)
-                what = f"{name} {op} {dtype} {count} {kind} submitted={submitted} root={root}"
-                if link.rank == root:
-                    expect(x, reduced(op, rows), link.size, what)
-                else:
-                    assert np.array_equal(x, rows[link.rank]), f"{what}: an array that is no result changed"
-
-
-@pytest.mark.parametrize("name", plan.offering("reduce_scatter"))
-def test_reduce_scatter(case: Case, name: str) -> None:
-    if name not in algorithms("reduce_scatter", case.link):
-        pytest.skip("the same on one node")
-    link, ways = case.link, variants(name)
-    for dtype in dtypes(case):
-        for op in reductions(name, dtype):
-            for count in sizes(case, dtype):
-                kind, shift, submitted, _ = next(ways)
-                rows = case.rows(count * link.size, dtype)
-                x = case.array(rows[link.rank], kind, shift)
-                output = np.empty(count, dtype)
-                own = own_factor(op, link.rank)
-                case.run(steps("reduce_scatter", name, link, output, x, own), submitted)
-                what = f"{name} {op} {dtype} {count} {kind} submitted={submitted}"
-                mine = slice(link.rank * count, (link.rank + 1) * count)
-                expect(output, reduced(op, rows)[mine], link.size, what)
-                assert np.array_equal(x, rows[link.rank]), f"{what}: the input changed"
-
-
-@pytest.mark.parametrize("name", plan.offering("all_gather"))
-def test_all_gather(case: Case, name: str) -> None:
-    if name not in algorithms("all_gather", case.link):
-        pytest.skip("the same on one node")
-    ways = variants(name)
-    for dtype in [*dtypes(case), np.dtype("datetime64[s]"), np.dtype("i4,f8")]:
-        for count in sizes(case, dtype):
-            kind, shift, submitted, _ = next(ways)
-            rows = list(case.rng.integers(0, 99, (case.link.size, count)).astype("int8").astype(dtype))
-            output = np.zeros((case.link.size, count), dtype)
-            x = case.array(rows[case.link.rank], kind, shift)
-            case.run(steps("all_gather", name, case.link, output, x), submitted)
-            assert np.array_equal(output, np.stack(rows)), f"{name} {dtype} {count} {kind} {submitted}"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -324,21 +281,6 @@ def test_one_block_may_be_input_and_output(case: Case, kind: str) -> None:
             x[link.rank] = link.rank + 1
             case.run(steps("all_gather", name, link, x, x[link.rank]), submitted)
             assert (x == np.arange(1, link.size + 1)[:, None]).all(), f"{name} {count}"
-
-
-@pytest.mark.parametrize("name", plan.offering("broadcast"))
-def test_broadcast(case: Case, name: str) -> None:
-    if name not in algorithms("broadcast", case.link):
-        pytest.skip("the same on one node")
-    link, ways = case.link, variants(name)
-    for dtype in [*dtypes(case), np.dtype("datetime64[s]"), np.dtype("i4,f8")]:
-        for count in sizes(case, dtype):
-            kind, shift, submitted, index = next(ways)
-            root = index % link.size
-            rows = list(case.rng.integers(0, 99, (link.size, count)).astype("int8").astype(dtype))
-            x = case.array(rows[link.rank], kind, shift)
-            case.run(steps("broadcast", name, link, x, root), submitted)
-            assert np.array_equal(x, rows[root]), f"{name} {dtype} {count} {kind} {submitted} root={root}"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -364,16 +306,8 @@ def test_many_pieces_through_a_small_scratch(case: Case, monkeypatch: pytest.Mon
     for dtype in (np.dtype("float32"), np.dtype("float16"), np.dtype("int8")):
         for count in (4096 // dtype.itemsize, 4096 // dtype.itemsize + 1, 30_011):
             rows = case.rows(count, dtype)
-            for submitted in (False, True):
-                x = rows[case.link.rank].copy()
-                case.run(steps("all_reduce", "two_shot", case.link, x, ReduceOp.SUM), submitted)
-                expect(x, reduced(ReduceOp.SUM, rows), case.link.size, f"all_reduce {dtype} {count}")
-                x = rows[case.link.rank].copy()
-                case.run(steps("broadcast", "two_shot", case.link, x, case.link.size - 1), submitted)
-                assert np.array_equal(x, rows[-1])
-                output = np.empty((case.link.size, count), dtype)
-                case.run(steps("all_gather", "two_shot", case.link, output, rows[case.link.rank]), submitted)
-                assert np.array_equal(output, rows)
+            for submitted, operation in itertools.product((False, True), ("all_reduce", "broadcast", "all_gather")):
+                operate(case, operation, "two_shot", rows, ReduceOp.SUM, root=case.link.size - 1, submitted=submitted)
     case.link.close()
 
 
@@ -403,36 +337,19 @@ def test_every_way_of_ordinary_arrays(case: Case, way: str, monkeypatch: pytest.
     copies: list[int] = []
     read = CrossMemory.read
     monkeypatch.setattr(CrossMemory, "read", lambda self, rank, *where: copies.append(rank) or read(self, rank, *where))
-    link, size, rank = case.link, case.link.size, case.link.rank
+    link, size = case.link, case.link.size
     name = "hierarchical"
     if link.one_node:
         name = {"copied by the kernel": "attach", "by the scratch": "scratch"}.get(way, "two_shot")
     cases = itertools.product(
-        (np.dtype("float32"), np.dtype("float16"), np.dtype("int8")), (0, 63, 3001), (ReduceOp.SUM, REDUCTIONS[-1])
+        (np.dtype("float32"), np.dtype("float16"), np.dtype("int8")), (0, 63, 3001), (ReduceOp.SUM, OPS[-1])
     )
     for number, (dtype, count, op) in enumerate(cases):
-        submitted = bool(number // 2 % 2)
         if op.factor is not None and dtype.kind == "i":
             continue
-        what, rows, own = f"{dtype} {count} {submitted} {op}", case.rows(count * size, dtype), own_factor(op, rank)
-        root = count % size
-        x = rows[rank].copy()
-        case.run(steps("all_reduce", name, link, x, own), submitted)
-        expect(x, reduced(op, rows), size, f"all_reduce {what}")
-        if not link.one_node:
-            continue
-        x = rows[rank].copy()
-        case.run(steps("reduce", name, link, x, root, own), submitted)
-        expect(x, reduced(op, rows) if rank == root else rows[rank].astype(np.longdouble), size, f"reduce {what}")
-        x, output = rows[rank].copy(), np.empty(count, dtype)
-        case.run(steps("reduce_scatter", name, link, output, x, own), submitted)
-        expect(output, reduced(op, rows)[rank * count : (rank + 1) * count], size, f"reduce_scatter {what}")
-        gathered = np.empty((size, count * size), dtype)
-        case.run(steps("all_gather", name, link, gathered, rows[rank].copy()), submitted)
-        assert np.array_equal(gathered, np.stack(rows)), f"all_gather {what}"
-        x = rows[rank].copy()
-        case.run(steps("broadcast", name, link, x, root), submitted)
-        assert np.array_equal(x, rows[root]), f"broadcast {what}"
+        rows, where = case.rows(count * size, dtype), {"root": count % size, "submitted": bool(number // 2 % 2)}
+        for operation in plan.ONE_NODE if link.one_node else ["all_reduce"]:
+            operate(case, operation, name, rows, op, **where)
     if link.resource(CrossMemory).fault in ("", "not in this test"):
         several = len(set(link.nodes)) < size
         assert any(link.now.allgather(bool(copies))) == (way == "copied by the kernel" and several)
@@ -596,10 +513,7 @@ def test_arrays_between_nodes_longer_than_mpi_can_count(case: Case, monkeypatch:
     cut = exchange.slice_sizes
     monkeypatch.setattr(exchange, "slice_sizes", lambda *args: counted.extend(sizes := cut(*args)) or sizes)
     for count, submitted in itertools.product((10, 11, 105), (False, True)):
-        rows = case.rows(count, np.dtype(np.int64))
-        x = rows[case.link.rank].copy()
-        case.run(steps("all_reduce", "hierarchical", case.link, x, ReduceOp.SUM), submitted)
-        expect(x, reduced(ReduceOp.SUM, rows), case.link.size, f"{count} {submitted}")
+        operate(case, "all_reduce", "hierarchical", case.rows(count, np.dtype(np.int64)), OPS[0], submitted=submitted)
     assert max(counted) <= message.MAX_COUNT
 
 
@@ -659,19 +573,7 @@ def test_what_follows_the_first_wait_is_sent_on_later(case: Case) -> None:
         for name in algorithms(operation, case.link):
             for kind in KINDS:
                 x = case.array(np.ones(64 * size, np.float32), kind)
-                output = np.empty(64 if operation == "reduce_scatter" else 64 * size * size, np.float32)
-                running = steps(
-                    operation,
-                    name,
-                    link,
-                    *{
-                        "all_reduce": (x, ReduceOp.SUM),
-                        "reduce": (x, 0, ReduceOp.SUM),
-                        "reduce_scatter": (output, x, ReduceOp.SUM),
-                        "all_gather": (output, x),
-                        "broadcast": (x, 0),
-                    }[operation],
-                )
+                running = steps(operation, name, link, *ones(operation, x, size))
                 calls.clear()
                 awaited = next(running, None)  # None at once where all ranks have arrived
                 first = set(calls)
@@ -722,15 +624,6 @@ def test_every_run_has_the_same_bits(case: Case) -> None:
                 case.run(steps("all_reduce", name, case.link, x, ReduceOp.SUM))
                 seen.add(x.tobytes())
         assert len(seen) == 1, name
-
-
-def test_slices_cover_the_array_and_begin_on_cache_lines() -> None:
-    for count in (0, 1, 15, 16, 17, 1000):
-        for parts in (1, 2, 3, 5):
-            edges = local_reduce.bounds(count, parts, 4)
-            assert edges[0] == 0 and edges[-1] == count and len(edges) == parts + 1
-            assert edges == sorted(edges)
-            assert all(edge % 16 == 0 or edge == count for edge in edges)
 
 
 def test_a_channel_knows_its_ranks(case: Case) -> None:

@@ -1,7 +1,10 @@
 """Blocks of a node's ranks: short ones go through eager buffers, long ones by messages, in one call."""
 
+import itertools
+
 import numpy as np
 import pytest
+from harness.collectives import UNEVEN, check
 
 import mpiddp.distributed as dist
 from mpiddp.shm.eager import EagerBuffers
@@ -12,51 +15,14 @@ SIZES = (0, 3, 4_000, 30_000)
 """Elements of 4 bytes; the last do not fit into the buffers."""
 
 
-def block(sender, receiver, count):
-    return np.arange(count, dtype=np.float32) + 7 * sender + receiver
-
-
-def count_of(turn, sender, receiver):
-    return SIZES[(turn + sender + 2 * receiver) % len(SIZES)]
-
-
 def everything(world, turn, *, same=False, **how):
     """Make all calls, with blocks of another size between each two ranks, and check them."""
-    me, ranks = world.rank, range(world.size)
 
-    def between(sender, receiver):
-        return block(sender, receiver, SIZES[turn % len(SIZES)] if same else count_of(turn, sender, receiver))
+    def shape(sender, receiver):
+        return (SIZES[(turn if same else turn + sender + 2 * receiver) % len(SIZES)],)
 
-    def calls():
-        for root in {0, world.size - 1}:
-            outputs = [np.zeros_like(between(rank, root)) for rank in ranks] if me == root else None
-            yield dist.gather(between(me, root), outputs, root, **how)
-            assert_equal(outputs or [], [between(rank, root) for rank in ranks])
-            x = np.zeros_like(between(root, me))
-            yield dist.scatter(x, [between(root, rank) for rank in ranks] if me == root else None, root, **how)
-            assert_equal([x], [between(root, me)])
-        outputs, expected = zeros(between(rank, 0) for rank in ranks), [between(rank, 0) for rank in ranks]
-        yield dist.all_gather(outputs, between(me, 0), **how)
-        assert_equal(outputs, expected)
-        inputs, expected = [between(me, rank) for rank in ranks], [between(rank, me) for rank in ranks]
-        yield dist.all_to_all(outputs := zeros(expected), inputs, **how)
-        assert_equal(outputs, expected)
-        whole = np.zeros_like(np.concatenate(expected))
-        splits = [[x.size for x in each] for each in (expected, inputs)]
-        yield dist.all_to_all_single(whole, np.concatenate(inputs), *splits, **how)
-        assert_equal([whole], [np.concatenate(expected)])
-
-    for work in calls():
-        if work is not None:
-            work.wait()
-
-
-def zeros(arrays):
-    return [np.zeros_like(x) for x in arrays]
-
-
-def assert_equal(found, expected):
-    assert all(map(np.array_equal, found, expected))
+    for name, root in itertools.product(UNEVEN, (0, world.size - 1)):
+        check(world, name, np.dtype(np.float32), shape, how, root=root)
 
 
 @pytest.mark.parametrize("async_op", [False, True])

@@ -14,7 +14,7 @@ from mpiddp.distributed.groups import default_group
 from mpiddp.mpi.requests import READY, Steps, drive
 from mpiddp.shm.cma import CrossMemory
 
-pytestmark = [pytest.mark.mpi, pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
 
 
 @pytest.fixture

@@ -12,12 +12,10 @@ import pytest
 
 from mpiddp.data import (
     ArrayDataset,
-    BatchSampler,
     BatchShare,
     DataLoader,
     DistributedSampler,
     GlobalBatchSampler,
-    RandomSampler,
     SequentialSampler,
 )
 
@@ -122,15 +120,6 @@ def test_workers_run_at_the_same_time() -> None:
     assert [y.tolist() for y in DataLoader(Meet(4), num_workers=2)] == [[0], [1], [2], [3]]
 
 
-@pytest.mark.parametrize(
-    ("size", "text"), [(128 / 3, "42.6667; pass 42"), (64.0, "64; pass 64"), (np.float32(0.5), "pass 1")]
-)
-def test_a_float_batch_size_is_refused_with_the_integer_to_use(size: Any, text: str) -> None:
-    for make in (lambda: DataLoader(range(10), size), lambda: BatchSampler(range(10), size, False)):
-        with pytest.raises(TypeError, match=text):
-            make()
-
-
 def test_misuse() -> None:
     data = range(10)
     with pytest.raises(ValueError, match="positive integer value, but got batch_size=0"):
@@ -226,11 +215,6 @@ def test_loader_without_an_epoch_or_a_state() -> None:
     fixed.set_epoch(3)
     fixed.load_state_dict({})
     assert fixed.state_dict() == {}
-
-
-def test_random_sampler() -> None:
-    assert sorted(RandomSampler(range(7), generator=0)) == list(range(7))
-    assert list(RandomSampler([])) == [] and len(RandomSampler(range(7))) == 7
 
 
 def test_positions_are_those_of_torch():

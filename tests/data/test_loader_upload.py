@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import namedtuple
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from harness.faking import fake_gpu
 
 from mpiddp.data import ArrayDataset, DataLoader, GlobalBatchSampler
 from mpiddp.device import pinned
 
 WORKERS = [0, 1, 3]
 Pair = namedtuple("Pair", "x label")
-
-
-@pytest.fixture
-def cupy() -> Iterator[Any]:
-    with fake_gpu() as module:
-        yield module
 
 
 def made(n: int) -> ArrayDataset:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness.pretend import pretended_nodes
+from harness.world import everybody
 
 import mpiddp as dist
 from mpiddp.data import ArrayDataset, shared_on_node
@@ -42,12 +43,6 @@ def nodes() -> int:
     return len(set(default_group()._link.nodes))
 
 
-def everybodys(x: Any) -> list[Any]:
-    told = [None] * dist.get_world_size()
-    dist.all_gather_object(told, x)
-    return told
-
-
 def made(seed: int = 0) -> list[Array]:
     """Return arrays of odd sizes, types and orders."""
     rng = np.random.default_rng(seed)
@@ -69,7 +64,7 @@ def count_calls(load: Callable[[], Any]) -> tuple[Callable[[], Any], Callable[[]
         calls.append(None)
         return load()
 
-    return counted, lambda: sum(everybodys(len(calls)))
+    return counted, lambda: sum(everybody(len(calls)))
 
 
 def test_every_rank_sees_what_one_rank_of_its_node_has_loaded(world: Any) -> None:
@@ -88,7 +83,7 @@ def shares_memory_on_node(x: Array) -> bool:
     inode = next(
         (line.split()[4] for line in Path("/proc/self/maps").read_text().splitlines() if _inside(line, x)), "0"
     )
-    told = everybodys((default_group()._link.nodes[dist.get_rank()], inode))
+    told = everybody((default_group()._link.nodes[dist.get_rank()], inode))
     mine = [each for node, each in told if node == default_group()._link.nodes[dist.get_rank()]]
     return inode != "0" and set(mine) == {inode}
 
@@ -120,8 +115,7 @@ def test_memory_lives_as_long_as_a_view_and_is_given_back(world: Any) -> None:
     assert mapped() == before
 
 
-def test_mapped_files_are_mapped_by_all(world: Any, tmp_path: Path) -> None:
-    folder = Path(everybodys(str(tmp_path))[0])
+def test_mapped_files_are_mapped_by_all(world: Any, folder: Path) -> None:
     if dist.get_rank() == 0:
         np.save(folder / "a.npy", made()[0])
         np.save(folder / "b.npy", np.asfortranarray(made()[0]))

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.inputs import OPS, both_ways, close, draw, dtype_of, end, means_something, reduced, same
-from harness.on_device import by_address, cupy, expected, own_op, renew, sizes
+from harness.collectives import COLLECTIVES, check
+from harness.inputs import OPS, both_ways, close, draw, dtype_of, means_something, own_op, reduced, same
+from harness.on_device import by_address, cupy, renew, sizes
 from harness.pretend import connect
+from harness.world import everybody
 
 import mpiddp as dist
 from mpiddp import device
@@ -44,20 +46,13 @@ def test_algorithm(world: Any, cupy: Any, kind: str, name: str) -> None:
         xs = draw(world.rng, world.size, (size,), dtype)
         x = cupy.asarray(xs[world.rank])
         requests.drive(steps(link, x, own_op(op, world.rank)))
-        assert close(x.get(), expected(op, xs)), (op, size)
+        assert close(x.get(), reduced(op, xs)), (op, size)
 
 
 @pytest.mark.parametrize("kind", DTYPES)
 def test_all_reduce(world: Any, cupy: Any, kind: str) -> None:
-    dtype = dtype_of(kind)
-    for op, shape in itertools.product(OPS, [(), (2, 0, 3), (31, 37)]):
-        if not means_something(op, dtype):
-            continue
-        xs = draw(world.rng, world.size, shape, dtype)
-        for options in both_ways():
-            x = cupy.asarray(xs[world.rank])
-            end(dist.all_reduce(x, own_op(op, world.rank), **options), options)
-            assert close(x.get(), expected(op, xs)), (op, shape)
+    for op, shape, how in itertools.product(OPS, [(), (2, 0, 3), (31, 37)], both_ways()):
+        check(world, "all_reduce", dtype_of(kind), shape, how, op=op, make=cupy.asarray, read=cupy.asnumpy)
 
 
 def test_half_types_are_summed_in_float32(world: Any, cupy: Any) -> None:
@@ -73,69 +68,24 @@ def test_every_rank_has_the_same_bits(world: Any, cupy: Any) -> None:
     for name in LONG if world.size > 1 else ():
         x = cupy.asarray(rows[world.rank])
         requests.drive(table.ALGORITHMS[name].all_reduce(default_group()._link, x, dist.ReduceOp.SUM))
-        everybody: list[Any] = [None] * world.size
-        dist.all_gather_object(everybody, x.get().tobytes())
-        assert len(set(everybody)) == 1
+        assert len(set(everybody(x.get().tobytes()))) == 1
 
 
-def collectives(world: Any, cupy: Any) -> None:
-    rank, size = world.rank, world.size
-    for kind, shape, options in itertools.product(["float32", "bfloat16"], [(), (0,), (997,)], both_ways()):
-        dtype = dtype_of(kind)
-        xs = draw(world.rng, size, shape, dtype)
-        mine = cupy.asarray(xs[rank])
-        root = size - 1
-        x = mine.copy()
-        end(dist.broadcast(x, root, **options), options)
-        assert same(x.get(), xs[root])
-        if means_something(dist.ReduceOp.SUM, dtype):
-            x = mine.copy()
-            end(dist.reduce(x, root, **options), options)
-            assert close(x.get(), reduced(dist.ReduceOp.SUM, xs) if rank == root else xs[rank])
-        outs = [cupy.empty(shape, dtype) for _ in range(size)]
-        end(dist.all_gather(outs, mine, **options), options)
-        assert all(same(out.get(), x) for out, x in zip(outs, xs, strict=True))
-        stacked = cupy.empty((size, *shape), dtype)
-        end(dist.all_gather_single(stacked, mine, **options), options)
-        assert same(stacked.get(), np.stack(xs))
-        outs = [cupy.empty(shape, dtype) for _ in range(size)]
-        end(dist.gather(mine, outs if rank == 0 else None, **options), options)
-        assert rank or all(same(out.get(), x) for out, x in zip(outs, xs, strict=True))
-        x = cupy.empty(shape, dtype)
-        end(dist.scatter(x, [cupy.asarray(each) for each in xs] if rank == root else None, root, **options), options)
-        assert same(x.get(), xs[rank])
-        end(dist.all_to_all(outs, [mine] * size, **options), options)
-        assert all(same(out.get(), x) for out, x in zip(outs, xs, strict=True))
-        blocks = [draw(world.rng, size, shape, dtype) for _ in range(size)]  # rank's, block
-        given = cupy.asarray(np.stack(blocks[rank]))
-        x = cupy.empty(shape, dtype)
-        end(dist.reduce_scatter_single(x, given, **options), options)
-        assert close(x.get(), reduced(dist.ReduceOp.SUM, [blocks[other][rank] for other in range(size)]))
-        x = cupy.empty(shape, dtype)
-        end(dist.reduce_scatter(x, [cupy.asarray(each) for each in blocks[rank]], **options), options)
-        assert close(x.get(), reduced(dist.ReduceOp.SUM, [blocks[other][rank] for other in range(size)]))
-        stacked = cupy.empty((size, *shape), dtype)
-        end(dist.all_to_all_single(stacked, given, **options), options)
-        assert same(stacked.get(), np.stack([blocks[other][rank] for other in range(size)]))
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives(world: Any, cupy: Any, name: str) -> None:
+    for kind, shape, how in itertools.product(["float32", "bfloat16"], [(), (0,), (997,)], both_ways()):
+        check(world, name, dtype_of(kind), shape, how, make=cupy.asarray, read=cupy.asnumpy)
 
 
-def test_collectives(world: Any, cupy: Any) -> None:
-    collectives(world, cupy)
-
-
-def test_collectives_by_address(world: Any, cupy: Any, by_address: DevicePointers) -> None:
-    collectives(world, cupy)
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_by_address(world: Any, cupy: Any, by_address: DevicePointers, name: str) -> None:
+    test_collectives(world, cupy, name)
 
 
 def test_reductions_by_address(world: Any, cupy: Any, by_address: DevicePointers) -> None:
     link, dtype = default_group()._link, np.dtype(np.float64)
     for op, size in itertools.product(OPS, sizes(world, dtype)):
-        if not means_something(op, dtype):
-            continue
-        xs = draw(world.rng, world.size, (size,), dtype)
-        x = cupy.asarray(xs[world.rank])
-        dist.all_reduce(x, own_op(op, world.rank))
-        assert close(x.get(), expected(op, xs)), (op, size)
+        check(world, "all_reduce", dtype, (size,), op=op, make=cupy.asarray, read=cupy.asnumpy)
     library = cuda_aware.library_name()
     steps = table.plan("all_reduce", link, np.dtype(np.float32), dist.ReduceOp.SUM, [(np.inf, len)], None)
     if world.size > 1:
@@ -318,9 +268,7 @@ def test_without_events_it_would_be_wrong(world: Any, cupy: Any, monkeypatch: py
         staged = name == "staged"
         requests.drive(made.steps(link, made.call, *args) if staged else table.ALGORITHMS[name].all_reduce(link, *args))
         right &= bool((x.get() == 10 * world.size * (world.size + 1)).all())
-    everybody: list[Any] = [None] * world.size
-    dist.all_gather_object(everybody, right)
-    assert not all(everybody)
+    assert not all(everybody(right))
     cupy.cuda.synchronize_all()
     pinned.forget()  # what was given back too early
 
@@ -411,7 +359,7 @@ def test_several_nodes(world: Any, cupy: Any, nodes: tuple[int, ...]) -> None:
             continue
         made = plan.make(link, "all_reduce", None, x, x, mine)
         requests.drive(made.steps(link, made.call, x, mine))
-        assert close(x.get(), expected(op, xs)), (op, size)
+        assert close(x.get(), reduced(op, xs)), (op, size)
     link.close()
 
 

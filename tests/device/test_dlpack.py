@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import array
 import ctypes
+import itertools
 import warnings
 from typing import Any
 
 import numpy as np
 import pytest
+from harness.collectives import COLLECTIVES, check
 from harness.faking import fake_gpu
+from harness.inputs import both_ways
 from harness.learning import import_torch
 
 import mpiddp as dist
@@ -17,7 +20,7 @@ from mpiddp import device
 from mpiddp.device import half
 from mpiddp.mpi import message
 
-pytestmark = [pytest.mark.mpi, pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
 
 torch: Any
 LENGTHS = [0, 1, 1_001, 300_007]  # nothing, MPI's own way, shared memory
@@ -68,50 +71,10 @@ class OldExport:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("async_op", [False, True], ids=["blocking", "async"])
-def test_torch_tensors_in_collectives(world: Any, length: int, async_op: bool) -> None:
-    def run(operation: Any, *args: Any, **options: Any) -> None:
-        found = operation(*args, async_op=async_op, **options)
-        if async_op:
-            found.wait()
-
-    total = world.size * (world.size + 1) / 2
-    x = torch.full((length,), world.rank + 1.0)
-    run(dist.all_reduce, x)
-    assert torch.equal(x, torch.full((length,), total))
-
-    x = torch.arange(float(length)) + world.rank
-    run(dist.broadcast, x, world.size - 1)
-    assert torch.equal(x, torch.arange(float(length)) + world.size - 1)
-
-    mine = torch.full((length,), world.rank)
-    rows = [torch.full((length,), -1) for _ in range(world.size)]
-    run(dist.all_gather, rows, mine)
-    assert all(torch.equal(row, torch.full((length,), rank)) for rank, row in enumerate(rows))
-    flat = torch.full((world.size, length), -1)
-    run(dist.all_gather_into_tensor, flat, mine)
-    assert torch.equal(flat, torch.stack(rows) if rows else flat)
-
-    part = torch.zeros(length, dtype=torch.float64)
-    run(dist.reduce_scatter, part, [torch.full((length,), float(r), dtype=torch.float64) for r in range(world.size)])
-    assert torch.equal(part, torch.full((length,), float(world.rank * world.size), dtype=torch.float64))
-
-    got = [torch.zeros(length, dtype=torch.int16) for _ in range(world.size)]
-    run(
-        dist.all_to_all, got, [torch.full((length,), 10 * world.rank + r, dtype=torch.int16) for r in range(world.size)]
-    )
-    assert all(bool((row == 10 * r + world.rank).all()) for r, row in enumerate(got))
-
-    x = torch.full((length,), 2.0)
-    run(dist.reduce, x, 0, dist.ReduceOp.PRODUCT)
-    assert bool((x == (2.0**world.size if world.rank == 0 else 2.0)).all())
-
-    gathered = [torch.zeros(length, dtype=torch.int64) for _ in range(world.size)] if world.rank == 0 else None
-    run(dist.gather, mine, gathered, 0)
-    assert gathered is None or all(bool((row == rank).all()) for rank, row in enumerate(gathered))
-    x = torch.zeros(length, dtype=torch.int64)
-    run(dist.scatter, x, gathered, 0)
-    assert bool((x == world.rank).all())
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_torch_tensors_in_collectives(world: Any, length: int, name: str) -> None:
+    for kind, how in itertools.product(["float32", "float64", "int16"], both_ways()):
+        check(world, name, np.dtype(kind), (length,), how, make=torch.from_numpy, read=torch.Tensor.numpy)
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.collectives import check
 from harness.faking import fake_gpu
-from harness.inputs import Op, draw, dtype_of, reduced
+from harness.inputs import Op, both_ways, dtype_of, end, means_something
 
 import mpiddp as dist
 from mpiddp import nn
@@ -50,69 +51,38 @@ def calls(cupy: Any) -> list[str]:
     return found
 
 
-def finished(call: Any, async_op: bool, *args: Any, **options: Any) -> None:
-    work = call(*args, async_op=async_op, **options)
-    if async_op:
-        work.wait()
-
-
-BOTH = pytest.mark.parametrize("async_op", [False, True], ids=["blocking", "async"])
-
-
+FLOATS, INTEGERS = ("float32", "float16", "bfloat16"), ("int32", "uint8")
 OPS = [Op.SUM, Op.AVG, Op.PRODUCT, Op.MIN, Op.MAX, Op.PREMUL_SUM(0.5), Op.BOR]
 
 
-def possible(op: dist.ReduceOp, kind: str) -> bool:
-    return {"AVG": kind in "fV", "PREMUL_SUM": kind in "fV", "BOR": kind in "iub"}.get(op.name, True) and not (
-        op.name in ("MIN", "MAX") and kind == "c"
-    )
-
-
-@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int32", "uint8", "int16", "bool", "complex64"])
+@pytest.mark.parametrize("name", [*FLOATS, *INTEGERS, "int16", "bool", "complex64"])
 def test_all_reduce(world: Any, cupy: Any, group: Any, name: str) -> None:
     dtype = dtype_of(name)
-    floating = dtype.kind in "fV"
-    for op, async_op in itertools.product(OPS, (False, True)):
-        if not possible(op, dtype.kind):
-            continue
-        xs = draw(world.rng, world.size, (3, 37), dtype)
-        x = cupy.asarray(xs[world.rank])
-        finished(dist.all_reduce, async_op, x, op, group=group)
-        np.testing.assert_array_equal(x.get(), reduced(op, xs).astype(dtype), err_msg=f"{op}, async_op={async_op}")
-        by_nccl = name in ("float32", "float16", "bfloat16", "int32", "uint8") and op.name != "BOR"
-        by_nccl &= not (op.name in ("MIN", "MAX") and floating)
-        assert calls(cupy) == ["allReduce"] * by_nccl, (op, async_op)
+    for op, how in itertools.product(OPS, both_ways()):
+        check(world, "all_reduce", dtype, (3, 37), {**how, "group": group}, op=op, make=cupy.asarray, read=cupy.asnumpy)
+        by_nccl = name in FLOATS + INTEGERS and op.name != "BOR" and means_something(op, dtype)
+        by_nccl &= not (op.name in ("MIN", "MAX") and name in FLOATS)
+        assert calls(cupy) == ["allReduce"] * by_nccl, (op, how)
 
 
-@BOTH
-def test_the_others(world: Any, cupy: Any, group: Any, async_op: bool) -> None:
-    rank, size = world.rank, world.size
-    x = cupy.full((5,), rank, dtype=np.int16)
-    finished(dist.broadcast, async_op, x, size - 1, group=group)
-    assert (x.get() == size - 1).all()
-
-    output = cupy.zeros((size, 3), dtype=np.float32)
-    finished(dist.all_gather_single, async_op, output, cupy.full((3,), rank, dtype=np.float32), group=group)
-    assert np.array_equal(output.get(), np.repeat(np.arange(size), 3).reshape(size, 3))
-    own = output[rank]
-    own += 1  # in its own place
-    finished(dist.all_gather_single, async_op, output, own, group=group)
-    assert np.array_equal(output.get(), np.repeat(np.arange(size), 3).reshape(size, 3) + 1)
-
+@pytest.mark.parametrize("how", list(both_ways()), ids=["blocking", "async"])
+def test_the_others(world: Any, cupy: Any, group: Any, how: Any) -> None:
+    given = {"how": {**how, "group": group}, "make": cupy.asarray, "read": cupy.asnumpy}
+    check(world, "broadcast", np.dtype(np.int16), (5,), **given)
+    check(world, "all_gather_single", np.dtype(np.float32), (3,), **given)
     for op in (Op.SUM, Op.PREMUL_SUM(2.0), Op.AVG):
-        x = cupy.asarray(np.arange(4.0) + rank)
-        finished(dist.reduce, async_op, x, 0, op, group=group)
-        rows = [np.arange(4.0) + each for each in range(size)]
-        assert np.array_equal(x.get(), reduced(op, rows) if rank == 0 else rows[rank])
+        check(world, "reduce", np.dtype(np.float64), (4,), op=op, **given)
+    check(world, "reduce_scatter_single", np.dtype(np.float64), (2,), **given)
+    assert calls(cupy) == ["broadcast", "allGather", *["reduce"] * 3, "reduceScatter"]
 
-    blocks = cupy.asarray(np.arange(2.0 * size).reshape(size, 2) + rank)
-    expected = np.arange(2.0 * size).reshape(size, 2)[rank] * size + size * (size - 1) / 2
-    part = cupy.zeros(2)
-    finished(dist.reduce_scatter_single, async_op, part, blocks, group=group)
-    assert np.array_equal(part.get(), expected)
-    finished(dist.reduce_scatter_single, async_op, blocks[rank], blocks, group=group)
-    assert np.array_equal(blocks[rank].get(), expected)
-    assert calls(cupy) == ["broadcast", *["allGather"] * 2, *["reduce"] * 3, *["reduceScatter"] * 2]
+    rows = np.arange(2.0 * world.size).reshape(world.size, 2)
+    whole = cupy.asarray(rows + world.rank)
+    end(dist.reduce_scatter_single(whole[world.rank], whole, **given["how"]), how)  # in its own place
+    assert np.array_equal(whole[world.rank].get(), rows[world.rank] * world.size + sum(range(world.size)))
+    whole[world.rank] = world.rank
+    end(dist.all_gather_single(whole, whole[world.rank], **given["how"]), how)
+    assert np.array_equal(whole.get(), np.repeat(np.arange(world.size), 2).reshape(world.size, 2))
+    assert calls(cupy) == ["reduceScatter", "allGather"]
 
 
 def test_it_waits_for_kernels_before_and_orders_those_after(world: Any, cupy: Any, group: Any) -> None:

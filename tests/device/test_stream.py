@@ -9,16 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.faking import fake_gpu
 
 from mpiddp import device
 from mpiddp.device import choice, dlpack, half, pinned, place, stream, transfer
-
-
-@pytest.fixture
-def cupy() -> Iterator[Any]:
-    with fake_gpu() as fake:
-        yield fake
 
 
 def test_marks(cupy: Any) -> None:

@@ -7,190 +7,39 @@ import pickle
 
 import numpy as np
 import pytest
-from harness.inputs import (
-    DTYPES,
-    OPS,
-    SHAPES,
-    Op,
-    both_ways,
-    close,
-    draw,
-    dtype_of,
-    end,
-    means_something,
-    reduced,
-    same,
-    thinned,
-)
+from harness.collectives import COLLECTIVES, REDUCTIONS, UNEVEN, check
+from harness.inputs import DTYPES, OPS, SHAPES, Op, both_ways, dtype_of, end, same, thinned
 
 import mpiddp as dist
 
 pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
-BLOCKS = SHAPES[:5]
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_equal_blocks(world, dtype, name):
+    dtype = dtype_of(dtype)
+    shapes = thinned(world, dtype, SHAPES[:5] if name in REDUCTIONS and name != "all_reduce" else SHAPES, (257,))
+    for op, shape, how in itertools.product(OPS if name in REDUCTIONS else [Op.SUM], shapes, both_ways()):
+        check(world, name, dtype, shape, how, op=op)
 
 
-@pytest.fixture(params=DTYPES)
-def dtype(request):
-    return dtype_of(request.param)
-
-
-def test_all_reduce(world, dtype):
-    for op, shape, how in itertools.product(OPS, thinned(world, dtype, SHAPES, (257,)), both_ways()):
-        xs = draw(world.rng, world.size, shape, dtype)
-        x = xs[world.rank].copy()
-        if not means_something(op, dtype):
-            with pytest.raises(TypeError):
-                dist.all_reduce(x, op, **how)
-            assert same(x, xs[world.rank])
-            continue
-        end(dist.all_reduce(x, op, **how), how)
-        assert x.shape == shape
-        assert close(x, reduced(op, xs)), (op, shape, how, x, reduced(op, xs))
-
-
-def test_reduce_leaves_the_others_alone(world, dtype):
-    for op, shape, how in itertools.product(OPS, thinned(world, dtype, BLOCKS, (7,)), both_ways()):
-        root = int(world.rng.integers(world.size))
-        xs = draw(world.rng, world.size, shape, dtype)
-        x = xs[world.rank].copy()
-        if not means_something(op, dtype):
-            with pytest.raises(TypeError):
-                dist.reduce(x, root, op, **how)
-            continue
-        end(dist.reduce(x, root, op, **how), how)
-        if world.rank == root:
-            assert close(x, reduced(op, xs)), (op, shape, how)
-        else:
-            assert same(x, xs[world.rank])
-
-
-def test_reduce_sends_from_read_only_memory(world):
-    x = np.full(5, world.rank, np.float32)
-    x.flags.writeable = world.rank == 0
-    dist.reduce(x, 0)
-    assert (x == (sum(range(world.size)) if world.rank == 0 else world.rank)).all()
-
-
-def test_broadcast(world, dtype):
-    for shape, how in itertools.product(thinned(world, dtype, SHAPES, (257,)), both_ways()):
-        for root in range(world.size):
-            xs = draw(world.rng, world.size, shape, dtype)
-            x = xs[world.rank].copy()
-            if world.rank == root:
-                x.flags.writeable = False
-            end(dist.broadcast(x, **{"src": root} if root % 2 else {"group_src": root}, **how), how)
-            assert same(x, xs[root])
-
-
-def test_all_gather(world, dtype):
-    for shape, how in itertools.product(thinned(world, dtype, SHAPES, (257,)), both_ways()):
-        xs = draw(world.rng, world.size, shape, dtype)
-        outputs = [np.zeros_like(x) for x in xs]
-        end(dist.all_gather(outputs, xs[world.rank], **how), how)
-        assert all(map(same, outputs, xs))
-
-
-def test_all_gather_of_different_shapes(world, dtype):
-    for how in both_ways():
-        xs = [draw(world.rng, 1, (rank, 3), dtype)[0] for rank in range(world.size)]
-        outputs = [np.zeros_like(x) for x in xs]
-        end(dist.all_gather(outputs, xs[world.rank], **how), how)
-        assert all(map(same, outputs, xs))
-
-
-@pytest.mark.parametrize("call", [dist.all_gather_single, dist.all_gather_into_tensor])
-def test_all_gather_single(world, dtype, call):
-    for shape, how, stacked in itertools.product(thinned(world, dtype, SHAPES, (257,)), both_ways(), (True, False)):
-        xs = draw(world.rng, world.size, shape, dtype)
-        expected = np.stack(xs) if stacked or not shape else np.concatenate(xs)
-        output = np.zeros_like(expected)
-        end(call(output, xs[world.rank], **how), how)
-        assert same(output, expected)
-
-
-def test_gather(world, dtype):
-    for shape, how in itertools.product(thinned(world, dtype, SHAPES, (257,)), both_ways()):
-        root = int(world.rng.integers(world.size))
-        xs = draw(world.rng, world.size, shape, dtype)
-        outputs = [np.zeros_like(x) for x in xs] if world.rank == root else None
-        end(dist.gather(xs[world.rank], outputs, dst=root, **how), how)
-        if outputs is not None:
-            assert all(map(same, outputs, xs))
-
-
-def test_gather_of_different_shapes(world):
-    for how in both_ways():
-        xs = [np.arange(rank * 2.0) + rank for rank in range(world.size)]
-        outputs = [np.zeros_like(x) for x in xs] if world.rank == 0 else None
-        end(dist.gather(xs[world.rank], outputs, **how), how)
-        assert outputs is None or all(map(same, outputs, xs))
-
-
-def test_scatter(world, dtype):
-    for shape, how in itertools.product(thinned(world, dtype, SHAPES, (257,)), both_ways()):
-        root = int(world.rng.integers(world.size))
-        xs = draw(world.rng, world.size, shape, dtype)
-        x = np.zeros(shape, dtype)
-        end(dist.scatter(x, xs if world.rank == root else None, group_src=root, **how), how)
-        assert same(x, xs[world.rank])
-
-
-def test_scatter_of_different_shapes(world):
-    for how in both_ways():
-        xs = [np.arange(rank * 2.0) + rank for rank in range(world.size)]
-        x = np.zeros_like(xs[world.rank])
-        end(dist.scatter(x, xs if world.rank == 0 else None, **how), how)
-        assert same(x, xs[world.rank])
-
-
-@pytest.mark.parametrize("call", ["reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor"])
-def test_reduce_scatter(world, dtype, call):
-    for op, shape, how in itertools.product(OPS, thinned(world, dtype, BLOCKS, (7,)), both_ways()):
-        whole = draw(world.rng, world.size, (world.size, *shape), dtype)
-        output = np.zeros(shape, dtype)
-        mine = whole[world.rank].copy()
-        given = list(mine.copy()) if call == "reduce_scatter" and shape else mine.copy()
-        if call == "reduce_scatter" and not shape:
-            given = [np.array(each) for each in mine]
-        elif call == "reduce_scatter_tensor" and shape:
-            given = mine.reshape(-1, *shape[1:]).copy()
-        if not means_something(op, dtype):
-            with pytest.raises(TypeError):
-                getattr(dist, call)(output, given, op, **how)
-            continue
-        end(getattr(dist, call)(output, given, op, **how), how)
-        assert close(output, reduced(op, [each[world.rank] for each in whole]).reshape(shape)), (op, shape, how)
-        assert same(np.array(given).reshape(mine.shape), mine), "the input was written to"
-
-
-def test_all_to_all(world, dtype):
-    for how in both_ways():
-        # Rank r sends r + 2 s rows to rank s.
-        sent = [[draw(world.rng, 1, (r + 2 * s, 2), dtype)[0] for s in range(world.size)] for r in range(world.size)]
-        outputs = [np.zeros_like(row[world.rank]) for row in sent]
-        end(dist.all_to_all(outputs, sent[world.rank], **how), how)
-        assert all(map(same, outputs, [row[world.rank] for row in sent]))
-
-
-def test_all_to_all_single(world, dtype):
-    for shape, how in itertools.product([(world.size,), (2 * world.size, 3), (0,), (world.size, 0)], both_ways()):
-        xs = draw(world.rng, world.size, shape, dtype)
-        output = np.zeros(shape, dtype)
-        end(dist.all_to_all_single(output, xs[world.rank], **how), how)
-        assert same(output, np.concatenate([np.split(x, world.size)[world.rank] for x in xs]))
-
-
-def test_all_to_all_single_uneven(world, dtype):
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", UNEVEN)
+def test_blocks_of_different_shapes(world, dtype, name):
+    counts = world.rng.integers(0, 4, (world.size, world.size)).tolist()
     for how, tail in itertools.product(both_ways(), [(), (3,)]):
-        counts = world.rng.integers(0, 4, (world.size, world.size))
-        xs = [draw(world.rng, 1, (int(row.sum()), *tail), dtype)[0] for row in counts]
-        blocks = [np.split(x, np.cumsum(row)[:-1])[world.rank] for x, row in zip(xs, counts, strict=True)]
-        expected = np.concatenate(blocks)
-        output = np.zeros_like(expected)
-        received, sent = counts[:, world.rank].tolist(), counts[world.rank].tolist()
-        end(dist.all_to_all_single(output, xs[world.rank], received, sent, **how), how)
-        assert same(output, expected)
+        check(world, name, dtype_of(dtype), lambda s, r, tail=tail: (counts[s][r], *tail), how)
+
+
+def test_the_root_sends_and_the_others_reduce_from_read_only_memory(world):
+    for root in range(world.size):
+        for call, writes in ((dist.broadcast, world.rank != root), (dist.reduce, world.rank == root)):
+            x = np.full(5, world.rank, np.float32)
+            x.flags.writeable = writes
+            call(x, root)
+            expected = root if call is dist.broadcast else sum(range(world.size)) if writes else world.rank
+            assert (x == expected).all()
 
 
 @pytest.mark.parametrize("count", [3, 2_000, 60_000, 700_000])

@@ -15,11 +15,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from harness.collectives import COLLECTIVES, check
+from harness.inputs import Op, both_ways, means_something
 from harness.learning import import_torch
 
 import mpiddp
 
-pytestmark = [pytest.mark.mpi, pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
 
 DTYPES = ["uint8", "int8", "int32", "int64", "float32", "float64"]
 
@@ -72,73 +74,16 @@ def outcome(case, library, world):
         return None, error
 
 
-def all_reduce(t, rank, size):
-    found = []
-    for op, dtype, shape in itertools.product(("SUM", "PRODUCT", "MIN", "MAX"), DTYPES, ([3], [], [0], [2, 2])):
-        x = t.zeros(shape, dtype)
-        x[...] = rank + 2
-        found.append([op, dtype, t.dist.all_reduce(x, getattr(t.dist.ReduceOp, op)), x])
-    for op, dtype in itertools.product(("BAND", "BOR", "BXOR"), DTYPES[:4]):
-        x = t.make([rank + 1, 7, 0], dtype)
-        found.append([t.dist.all_reduce(x, getattr(t.dist.ReduceOp, op)), x])
-    return found
-
-
 def blocks(t, *numbers):
     return [t.make([number, 1.0]) for number in numbers]
 
 
 CASES = {
-    "all_reduce": all_reduce,
     "all_reduce wraps": lambda t, rank, size: (t.dist.all_reduce(x := t.make([200, 5], "uint8")), x),
-    "all_reduce of bool": lambda t, rank, size: (t.dist.all_reduce(x := t.make([rank == 0, False, True], "bool")), x),
     "all_reduce avg": lambda t, rank, size: (t.dist.all_reduce(x := t.make([rank * 2.0]), op=t.dist.ReduceOp.AVG), x),
     "all_reduce_coalesced": lambda t, rank, size: (t.dist.all_reduce_coalesced(xs := blocks(t, rank, 2.0)), xs),
-    "reduce": lambda t, rank, size: (t.dist.reduce(x := t.make([rank + 1.0]), dst=size - 1), rank < size - 1 or x),
-    "broadcast": lambda t, rank, size: (t.dist.broadcast(x := t.make([rank, 1.0]), size - 1), x),
     "broadcast from group_src": lambda t, rank, size: (
         t.dist.broadcast(x := t.make([[rank], [2]], "int64"), group_src=0, async_op=True).wait(),
-        x,
-    ),
-    "all_gather": lambda t, rank, size: (
-        t.dist.all_gather(xs := blocks(t, *range(size)), t.make([-1.0, rank])),
-        xs,
-    ),
-    "all_gather_into_tensor": lambda t, rank, size: (
-        t.dist.all_gather_into_tensor(x := t.zeros((2 * size,)), t.make([rank, 1.0])),
-        x,
-    ),
-    "gather": lambda t, rank, size: (
-        t.dist.gather(t.make([-1.0, rank]), xs := blocks(t, *range(size)) if rank == 0 else None),
-        xs,
-    ),
-    "scatter": lambda t, rank, size: (
-        t.dist.scatter(x := t.zeros((2,)), blocks(t, *range(size)) if rank == size - 1 else None, src=size - 1),
-        x,
-    ),
-    "reduce_scatter": lambda t, rank, size: (
-        t.dist.reduce_scatter(x := t.zeros((2,)), blocks(t, *range(rank, rank + size))),
-        x,
-    ),
-    "reduce_scatter_tensor": lambda t, rank, size: (
-        t.dist.reduce_scatter_tensor(x := t.zeros((1,)), t.make([float(each + rank) for each in range(size)])),
-        x,
-    ),
-    "all_to_all": lambda t, rank, size: (  # Gloo knows equal shapes only
-        t.dist.all_to_all(xs := blocks(t, *range(size)), blocks(t, *range(10 * rank, 10 * rank + size))),
-        xs,
-    ),
-    "all_to_all_single": lambda t, rank, size: (
-        t.dist.all_to_all_single(x := t.zeros((size, 2)), t.make([[rank, each] for each in range(size)])),
-        x,
-    ),
-    "all_to_all_single, uneven": lambda t, rank, size: (
-        t.dist.all_to_all_single(
-            x := t.zeros((size * (rank + 1),)),
-            t.make([float(rank)] * (size * (size + 1) // 2)),
-            [rank + 1] * size,
-            [each + 1 for each in range(size)],
-        ),
         x,
     ),
     "barriers": lambda t, rank, size: (
@@ -260,6 +205,23 @@ def non_member(t, rank, size):
         reduced = t.dist.all_reduce(t.make([1.0]), group=group)
     with pytest.warns(UserWarning):
         return reduced, t.dist.barrier(group), t.dist.all_gather_object([None], 1, group)
+
+
+# Gloo knows no array of stacked blocks.
+@pytest.mark.parametrize(
+    "name", [name for name in COLLECTIVES if not name.endswith(("gather_single", "scatter_single"))]
+)
+def test_collectives_write_and_return_what_ours_do(world, torch, name):
+    """As NumPy does it, which ours are compared with, too. Gloo knows no array of stacked blocks."""
+    theirs = {"make": torch.from_numpy, "read": torch.Tensor.numpy, "library": torch.distributed}
+    ops = (Op.SUM, Op.PRODUCT, Op.MIN, Op.MAX, Op.BAND, Op.BOR, Op.BXOR) if name == "all_reduce" else [Op.SUM]
+    shapes = [(3,), (), (0,), (2, 2)] if name == "all_reduce" else [(2,)]
+    for kind, op, shape, how in itertools.product(["bool", *DTYPES], ops, shapes, both_ways()):
+        if means_something(op, np.dtype(kind)) and (kind != "bool" or name == "all_reduce"):
+            check(world, name, np.dtype(kind), shape, how, op=op, **theirs)
+    if name == "all_to_all_single":
+        check(world, name, np.dtype("float32"), lambda sender, receiver: (receiver + 1,), **theirs)
+    mpiddp.barrier()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -9,7 +9,7 @@ from harness.inputs import total
 import mpiddp as dist
 from mpiddp.mpi import lazy
 
-pytestmark = [pytest.mark.mpi, pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
 
 NON_MEMBER = dist.GroupMember.NON_GROUP_MEMBER
 
@@ -22,9 +22,12 @@ def test_destroy_everything_and_begin_again(world):
     assert groups[0]._link.closed
     with pytest.raises(AssertionError, match="cannot be None"):
         dist.destroy_process_group()
+    missing = "Default process group has not been initialized, please make sure to call init_process_group"
     for call in (dist.get_rank, dist.barrier, lambda: dist.all_reduce(np.ones(1)), dist.new_group):
-        with pytest.raises(ValueError, match="Default process group has not been initialized"):
+        with pytest.raises(ValueError, match=missing):
             call()
+    with pytest.raises(ValueError, match="destroyed"):
+        dist.all_reduce(np.ones(1), group=groups[0])
     dist.init_process_group()
     assert dist.get_pg_count() == 1
     assert total(None, 1) == world.size

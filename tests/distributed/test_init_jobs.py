@@ -143,12 +143,6 @@ def test_variables_are_filled_before_mpi_starts_and_corrected_after():
 
 
 @pytest.mark.once
-def test_misuse():
-    done = job("misuse", ranks=2)
-    assert done.rc == 0, done
-
-
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("threads", "warns"), [(None, True), pytest.param("64", True, marks=pytest.mark.long), ("1", False)]
 )

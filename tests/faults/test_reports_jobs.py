@@ -153,8 +153,3 @@ def test_where_and_the_signal_print_all_ranks_and_their_stacks(jobs) -> None:
         assert ", in save\n" in text and ", in all_reduce\n" in text, text
     assert "without progress" not in job.stderr, job
     assert after.rc != 0 and "no job" in after.stderr, after
-
-
-def test_nonsense_is_refused() -> None:
-    done = job("-c", "from mpiddp import settings; settings.warn_after_s()", MPIDDP_WARN_AFTER="soon")
-    assert "MPIDDP_WARN_AFTER must be a number of seconds, or 0 for no warnings; got 'soon'" in done.stderr, done

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import cupy
 import numpy as np
-from harness.inputs import draw, dtype_of, means_something, reduced
+from harness.collectives import COLLECTIVES, check
+from harness.inputs import draw, dtype_of, reduced
 
 import mpiddp as dist
 
@@ -35,6 +39,15 @@ class Checks:
         ):
             self.first = f"{what} on rank {dist.get_rank()}: {host.ravel()[:4]} instead of {expected.ravel()[:4]}"
 
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a comparison that raises AssertionError."""
+        self.number += 1
+        try:
+            yield
+        except AssertionError as error:
+            self.first = self.first or f"{error} on rank {dist.get_rank()}"
+
     def report(self, what: str) -> None:
         """Say the numbers of all ranks; collective."""
         everybody: list[Any] = [None] * dist.get_world_size()
@@ -47,80 +60,30 @@ class Checks:
         )
 
 
-def inputs(dtype: np.dtype[Any], length: int) -> list[np.ndarray]:
-    return draw(np.random.default_rng(length), dist.get_world_size(), (length,), dtype)
-
-
-def run(call: Any, async_op: bool, *args: Any, **options: Any) -> None:
-    work = call(*args, async_op=async_op, **options)
-    if async_op:
-        work.wait()
-
-
-def cases(lengths: list[int]) -> Iterator[tuple[str, int, bool]]:
-    for name in DTYPES:
-        for length in lengths:
-            yield name, length, (length + len(name)) % 2 == 0
-
-
 def correctness(small: bool) -> None:
     """Compare every operation, on short, odd and long arrays."""
     rank, size = dist.get_rank(), dist.get_world_size()
+    world, checks = SimpleNamespace(rank=rank, size=size, rng=np.random.default_rng(0)), Checks()
     lengths = [0, 1, 1_003, 40_009] if small else [0, 1, 1_003, 40_009, 1_000_003, 12_000_017]
-    checks = Checks()
-    for name, length, async_op in cases(lengths):
-        dtype = dtype_of(name)
-        if length > 10**7 and name not in ("float32", "float16"):
+    how: dict[str, Any]
+    for name, length, operation in itertools.product(DTYPES, lengths, COLLECTIVES):
+        long = length > 10**7
+        if long and (name not in ("float32", "float16") or operation not in ("all_reduce", "reduce", "broadcast")):
             continue
-        xs = inputs(dtype, length)
-        for op in (each for each in OPS if means_something(each, dtype)):
+        how = {"async_op": True} if (length + len(name)) % 2 == 0 else {}
+        for op in OPS if operation == "all_reduce" else [Op.SUM]:
             if length > 2_000 and op.name in ("PRODUCT", "BOR") and name != "int64":
                 continue
-            x = cupy.asarray(xs[rank])
-            run(dist.all_reduce, async_op, x, op)
-            checks.equal(f"all_reduce {op} of {length} {name}", x, reduced(op, xs))
-        x = cupy.asarray(xs[rank])
-        run(dist.broadcast, async_op, x, size - 1)
-        checks.equal(f"broadcast of {length} {name}", x, xs[-1])
-        x = cupy.asarray(xs[rank])
-        run(dist.reduce, async_op, x, 0)
-        checks.equal(f"reduce of {length} {name}", x, reduced(Op.SUM, xs) if rank == 0 else xs[rank])
-        if length > 2_000_000:
-            continue
-        movers(checks, xs, async_op)
+            with checks.counted():
+                check(world, operation, dtype_of(name), (length,), how, op=op, make=cupy.asarray, read=cupy.asnumpy)
+    for name, length in itertools.product(DTYPES, lengths[:5]):
+        xs = draw(world.rng, size, (length,), dtype_of(name))
+        received = cupy.zeros_like(mine := cupy.asarray(xs[rank]))
+        request = dist.irecv(received, (rank - 1) % size)
+        dist.isend(mine, (rank + 1) % size).wait()
+        request.wait()
+        checks.equal(f"isend and irecv of {length} {name}", received, xs[(rank - 1) % size])
     checks.report("collectives")
-
-
-def movers(checks: Checks, xs: list[np.ndarray], async_op: bool) -> None:
-    """Compare what moves data, reduce-scatter and messages."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    what, mine = f"of {xs[0].size} {xs[0].dtype}", cupy.asarray(xs[rank])
-    rows = [cupy.zeros_like(mine) for _ in xs]
-    run(dist.all_gather, async_op, rows, mine)
-    for row, expected in zip(rows, xs, strict=True):
-        checks.equal(f"all_gather {what}", row, expected)
-    flat = cupy.zeros((size, mine.size), dtype=mine.dtype)
-    run(dist.all_gather_single, async_op, flat, mine)
-    checks.equal(f"all_gather_single {what}", flat, np.stack(xs))
-    part = cupy.zeros_like(mine)
-    run(dist.reduce_scatter, async_op, part, [mine.copy() for _ in xs])
-    checks.equal(f"reduce_scatter {what}", part, reduced(Op.SUM, xs))
-    got = [cupy.zeros_like(mine) for _ in xs]
-    run(dist.all_to_all, async_op, got, [mine.copy() for _ in xs])
-    for block, expected in zip(got, xs, strict=True):
-        checks.equal(f"all_to_all {what}", block, expected)
-    gathered = [cupy.zeros_like(mine) for _ in xs] if rank == 0 else None
-    run(dist.gather, async_op, mine, gathered, 0)
-    for block, expected in zip(gathered or [], xs, strict=False):
-        checks.equal(f"gather {what}", block, expected)
-    back = cupy.zeros_like(mine)
-    run(dist.scatter, async_op, back, gathered, 0)
-    checks.equal(f"scatter {what}", back, xs[rank])
-    received = cupy.zeros_like(mine)
-    request = dist.irecv(received, (rank - 1) % size)
-    dist.isend(mine, (rank + 1) % size).wait()
-    request.wait()
-    checks.equal(f"isend and irecv {what}", received, xs[(rank - 1) % size])
 
 
 def nodes(small: bool) -> None:
@@ -128,7 +91,7 @@ def nodes(small: bool) -> None:
     checks = Checks()
     for name in ("float32", "float16", "int64"):
         for length in (40_009, 100_003 if small else 12_000_017):
-            xs = inputs(np.dtype(name), length)
+            xs = draw(np.random.default_rng(length), dist.get_world_size(), (length,), np.dtype(name))
             x = cupy.asarray(xs[dist.get_rank()])
             dist.all_reduce(x)
             checks.equal(f"all_reduce of {length} {name}", x, reduced(Op.SUM, xs))

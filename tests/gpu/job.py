@@ -8,21 +8,7 @@ import sys
 
 from mpiddp import launchers
 
-MODULES = {
-    "machine": "machine",
-    "probe": "machine",
-    "correctness": "correctness",
-    "nodes": "correctness",
-    "order": "correctness",
-    "staged": "speed",
-    "pointers": "speed",
-    "gloo": "beside_torch",
-    "dlpack": "beside_torch",
-    "nccl": "speed",
-    "step": "training",
-    "ddp": "training",
-    "train": "training",
-}
+from .sections import SECTIONS
 
 
 def main(name: str, small: bool) -> None:
@@ -32,8 +18,8 @@ def main(name: str, small: bool) -> None:
     if announced:
         os.environ["FAKE_GPU_UUID"] = str(announced.rank)  # with --fake each rank has a GPU of its own
 
-    section = getattr(importlib.import_module(f".{MODULES[name]}", __package__), name)
-    if name in ("probe", "nccl", "train"):  # which start the group, or a job, themselves
+    section = getattr(importlib.import_module(f".{SECTIONS[name].module}", __package__), name)
+    if SECTIONS[name].alone or name == "nccl":  # which start a job, or the group, themselves
         section(small)
         return
     import mpiddp as dist

@@ -19,9 +19,15 @@ FAKE = ROOT / "tests" / "harness" / "fake_gpu"
 
 
 class Section(NamedTuple):
+    module: str
+    """With a function of the section's name."""
     ranks: int | None
     """None: each number that was asked for."""
     limit_s: float
+    is_test: bool = True
+    """It is right or wrong."""
+    alone: bool = False
+    """It starts its job itself."""
     environment: dict[str, str] = {}  # noqa: RUF012 - never changed
 
 
@@ -29,19 +35,19 @@ BUDGET_S = 560
 """Of all sections; their limits, on two numbers of ranks, are no more together."""
 
 SECTIONS = {
-    "machine": Section(1, 30),
-    "probe": Section(1, 30),
-    "staged": Section(None, 30),
-    "pointers": Section(None, 25),
-    "nccl": Section(None, 25),
-    "gloo": Section(None, 30),
-    "step": Section(1, 25),
-    "ddp": Section(None, 30),
-    "correctness": Section(None, 35),
-    "nodes": Section(4, 20, {"MPIDDP_NODES": "0,0,1,1"}),
-    "order": Section(2, 20),
-    "train": Section(2, 30),
-    "dlpack": Section(2, 20),
+    "machine": Section("machine", 1, 30, is_test=False),
+    "probe": Section("machine", 1, 30, alone=True),
+    "staged": Section("speed", None, 30),
+    "pointers": Section("speed", None, 25),
+    "nccl": Section("speed", None, 25),
+    "gloo": Section("beside_torch", None, 30, is_test=False),
+    "step": Section("training", 1, 25, is_test=False),
+    "ddp": Section("training", None, 30, is_test=False),
+    "correctness": Section("correctness", None, 35),
+    "nodes": Section("correctness", 4, 20, environment={"MPIDDP_NODES": "0,0,1,1"}),
+    "order": Section("correctness", 2, 20),
+    "train": Section("training", 2, 30, alone=True),
+    "dlpack": Section("beside_torch", 2, 20),
 }
 """In the order in which they run: "pointers" believes what "probe" has found; figures check their values, too."""
 
@@ -64,7 +70,7 @@ def run(section: Section, name: str, ranks: int, *, fake: bool, small: bool, lim
         yield {**about, "what": "no mpiexec", "wrong": True}
         return
     how = {"search": [*[FAKE] * fake, ROOT], "cwd": ROOT, **environment(), **section.environment}
-    if name not in ("probe", "train"):  # they start their jobs themselves
+    if not section.alone:
         how["ranks"] = ranks
     with launcher.start("-m", "tests.gpu.job", name, *["--small"] * small, **how) as job:
         end, count, ended = time.monotonic() + limit_s, 0, False

@@ -18,21 +18,10 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "ranks"),
-    [
-        ("probe", 1),
-        ("correctness", 2),
-        ("correctness", 4),
-        ("nodes", 4),
-        ("order", 2),
-        ("dlpack", 2),
-        ("staged", 2),
-        ("pointers", 2),
-        ("nccl", 2),
-        ("train", 2),
-    ],
-)
+RUNS = [(name, each.ranks or 2) for name, each in sections.SECTIONS.items() if each.is_test]
+
+
+@pytest.mark.parametrize(("name", "ranks"), [*RUNS, ("correctness", 4)])
 def test_section(name: str, ranks: int) -> None:
     section = sections.SECTIONS[name]
     rows = list(sections.run(section, name, ranks, fake=False, small=True, limit_s=section.limit_s))

@@ -6,7 +6,6 @@ import functools
 
 import numpy as np
 
-import mpiddp as dist
 from mpiddp.data import ArrayDataset, GlobalBatchSampler, digits
 from mpiddp.optim.lr_scheduler import MultiStepLR
 from mpiddp.training import Config, Trainer
@@ -71,9 +70,3 @@ def rate(config: Config, step: int, steps: int) -> float:
 
 def distance(one, two) -> float:
     return max(float(np.abs(x - y).max()) for x, y in zip(one, two, strict=True))
-
-
-def everybody(value):
-    found: list = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found

@@ -54,8 +54,13 @@ def draw(rng: np.random.Generator, size: int, shape: tuple[int, ...], dtype: np.
     return [np.asarray(re / 2, dtype) for re, _ in whole]
 
 
+def own_op(op: dist.ReduceOp, rank: int) -> dist.ReduceOp:
+    """Return the reduction as a rank is to ask for it: with a factor of its own, if any."""
+    return op if op.factor is None else dist.ReduceOp.PREMUL_SUM(op.factor * (rank + 1))
+
+
 def reduced(op: dist.ReduceOp, xs: list[np.ndarray]) -> np.ndarray:
-    """Return the reduction of all ranks' inputs, by NumPy in the widest type of their kind."""
+    """Return the reduction of all ranks' inputs, each by its `own_op`, by NumPy in the widest type of their kind."""
     dtype = xs[0].dtype
     if dtype.kind == "b":
         stack = np.stack(xs)
@@ -76,7 +81,7 @@ def reduced(op: dist.ReduceOp, xs: list[np.ndarray]) -> np.ndarray:
         "BXOR": np.bitwise_xor,
     }[op.name]
     if op.factor is not None:
-        stack = stack * wide(op.factor)
+        stack = np.stack([x * wide(own_op(op, rank).factor) for rank, x in enumerate(stack)])
     result = functools.reduce(combine, stack)
     if op.name == "AVG":
         result = result / wide(len(xs))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
-from harness.world import World
+from harness.world import World, everybody
 from mpiddp import nn
 from mpiddp.mpi.lazy import MPI
 from mpiddp.nn import functional as F  # noqa: N812
@@ -25,6 +25,17 @@ def mlp(widths: Sequence[int] = (5, 7, 6, 3), dtype: str = "float32", seed: int 
     for narrow, wide in itertools.pairwise(widths):
         layers += [nn.Linear(narrow, wide, dtype=dtype), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
+
+
+class Scale(nn.Module):
+    """One weight, whose gradient is the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(np.ones(1, np.float32))
+
+    def forward(self, x: float) -> Any:
+        return (self.w * x).sum()
 
 
 def batch(rng: np.random.Generator, n: int, width: int = 5, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -60,9 +71,7 @@ def twin(model: nn.Module) -> nn.Module:
 
 def assert_same_bits_everywhere(arrays: dict[str, np.ndarray | None]) -> None:
     mine = {name: None if x is None else x.tobytes() for name, x in arrays.items()}
-    everybody: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, mine)
-    for rank, theirs in enumerate(everybody):
+    for rank, theirs in enumerate(everybody(mine)):
         assert theirs == mine, f"rank {rank} has other bits than rank {dist.get_rank()}"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import mpiddp as dist
 from harness.faking import fake_gpu
-from harness.inputs import reduced, thinned
+from harness.inputs import thinned
 from mpiddp.algorithms.gpu import ring as device_ring
 from mpiddp.algorithms.gpu import staged_ring
 from mpiddp.algorithms.gpu import table as device_table
@@ -53,15 +53,3 @@ def by_address(monkeypatch: pytest.MonkeyPatch) -> Iterator[DevicePointers]:
 
 def sizes(world: Any, dtype: np.dtype[Any]) -> Sequence[int]:
     return thinned(world, dtype, (0, 1, max(world.size - 1, 1), world.size + 1, 127, 5011), 127)
-
-
-def own_op(op: dist.ReduceOp, rank: int) -> dist.ReduceOp:
-    return op if op.factor is None else dist.ReduceOp.PREMUL_SUM(0.5 * (rank + 1))
-
-
-def expected(op: dist.ReduceOp, xs: list[np.ndarray]) -> np.ndarray:
-    """Return the reduction with a factor of each rank's own."""
-    if op.factor is None:
-        return reduced(op, xs)
-    wide = [x.astype(np.clongdouble if x.dtype.kind == "c" else np.longdouble) for x in xs]
-    return sum(0.5 * (rank + 1) * x for rank, x in enumerate(wide)).astype(xs[0].dtype)  # type: ignore[union-attr]

@@ -8,6 +8,8 @@ import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,6 +65,19 @@ def world(request: pytest.FixtureRequest) -> World:
     """Return rank, size, and ``rng``, seeded by the test's name."""
     rng = np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
     return World(dist.get_rank(), dist.get_world_size(), rng, request.config.option.long)
+
+
+def everybody(value: Any) -> list[Any]:
+    """Return every rank's value."""
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder that all ranks know."""
+    return Path(everybody(str(tmp_path))[0])
 
 
 @pytest.fixture

@@ -7,15 +7,15 @@ from functools import partial
 
 import numpy as np
 import pytest
-from distributed import test_collectives as collectives
 from distributed import test_objects as objects
 from distributed import test_p2p as p2p
-from harness.inputs import finish
+from harness.collectives import COLLECTIVES, REDUCTIONS, check
+from harness.inputs import OPS, both_ways, finish
 
 import mpiddp as dist
 from mpiddp.mpi import message
 
-pytestmark = [pytest.mark.mpi, pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
 
 
 @pytest.fixture(autouse=True)
@@ -23,20 +23,14 @@ def _small_limit(monkeypatch):
     monkeypatch.setattr(message, "MAX_COUNT", 40)
 
 
-REDUCTIONS = [collectives.test_all_reduce, collectives.test_reduce_leaves_the_others_alone]
-REDUCTIONS.append(partial(collectives.test_reduce_scatter, call="reduce_scatter_single"))
-MOVEMENTS = [collectives.test_broadcast, collectives.test_all_gather, collectives.test_gather, collectives.test_scatter]
-MOVEMENTS += [partial(collectives.test_all_gather_single, call=dist.all_gather_single), collectives.test_all_to_all]
-CASES = [*itertools.product(REDUCTIONS, ("float32", "int64", "float16", "int8"))]
-CASES += itertools.product(MOVEMENTS, ("float32", "float16"))
-
-
-@pytest.mark.parametrize(("test", "dtype"), CASES)
-def test_collectives(world, test, dtype, monkeypatch):
+@pytest.mark.parametrize("dtype", ["float32", "int64", "float16", "int8"])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives(world, name, dtype):
     """Most of the shapes are longer than the limit then."""
-    monkeypatch.setattr(collectives, "SHAPES", [(40,), (41,), (100,), (3, 39)])
-    monkeypatch.setattr(collectives, "BLOCKS", [(40,), (41,), (100,), (3, 39)])
-    test(world, np.dtype(dtype))
+    for op, shape, how in itertools.product(
+        OPS if name in REDUCTIONS else OPS[:1], [(40,), (41,), (100,), (3, 39)], both_ways()
+    ):
+        check(world, name, np.dtype(dtype), shape, how, op=op)
 
 
 MESSAGES = [partial(p2p.test_longer_message_is_an_error_and_the_next_is_right, way=way) for way in ("recv", "irecv")]

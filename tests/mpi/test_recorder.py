@@ -23,7 +23,7 @@ from mpiddp.faults import this_job
 from mpiddp.faults.dumps import Dumps
 from mpiddp.mpi import recorder, requests
 
-pytestmark = [pytest.mark.mpi, pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
 
 
 @pytest.fixture

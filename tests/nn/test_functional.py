@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +14,6 @@ from harness.oracle import compare, draw
 import mpiddp.nn.functional as F  # noqa: N812
 from mpiddp import nn
 from mpiddp.autograd import Tensor, gradcheck
-from mpiddp.nn import conv
-from mpiddp.nn.window import Window
 
 TIES = np.random.default_rng(0).integers(0, 3, (2, 2, 6, 6)).astype(float)
 CONVOLUTIONS: list[tuple[Any, ...]] = [  # image, kernels, stride, padding
@@ -87,65 +84,6 @@ def test_torch(name: str, inputs: list[Any], options: dict[str, Any], dtype: str
     compare(lambda *x: getattr(F, name)(*x, **options), lambda *x: theirs(*x, **options), inputs, dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (2, 3, 4, 5)])
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("affine", [True, False])
-def test_batch_norm(shape: tuple[int, ...], training: bool, affine: bool, dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-    mean, var = np.array([0.5, -1, 2], dtype), np.array([1.5, 0.7, 2], dtype)
-    theirs = torch.tensor(mean), torch.tensor(var)
-    inputs = draw(shape, (3,), (3,)) if affine else draw(shape)
-    compare(
-        lambda x, w=None, b=None: F.batch_norm(x, mean, var, w, b, training, 0.2, 1e-4),
-        lambda x, w=None, b=None: torch.nn.functional.batch_norm(x, *theirs, w, b, training, 0.2, 1e-4),
-        inputs,
-        dtype,
-    )
-    np.testing.assert_allclose(mean, theirs[0].numpy(), rtol=1e-5)
-    np.testing.assert_allclose(var, theirs[1].numpy(), rtol=1e-5)
-    assert gradcheck(lambda x, *wb: F.batch_norm(x, mean.copy(), var.copy(), *(wb or (None, None)), training), inputs)
-
-
-LIMITS = [(0, 0, 1), (0, 10**9, 1), (10**9, 600, 1), (3000, 600, 2), (3000, 0, 1)]
-
-
-@pytest.mark.parametrize(("cache", "unpacked", "least"), LIMITS)
-def test_conv2d_is_the_same_in_blocks(cache: int, unpacked: int, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, parts = set(), set()
-    whole = conv.Columns.gather
-
-    def gather(self: conv.Columns, image: Any, seen: slice) -> Any:
-        block = whole(self, image, seen)
-        rows.add(seen.stop - seen.start)
-        parts.add(block.shape[1])
-        return block
-
-    for image, kernel, *options in CONVOLUTIONS[:7]:
-        inputs = [Tensor(each, requires_grad=True) for each in draw((5, *image[1:]), kernel, kernel[:1])]
-        results = []
-        for limits in ((10**9, 0, 1), (cache, unpacked, least)):
-            for name, limit in zip(("_CACHE_BYTES", "_UNPACKED", "_LEAST_COLUMNS"), limits, strict=True):
-                monkeypatch.setattr(conv, name, limit)
-            y = F.conv2d(*inputs, *options)
-            (y * y).sum().backward()
-            results.append([y.data, *(each.grad for each in inputs)])
-            for each in inputs:
-                each.grad = None
-            monkeypatch.setattr(conv.Columns, "gather", gather)
-        monkeypatch.setattr(conv.Columns, "gather", whole)
-        for one, other in zip(*results, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
-    assert (rows == {1}) == (cache == 0) and (len(parts) > 1) == (unpacked == 600)
-
-
-def test_conv2d_of_many_images_is_cut() -> None:
-    torch = pytest.importorskip("torch")
-    compare(F.conv2d, torch.nn.functional.conv2d, [*draw((48, 6, 17, 16), (20, 6, 5, 5)), None], "float64")
-    cut = conv.Columns(Window((17, 16), (5, 5), (1, 1), (0, 0)), np.zeros((6, 17, 16, 48)), 20)
-    assert len(list(cut.blocks())) > 1 and cut.gather(np.zeros((6, 17, 16, 48)), slice(0, 1)).shape[1] > 1
-
-
 def test_empty_batch_goes_through_a_network() -> None:
     model = nn.Sequential(
         nn.Conv2d(1, 3, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Dropout2d(), nn.Flatten(), nn.Linear(27, 4), nn.LogSoftmax(1)
@@ -206,58 +144,6 @@ def test_gradients_are_born_in_their_slots(monkeypatch: pytest.MonkeyPatch) -> N
     once = flat.copy()
     model(x).sum().backward()
     np.testing.assert_allclose(flat, 2 * once, rtol=1e-5, atol=1e-6)
-
-
-def test_shared_weight_in_a_slot() -> None:
-    layer = nn.Linear(3, 3)
-    slots = [np.full_like(p.data, np.nan) for p in layer.parameters()]
-    x = draw((4, 3))[0].astype(np.float32)
-    layer(layer(x).tanh()).sum().backward()
-    expected = [p.grad for p in layer.parameters()]
-    for p, slot in zip(layer.parameters(), slots, strict=True):
-        p.grad, p.grad_slot = None, slot
-    layer(layer(x).tanh()).sum().backward()
-    for p, slot, value in zip(layer.parameters(), slots, expected, strict=True):
-        assert p.grad is slot
-        np.testing.assert_allclose(slot, value, rtol=1e-6)
-
-
-def test_losses_of_values_warn_of_other_shapes_as_torchs() -> None:
-    """(N, 1) less (N) is (N, N): a regression that learns the mean, without an error."""
-    torch = pytest.importorskip("torch")
-    a, b = draw((3, 1), (3,))
-    with pytest.warns(UserWarning, match="Using a target size") as ours:
-        loss = F.mse_loss(a, b)
-    assert ours[0].filename == __file__
-    with pytest.warns(UserWarning, match="Using a target size"):
-        expected = torch.nn.functional.mse_loss(torch.from_numpy(a), torch.from_numpy(b))
-    assert loss.item() == pytest.approx(expected.item())
-
-
-@pytest.mark.filterwarnings("error")
-def test_mean_of_no_sample_is_nan_without_a_warning() -> None:
-    x = Tensor(np.zeros((0, 3), np.float32), requires_grad=True)
-    loss = F.cross_entropy(x, np.zeros(0, np.int64))
-    loss.backward()
-    assert math.isnan(loss.item()) and x.grad is not None and x.grad.shape == (0, 3)
-    assert math.isnan(F.mse_loss(x.data, x.data).item())
-
-
-def test_batch_of_ignored_targets_has_no_gradient() -> None:
-    x = Tensor(draw((2, 3))[0], requires_grad=True)
-    loss = F.cross_entropy(x, np.array([-100, -100]))
-    loss.backward()
-    assert math.isnan(loss.item())
-    np.testing.assert_array_equal(x.grad, np.zeros((2, 3)))  # as torch's
-
-
-def test_cross_entropy_does_not_overflow() -> None:
-    x = Tensor(np.array([[1000.0, 0.0], [-1000.0, 1000.0]], np.float32), requires_grad=True)
-    with np.errstate(over="raise", invalid="raise", divide="raise"):
-        loss = F.cross_entropy(x, np.array([0, 0]))
-        loss.backward()
-    assert loss.item() == 1000.0
-    np.testing.assert_allclose(x.grad, [[0, 0], [-0.5, 0.5]])
 
 
 IMAGE = np.zeros((2, 3), np.float32)
@@ -323,26 +209,6 @@ def test_plain_arrays_and_tensors_alike() -> None:
     np.testing.assert_array_equal(
         F.cross_entropy(x, np.array([0, 1, 2, 0])).data, F.cross_entropy(Tensor(x), Tensor(np.array([0, 1, 2, 0]))).data
     )
-
-
-NORMALIZATIONS: list[Callable[..., Tensor]] = [
-    lambda x, weight, bias: F.batch_norm(x, None, None, weight, bias, training=True),
-]
-
-
-@pytest.mark.parametrize("normalize", NORMALIZATIONS)
-def test_normalizations_refuse_other_dtypes(normalize: Callable[..., Tensor]) -> None:
-    single, double, half = (np.ones(4, dtype) for dtype in ("float32", "float64", "float16"))
-    x = draw((3, 4))[0]
-    for given, parameters, cure in (
-        ("float32", (double, single), r"float64: convert weight.astype\('float32'\)"),
-        ("float32", (None, double), r"float64: convert weight.astype\('float32'\)"),
-        ("float32", (half, single), r"float16: convert x.astype"),
-        ("float16", (single, single), r"float32: convert x.astype"),
-    ):
-        with pytest.raises(RuntimeError, match=f"needs input and weight of one dtype, got {given} and {cure}"):
-            normalize(x.astype(given), *parameters)
-    assert normalize(x, double, double).dtype == "float64"
 
 
 def foreign(x: np.ndarray) -> Any:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from harness.faking import fake_gpu
 from harness.oracle import draw
 
 from mpiddp import nn, optim
@@ -21,12 +20,6 @@ from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.nn.random import keep_mask, scrambled
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
-
-
-@pytest.fixture
-def cupy() -> Iterator[Any]:
-    with fake_gpu() as module:
-        yield module
 
 
 class Waits:

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import threading
 from collections import namedtuple
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from harness.faking import fake_gpu
 
 from mpiddp import nn, optim
 from mpiddp.autograd import Tensor, no_grad
@@ -18,13 +16,6 @@ from mpiddp.parallel import DataParallel
 from mpiddp.parallel.data_parallel import gather, scatter
 
 Pair = namedtuple("Pair", "a b")
-
-
-@pytest.fixture
-def cupy() -> Iterator[Any]:
-    """Two fake devices, which do their work late, and none that is not current."""
-    with fake_gpu() as module:
-        yield module
 
 
 class Net(nn.Module):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness.learning import (
+    Scale,
     assert_close,
     assert_equal,
     assert_same_bits_everywhere,
@@ -20,8 +21,6 @@ from harness.learning import (
 from harness.world import World
 
 import mpiddp as dist
-from mpiddp import nn
-from mpiddp.autograd import Tensor
 from mpiddp.nn import functional as F  # noqa: N812
 
 pytestmark = pytest.mark.mpi
@@ -30,14 +29,6 @@ DDP = dist.DistributedDataParallel
 
 
 def test_local_gradients_stay_local_until_a_reduced_backward(world: World) -> None:
-    class Scale(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(np.ones(1, np.float32))
-
-        def forward(self, x: float) -> Tensor:
-            return (self.w * x).sum()
-
     ddp = DDP(Scale())
     for x in (0.0, 1.0):
         with ddp.no_sync():
@@ -92,27 +83,7 @@ def test_weighted_is_the_joined_batch_also_where_a_rank_has_no_samples(
         assert_same_bits_everywhere(gradients(ddp))
 
 
-def test_weighted_with_an_empty_batch_that_is_run(world: World) -> None:
-    alone = mlp()
-    ddp = DDP(twin(alone))
-    x, y = batch(world.rng, 3 * max(world.size - 1, 1))
-    n = 0 if world.rank == world.size - 1 and world.size > 1 else 3
-    part = slice(3 * world.rank, 3 * world.rank + n)
-    with np.errstate(all="ignore"), ddp.weighted(n):
-        step_of(ddp, x[part], y[part])  # the mean over nothing is no number
-    step_of(alone, x, y)
-    assert_close(gradients(alone), gradients(ddp.module))
-
-
 def test_gradients_without_a_sample_count_nothing_even_if_they_are_no_numbers(world: World) -> None:
-    class Scale(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(np.ones(1, np.float32))
-
-        def forward(self, x: float) -> Tensor:
-            return (self.w * x).sum()
-
     ddp = DDP(Scale())
     without = world.size > 1 and world.rank == world.size - 1
     with ddp.weighted(0 if without else 2):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.learning import assert_same_bits_everywhere, batch, gloo, mlp, step_of, torch_mlp, values
+from harness.learning import Scale, assert_same_bits_everywhere, batch, gloo, mlp, step_of, torch_mlp, values
 from harness.world import World
 
 import mpiddp as dist
@@ -15,15 +15,6 @@ from mpiddp import nn, optim
 pytestmark = pytest.mark.mpi
 
 DDP = dist.DistributedDataParallel
-
-
-class Scale(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(np.ones(1, np.float32))
-
-    def forward(self, x: float) -> Any:
-        return (self.w * x).sum()
 
 
 def inputs_of(rank: int, size: int, kind: str) -> int:

@@ -20,7 +20,7 @@ from harness.learning import (
     twin,
     values,
 )
-from harness.world import World
+from harness.world import World, everybody
 
 import mpiddp as dist
 from mpiddp import nn
@@ -59,13 +59,12 @@ def test_buffers_follow_the_first_rank_at_the_next_forward(
         ddp.train()
     assert_equal(dict(enumerate(here)), dict(enumerate(ddp.buffers())))
     before = twin(ddp.module)
-    everybody: list[Any] = [None] * world.size
-    dist.all_gather_object(everybody, before.norm.running_mean)
+    means = everybody(before.norm.running_mean)
     ddp(np.ones((2, 5), np.float32))
-    before.norm.running_mean[...] = everybody[0 if synchronised else world.rank]
+    before.norm.running_mean[...] = means[0 if synchronised else world.rank]
     before(np.ones((2, 5), np.float32))
     np.testing.assert_allclose(norm.running_mean, before.norm.running_mean, rtol=1e-6)
-    assert (len({x.tobytes() for x in everybody}) == 1) == (world.size == 1)
+    assert (len({x.tobytes() for x in means}) == 1) == (world.size == 1)
 
 
 def test_construction_copies_parameters_and_buffers_of_the_first_rank(world: World) -> None:

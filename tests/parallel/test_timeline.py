@@ -19,10 +19,8 @@ pytestmark = pytest.mark.mpi
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    box = [tmp_path]
-    dist.broadcast_object_list(box, src=0)
-    return box[0] / "trace.json"
+def path(folder: Path) -> Path:
+    return folder / "trace.json"
 
 
 def test_one_trace_holds_every_lane_of_every_rank(world: World, path: Path) -> None:

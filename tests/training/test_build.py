@@ -7,7 +7,8 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from harness.configured import SAMPLES, configured, data, everybody
+from harness.configured import SAMPLES, configured, data
+from harness.world import everybody
 
 import mpiddp as dist
 from mpiddp import nn

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,14 +37,6 @@ class Memory:
 
     def load_state_dict(self, state) -> None:
         self.iter, self.error_dict = state["iter"], state["error_dict"]
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """The same on every rank."""
-    paths = [str(tmp_path)]
-    dist.broadcast_object_list(paths, src=0)
-    return Path(paths[0])
 
 
 def make(config, sharded=True, stop_after=None):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from data.test_builtin import write_mnist
+from harness.world import everybody
 
 import mpiddp as dist
 from mpiddp import nn
@@ -34,18 +35,6 @@ from mpiddp.training.data import load_data
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
 Array = Any
-
-
-def everybodys(x: Any) -> list[Any]:
-    told = [None] * dist.get_world_size()
-    dist.all_gather_object(told, x)
-    return told
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Return a folder that all ranks know."""
-    return Path(everybodys(str(tmp_path))[0])
 
 
 def whole(part: Any) -> tuple[Array, Array]:
@@ -179,14 +168,14 @@ def test_evaluation_counts_every_sample_once(world: Any, n: int, batch_size: int
     for _ in range(2):
         data.indices.clear()
         tally = trainer.evaluate(test)
-        assert sorted(itertools.chain.from_iterable(everybodys(data.indices))) == list(range(n))
+        assert sorted(itertools.chain.from_iterable(everybody(data.indices))) == list(range(n))
         weight, bias = (p.data.astype(np.float64) for p in model.parameters())
         scores = x @ weight.T + bias
         likelihood = scores[np.arange(n), y] - np.log(np.exp(scores).sum(1))
         assert tally["samples"] == n
         assert tally.mean("loss") == pytest.approx(-likelihood.mean(), rel=1e-5)
         assert tally["correct"] == (scores.argmax(1) == y).sum()
-        assert everybodys(tally.sums.tolist()) == [tally.sums.tolist()] * world.size
+        assert everybody(tally.sums.tolist()) == [tally.sums.tolist()] * world.size
 
 
 def test_the_loader_passes_epochs_on_and_a_forgotten_one_warns_once(world: Any) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from harness.oracle import compare_modules, draw
 
 from mpiddp import nn
-from mpiddp.autograd import Tensor
 from mpiddp.training import config
 from mpiddp.training.models import MLP, MODELS, Net, ResNet
 
@@ -41,35 +41,22 @@ def test_dropout_drops_in_training_only(model):
 def test_net_against_torch():
     torch = pytest.importorskip("torch")
     F = torch.nn.functional
-    nn.manual_seed(1)
-    module, x = Net(dropout=0.0), np.random.default_rng(0).standard_normal((5, 1, 28, 28), dtype=np.float32)
-    target = np.array([0, 9, 3, 3, 7])
-    w = {name: torch.tensor(p.data, requires_grad=True) for name, p in module.named_parameters()}
-    y = F.relu(F.max_pool2d(F.conv2d(torch.tensor(x), w["conv1.weight"], w["conv1.bias"]), 2))
-    y = F.relu(F.max_pool2d(F.conv2d(y, w["conv2.weight"], w["conv2.bias"]), 2)).reshape(5, 320)
-    y = F.linear(F.relu(F.linear(y, w["fc1.weight"], w["fc1.bias"])), w["fc2.weight"], w["fc2.bias"])
-    loss = F.nll_loss(F.log_softmax(y, dim=1), torch.tensor(target))
-    loss.backward()
-    ours: Tensor = nn.functional.nll_loss(module(x), target)
-    ours.backward()
-    np.testing.assert_allclose(ours.item(), loss.item(), rtol=1e-5)
-    for name, p in module.named_parameters():
-        np.testing.assert_allclose(p.grad, w[name].grad.numpy(), rtol=2e-4, atol=1e-6, err_msg=name)
+
+    class Theirs(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv1, self.conv2 = torch.nn.Conv2d(1, 10, 5), torch.nn.Conv2d(10, 20, 5)
+            self.fc1, self.fc2 = torch.nn.Linear(320, 50), torch.nn.Linear(50, 10)
+
+        def forward(self, x):
+            y = F.relu(F.max_pool2d(self.conv2(F.relu(F.max_pool2d(self.conv1(x), 2))), 2))
+            return F.log_softmax(self.fc2(F.relu(self.fc1(y.reshape(5, 320)))), dim=1)
+
+    compare_modules(Net(dropout=0.0), Theirs(), draw((5, 1, 28, 28), dtype="float32"))
 
 
 def test_the_command_line_knows_the_same_models():
     assert tuple(MODELS) == config.MODELS
-
-
-def as_torchs(module, theirs):
-    torch = pytest.importorskip("torch")
-    theirs.load_state_dict({name: torch.tensor(x) for name, x in module.state_dict().items()})
-    return theirs
-
-
-def compare(ours, theirs, tolerance=1e-4):
-    for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        np.testing.assert_allclose(p.grad, q.grad.numpy(), rtol=tolerance, atol=tolerance, err_msg=name)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -103,21 +90,8 @@ def test_resnet_against_torch(training):
         def forward(self, x):
             return self.head(self.stages(F.relu(self.stem_norm(self.stem(x)))).mean((2, 3)))
 
-    nn.manual_seed(1)
-    x = np.random.default_rng(0).standard_normal((5, 1, 13, 12), dtype=np.float32)
-    target = np.array([0, 9, 3, 3, 7])
-    ours = ResNet(width=4)
-    theirs = as_torchs(ours, Theirs())
-    ours.train(training), theirs.train(training)
-    loss, expected = (
-        nn.functional.cross_entropy(ours(x), target),
-        F.cross_entropy(theirs(torch.tensor(x)), torch.tensor(target)),
-    )
-    np.testing.assert_allclose(loss.item(), expected.item(), rtol=1e-5)
-    loss.backward(), expected.backward()
-    compare(ours, theirs)
-    for (name, x), y in zip(ours.named_buffers(), theirs.buffers(), strict=True):
-        np.testing.assert_allclose(x, y.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
+    ours, theirs = ResNet(width=4).train(training), Theirs().train(training)
+    compare_modules(ours, theirs, draw((5, 1, 13, 12), dtype="float32"))
 
 
 def test_dropout_of_resnet():

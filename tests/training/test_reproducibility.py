@@ -30,40 +30,27 @@ def resumed(config, world, caplog):
     return [text for text in map(str, caplog.messages) if "the last bits of results may differ" in text]
 
 
-@pytest.fixture
-def choose(monkeypatch):
-    """Set ``MPIDDP_ALGORITHM``, as a job that is started anew may."""
-
-    def choose(text):
-        monkeypatch.setenv("MPIDDP_ALGORITHM", text)
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ({"ALGORITHM": "reduce:tree, all_reduce:ring"}, {"ALGORITHM": "all_reduce:ring,reduce:tree"}, []),
+        ({}, {"ALGORITHM": "all_reduce:tree"}, ["MPIDDP_ALGORITHM was None and is all_reduce:tree"]),
+        ({}, {"DETERMINISTIC": "1"}, ["MPIDDP_DETERMINISTIC was False and is True"]),
+    ],
+)
+def test_other_algorithms_are_said_by_the_first_rank(world, tmp_path, caplog, monkeypatch, before, now, said):
+    def choose(settings):
+        for name, value in settings.items():
+            monkeypatch.setenv(f"MPIDDP_{name}", value)
         plan.forget()
 
-    yield choose
+    choose(before)
+    config = saved(tmp_path, world)
+    choose(now)
+    found = resumed(config, world, caplog)
+    assert [text[: len(each)] for text, each in zip(found, said, strict=world.rank == 0)] == said * (world.rank == 0)
     monkeypatch.undo()
     plan.forget()
-
-
-def test_the_same_algorithms_are_nothing_to_say(world, tmp_path, caplog, choose):
-    choose("reduce:tree, all_reduce:ring")
-    config = saved(tmp_path, world)
-    choose("all_reduce:ring,reduce:tree")
-    assert resumed(config, world, caplog) == []
-
-
-def test_other_algorithms_are_said_by_the_first_rank(world, tmp_path, caplog, choose):
-    config = saved(tmp_path, world)
-    choose("all_reduce:tree")
-    said = resumed(config, world, caplog)
-    assert len(said) == (world.rank == 0)
-    assert all(text.startswith("MPIDDP_ALGORITHM was None and is all_reduce:tree") for text in said)
-
-
-def test_a_deterministic_run_says_so(world, tmp_path, caplog, monkeypatch):
-    config = saved(tmp_path, world)
-    monkeypatch.setenv("MPIDDP_DETERMINISTIC", "1")
-    said = resumed(config, world, caplog)
-    assert len(said) == (world.rank == 0)
-    assert all(text.startswith("MPIDDP_DETERMINISTIC was False and is True") for text in said)
 
 
 def test_another_number_of_ranks_is_the_only_difference(world):

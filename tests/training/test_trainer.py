@@ -7,6 +7,7 @@ import functools
 
 import numpy as np
 import pytest
+from harness.world import everybody
 
 import mpiddp as dist
 from mpiddp import nn
@@ -88,21 +89,15 @@ def test_all_ranks_hold_the_same_bits(world, dropout):
     config = Config(dropout=dropout, epochs=2, batch_size=10)
     trainer = make(config)
     trainer.fit(2)
-    everybody: list = [None] * world.size
-    dist.all_gather_object(everybody, [x.tobytes() for x in trainer.model.module.state_dict().values()])
-    assert all(theirs == everybody[0] for theirs in everybody)
-    histories: list = [None] * world.size
     same = [dataclasses.replace(m, epoch_s=0, test_s=0, samples_per_s=0) for m in trainer.history]
-    dist.all_gather_object(histories, same)
-    assert all(theirs == histories[0] for theirs in histories)
+    for mine in ([x.tobytes() for x in trainer.model.module.state_dict().values()], same):
+        assert everybody(mine) == [mine] * world.size
 
 
 def test_ranks_drop_different_units(world):
     trainer = make(Config(dropout=0.5))
     x = small_data()[0].arrays[0][:4]
-    outputs: list = [None] * world.size
-    dist.all_gather_object(outputs, trainer.model.module(x).data.tobytes())
-    assert len(set(outputs)) == world.size
+    assert len(set(everybody(trainer.model.module(x).data.tobytes()))) == world.size
 
 
 def test_training_goes_on_in_training_mode_after_evaluation(world):

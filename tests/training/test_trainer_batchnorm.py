@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness.configured import SEED, batches, configured, data, distance, everybody, trained
+from harness.configured import SEED, batches, configured, data, distance, trained
+from harness.world import everybody
 
 from mpiddp import nn
 from mpiddp.nn import functional as F  # noqa: N812

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from harness.faking import fake_gpu
 
 import mpiddp as dist
 from mpiddp import nn, optim
@@ -29,12 +27,6 @@ ml_dtypes = pytest.importorskip("ml_dtypes")
 class Pair(NamedTuple):
     x: Any
     n: int
-
-
-@pytest.fixture
-def cupy() -> Iterator[Any]:
-    with fake_gpu() as module:
-        yield module
 
 
 def trainer(convert: Any = None, **options: Any) -> Trainer:

@@ -46,10 +46,8 @@ def bits(trainer: Trainer) -> dict[str, bytes]:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_run_that_was_stopped_in_a_window_goes_on_to_the_same_bits(world, tmp_path, name):
-    folder = [tmp_path]
-    dist.broadcast_object_list(folder, src=0)
-    config = configured(**RESUMED[name], output=folder[0], resume="auto")
+def test_a_run_that_was_stopped_in_a_window_goes_on_to_the_same_bits(world, folder, name):
+    config = configured(**RESUMED[name], output=folder, resume="auto")
     unbroken = build_trainer(config, data())
     unbroken.fit(EPOCHS)
 
@@ -83,10 +81,8 @@ def test_a_run_that_was_stopped_in_a_window_goes_on_to_the_same_bits(world, tmp_
     assert bits(stopped) != bits(unbroken), "or this test could not fail"
 
 
-def test_a_changed_plan_holds_from_the_step_that_was_reached(world, tmp_path):
-    folder = [tmp_path]
-    dist.broadcast_object_list(folder, src=0)
-    options = {"schedule": "cosine", "output": folder[0], "resume": "auto", "weight_decay": 0.1}
+def test_a_changed_plan_holds_from_the_step_that_was_reached(world, folder):
+    options = {"schedule": "cosine", "output": folder, "resume": "auto", "weight_decay": 0.1}
     config = configured(**options)
     trainer = build_trainer(config, data())
     trainer.fit(1)

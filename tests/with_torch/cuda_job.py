@@ -4,12 +4,15 @@ The tensors lie in the host's memory and say that they are CUDA's, CuPy is the f
 kernels are functions that its streams run late. mpiddp's half is all real.
 """
 
+import itertools
 import types
 from collections.abc import Callable
 
 import cupy  # the fake, by PYTHONPATH
+import numpy as np
 import torch
 import torch.distributed as dist
+from harness.collectives import COLLECTIVES, check
 
 import mpiddp
 import mpiddp.torch
@@ -84,30 +87,13 @@ def check_memory_is_the_tensor_s() -> None:
 
 
 def check_collectives(rank: int, size: int) -> None:
-    total = size * (size + 1) // 2
-    for dtype in (torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32):
-        for count in (0, 1, 127, 40_000):
-            mine = torch.full((count,), rank + 1).to(dtype)
-            dist.all_reduce(x := late(mine))
-            assert (x.plain() == torch.full((count,), total).to(dtype)).all(), (dtype, count)
-            dist.broadcast(x := late(mine), src=size - 1)
-            assert (x.plain() == size).all()
-            parts = [late(torch.zeros(count).to(dtype)) for _ in range(size)]
-            dist.all_gather(parts, late(mine))
-            assert all((part.plain() == index + 1).all() for index, part in enumerate(parts))
-    dist.reduce_scatter_single(x := late(torch.zeros(3)), late(torch.arange(3.0 * size)))
-    assert torch.equal(x.plain(), size * torch.arange(3.0 * rank, 3 * rank + 3))
-    dist.all_to_all_single(x := late(torch.zeros(size)), late(torch.full((size,), float(rank))))
-    assert torch.equal(x.plain(), torch.arange(float(size)))
-    dist.gather(
-        late(torch.full((2,), rank)),
-        outputs := [late(torch.zeros(2).long()) for _ in range(size)] if rank == 0 else None,
-    )
-    assert rank or [each.plain()[0] for each in outputs] == list(range(size))
-    dist.scatter(
-        x := late(torch.zeros(2)), [late(torch.full((2,), float(each))) for each in range(size)] if rank == 0 else None
-    )
-    assert (x.plain() == rank).all()
+    world = types.SimpleNamespace(rank=rank, size=size, rng=np.random.default_rng(1))
+    how = {"make": lambda x: late(torch.from_numpy(x)), "read": lambda x: x.plain().numpy(), "library": dist}
+    for name, dtype, count in itertools.product(COLLECTIVES, ("uint8", "int64", "float16", "float32"), (0, 1, 127)):
+        check(world, name, np.dtype(dtype), (count,), **how)
+    check(world, "all_reduce", np.dtype("float32"), (40_000,), **how)
+    dist.all_reduce(x := late(torch.full((40_000,), rank + 1).bfloat16()))
+    assert (x.plain() == size * (size + 1) // 2).all()
     dist.all_reduce(x := late(torch.ones(2)), dist.ReduceOp.PREMUL_SUM(0.5))
     assert (x.plain() == size / 2).all()
 

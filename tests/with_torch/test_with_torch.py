@@ -42,7 +42,7 @@ def test_cuda_tensors_go_as_cupy_arrays(ranks: int) -> None:
     """Tensors that only say so, on the fake device: there is no CUDA here."""
     pytest.importorskip("ml_dtypes")
     warnings = {"PYTHONWARNINGS": "ignore:ranks"}
-    ended = job(HERE / "cuda_job.py", ranks=ranks, search=[FOLDER], limit_s=240, **warnings)
+    ended = job(HERE / "cuda_job.py", ranks=ranks, search=[FOLDER, HERE.parent], limit_s=240, **warnings)
     assert ended.rc == 0 and ended.stdout.count("all right") == ranks, ended
 
 
