@@ -64,7 +64,8 @@ def plain(value):
     if hasattr(value, "tolist"):
         return [str(value.dtype).removeprefix("torch."), list(value.shape), value.tolist()]
     # torch's own classes have names such as _SendWork, AsyncBroadcastWork and BackendConfig
-    return next((name for name in ("Work", "Future", "ProcessGroup") if name in type(value).__name__), type(value))
+    bases = " ".join(base.__name__ for base in type(value).__mro__)
+    return next((name for name in ("Work", "Future", "ProcessGroup") if name in bases), type(value))
 
 
 def outcome(case, library, world):
