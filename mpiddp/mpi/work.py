@@ -242,6 +242,8 @@ class Ended(Work):
         return Operation(self._call)
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
+        if timeout is not None:
+            seconds(timeout)  # a wrong one is an error
         return True
 
 
