@@ -100,7 +100,7 @@ def gather_different_lengths() -> None:
     mine = np.full(rank + 1, rank)  # (rank + 1,)
     print_once("all_gather of different lengths")
     try:
-        dist.all_gather([np.empty(rank + 2, int)] * size, mine)
+        dist.all_gather([np.empty(rank + 2, int) for _ in range(size)], mine)
     except dist.ArrayError as error:
         print_once(f"  too little room is an error: {error}")
     lengths = np.empty(size, int)

@@ -43,7 +43,7 @@ def test_a_run_none_of_whose_checkpoints_is_whole_does_not_begin_anew(tmp_path):
 
 
 @pytest.mark.parametrize("ranks", [None, 2])
-def test_images_that_do_not_fit_are_one_sentence(tmp_path, ranks):
+def test_images_that_do_not_fit_end_the_job_with_the_error_of_the_first_step(tmp_path, ranks):
     np.savez(tmp_path / "small.npz", x=np.zeros((20, 8, 8), np.uint8), y=np.arange(20) % 10)
-    said = error_of(job(*TRAIN, "--data", f"npz:{tmp_path}/small.npz", ranks=ranks))
-    assert "--model net takes images (1, 28, 28), and --data " in said
+    done = job(*TRAIN, "--data", f"npz:{tmp_path}/small.npz", ranks=ranks)
+    assert done.rc == 1 and "Kernel size can't be greater than actual input size" in done.stderr, done
