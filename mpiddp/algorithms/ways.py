@@ -12,6 +12,7 @@ earlier call has written it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from time import thread_time
 from typing import NamedTuple
@@ -25,7 +26,9 @@ from mpiddp.mpi.requests import Steps
 SCRATCH, ATTACH, MPIS = "scratch", "attach", "native"
 TRIES = 3
 """Calls that take each way. The least time counts."""
-LEAD = 0.9
+CALLS = 1000
+"""After so many calls the ways are tried again, because other load may have decided, and may have ended."""
+LEAD = 0.95
 """Another way has to take less than this of the first one's time, the scratch's, so that chance does not choose."""
 
 
@@ -41,6 +44,7 @@ class Ways(Resource):
     def __init__(self, link: Link) -> None:
         self._link = link
         self._chosen: dict[Kind, str] = {}
+        self._calls: Counter[Kind] = Counter()
         self._took: dict[Kind, dict[str, list[float]]] = {}
         self.chosen = self._chosen.get
 
@@ -50,6 +54,9 @@ class Ways(Resource):
         if way is None:
             yield from self._try(kind, possible)
         else:
+            self._calls[kind] += 1  # alike on all ranks
+            if self._calls[kind] % CALLS == 0:
+                self._chosen.pop(kind, None)
             yield from possible[way]
 
     def _try(self, kind: Kind, possible: Mapping[str, Steps]) -> Steps:

@@ -69,6 +69,7 @@ _OPTIONS: dict[str, tuple[str, Any, Any, str]] = {
     "batch": ("--batch", positive, 64, "samples a rank"),
     "strong": ("--strong-batch", positive, 256, "samples of all ranks"),
     "weak": ("--weak-batch", positive, 64, "samples of each rank"),
+    "ways": ("--ways", True, None, "the ways of long ordinary arrays beside MPI, and a table of them in Markdown"),
     "json": ("--json", Path, None, "write the result to this file, for plot"),
 }
 _SWEEP = "begin end factor iterations warmup dtype op"
@@ -85,7 +86,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "compare": Command(
         "mpiddp, plain mpi4py, one copy of the bytes and torch, in turns",
-        f"operation {_SWEEP} rounds torch json",
+        f"operation {_SWEEP} rounds torch ways json",
         {"factor": 8},
     ),
     "ddp": Command("training steps: alone, with averaged gradients, and torch's", "batch steps rounds torch json", {}),

@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import statistics
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from mpiddp.algorithms import plan
+from mpiddp.algorithms.ways import TRIES
+from mpiddp.training.config import UsageError
 
 from . import contenders
 from .cli import ALL, OPERATIONS
@@ -30,6 +35,7 @@ OURS = ("mpiddp", SYMMETRIC)
 RATIOS = (
     ("mpi4py", "mpiddp"),
     ("mpi4py", SYMMETRIC),
+    *(("mpi4py", way) for way in plan.WAYS),
     (SYMMETRIC, "memcpy"),
     ("gloo", "mpiddp"),
     ("gloo", SYMMETRIC),
@@ -50,17 +56,23 @@ class Measured(NamedTuple):
 def run(arguments: argparse.Namespace) -> int:
     """Return 1 if a result was wrong."""
     kind = dtype(arguments.dtype)
-    compared = OPERATIONS if arguments.operation == ALL else (arguments.operation,)
+    everything = plan.ONE_NODE if arguments.ways else OPERATIONS
+    compared = everything if arguments.operation == ALL else (arguments.operation,)
+    if not set(compared) <= set(everything):
+        raise UsageError(f"--ways is for {', '.join(everything)}, not for {arguments.operation}")
     for operation in compared:
         check_reduction(operation, arguments.op, kind)
     with job() as here:
         here.describe()
-        found = [
-            *(Contender(name, contenders.mpiddp) for name in OURS),
-            Contender("mpi4py", lambda b: contenders.mpi4py(b, here.comm)),
-            Contender("memcpy", lambda b: contenders.memcpy(b, here.comm)),
-        ]
-        torch = here.torch() if arguments.torch else None
+        beside = Contender("mpi4py", lambda b: contenders.mpi4py(b, here.comm))
+        if arguments.ways:
+            arguments.warmup = max(arguments.warmup, 3 * TRIES)
+            by = [Contender(way, functools.partial(contenders.mpiddp, algorithm=way)) for way in plan.WAYS]
+            found = [Contender("mpiddp", contenders.mpiddp), *by, beside]
+        else:
+            memcpy = Contender("memcpy", lambda b: contenders.memcpy(b, here.comm))
+            found = [*(Contender(name, contenders.mpiddp) for name in OURS), beside, memcpy]
+        torch = here.torch() if arguments.torch and not arguments.ways else None
         if torch is not None:
             found += torch.contenders
         series = []
@@ -72,6 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
             wrong[each.name] += sum(point.wrong or 0 for point in each.points)
         found_wrong = ", ".join(f"{name} {count} FAILED" for name, count in wrong.items() if count)
         here.say(f"# Wrong values: {found_wrong or '0 OK'}")
+        if arguments.ways:
+            here.say(table_of_ways(series))
         slower, rows = count_slower(series)
         here.say(f"# Slower than MPI in {slower} of {rows} rows: more than {_SLOWER} of mpi4py's time + 3 us")
         if torch is not None:
@@ -122,6 +136,24 @@ def count_slower(series: list[Series]) -> tuple[int, int]:
     )
     both = ours.keys() & theirs.keys()
     return sum(ours[row] > _SLOWER * theirs[row] + _SLOWER_S for row in both), len(both)
+
+
+def table_of_ways(series: list[Series]) -> str:
+    """Return rows of Markdown: mpi4py's time over that of the chosen way, of the scratch, and of attach, by size."""
+    times: dict[tuple[str, int], dict[str, float]] = {}
+    for each in series:
+        for point in each.points:
+            times.setdefault((each.operation, point.size_bytes), {})[each.name] = point.median_s
+    sizes = sorted({size for _, size in times})
+    lines = [
+        f"| mpi4py / chosen; {'; '.join(plan.WAYS)} | {' | '.join(map(format_size, sizes))} |",
+        "|---" * (len(sizes) + 1) + "|",
+    ]
+    for operation in dict.fromkeys(operation for operation, _ in times):
+        rows = [times[operation, size] for size in sizes]
+        cells = ["; ".join(f"{row['mpi4py'] / row[name]:.2f}" for name in ("mpiddp", *plan.WAYS)) for row in rows]
+        lines.append(f"| {operation} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _line(size: str, times: list[str], ratios: list[str], algorithm: str) -> str:

@@ -35,8 +35,10 @@ def to_and_fro(b: Buffers, send: Call, receive: Call) -> None:
         call()
 
 
-def mpiddp(b: Buffers) -> Call:
+def mpiddp(b: Buffers, algorithm: str | None = None) -> Call:
+    """Return the call, by the built-in choice or by an algorithm; ValueError if the operation has none of its name."""
     x, output, op, root = b.x, b.output, reduce_op(b.op), b.root
+    how: dict[str, Any] = {"algorithm": algorithm} if b.operation in plan.ONE_NODE else {}
     inputs, outputs = b.blocks(x), b.blocks(output)
     parts = (inputs if b.operation == "scatter" else outputs) if b.rank == root else None
 
@@ -51,12 +53,12 @@ def mpiddp(b: Buffers) -> Call:
             each.wait()
 
     table: dict[str, Call] = {
-        "all_reduce": lambda: dist.all_reduce(x, op),
-        "broadcast": lambda: dist.broadcast(x, root),
-        "reduce": lambda: dist.reduce(x, root, op),
-        "all_gather": lambda: dist.all_gather_single(output, x),
+        "all_reduce": lambda: dist.all_reduce(x, op, **how),
+        "broadcast": lambda: dist.broadcast(x, root, **how),
+        "reduce": lambda: dist.reduce(x, root, op, **how),
+        "all_gather": lambda: dist.all_gather_single(output, x, **how),
         "all_gather_list": lambda: dist.all_gather(outputs, x),
-        "reduce_scatter": lambda: dist.reduce_scatter_single(output, x, op),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(output, x, op, **how),
         "gather": lambda: dist.gather(x, parts, root),
         "scatter": lambda: dist.scatter(output, parts, root),
         "all_to_all": lambda: dist.all_to_all_single(output, x),
@@ -67,6 +69,8 @@ def mpiddp(b: Buffers) -> Call:
         "all_reduce_async": lambda: dist.all_reduce(x, op, async_op=True).wait(),  # type: ignore[union-attr]
         "barrier": dist.barrier,
     }
+    if algorithm is not None and not how:
+        raise ValueError(f"there is no algorithm {b.operation}:{algorithm}")
     return table[b.operation]
 
 
@@ -161,14 +165,14 @@ def memcpy(b: Buffers, comm: MPI.Intracomm) -> Call | None:
     return copy
 
 
-def algorithm_of(b: Buffers) -> str:
+def algorithm_of(b: Buffers, algorithm: str | None = None) -> str:
     link = dist.groups.default_group()._link
     if b.operation not in plan.ONE_NODE:
         if b.operation == "all_reduce_async":
             return plan.algorithm_of("all_reduce", link, b.total_bytes)
         through_buffers = b.operation not in MESSAGES and link.find(EagerBuffers) is not None
         return "blocks" if through_buffers else "native"
-    name = plan.algorithm_of(b.operation, link, b.total_bytes)
+    name = plan.algorithm_of(b.operation, link, b.total_bytes, algorithm)
     if name == "native" and b.operation in REDUCING:
         module = fallback.choose(b.operation, link, b.dtype, reduce_op(b.op), b.total_bytes)
         return module.__name__.rpartition(".")[2]

@@ -12,17 +12,14 @@ https://github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md; for gather, scatter an
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
-import os
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 import mpiddp.distributed as dist
-from mpiddp.algorithms import plan
 from mpiddp.mpi.reduction import check
 from mpiddp.training.config import UsageError
 from mpiddp.typing import Array
@@ -254,24 +251,6 @@ def check_reduction(operation: str, op: str, dtype: np.dtype[Any]) -> None:
             check(dtype, reduce_op(op))
         except TypeError as error:
             raise UsageError(f"--op {op} --dtype {dtype.name}: {error}") from None
-
-
-@contextlib.contextmanager
-def choosing(operation: str, algorithm: str) -> Iterator[None]:
-    """Set mpiddp's algorithm; "auto": its own choice."""
-    if algorithm == "auto":
-        yield
-        return
-    before = os.environ.get("MPIDDP_ALGORITHM")
-    os.environ["MPIDDP_ALGORITHM"] = f"{operation}:{algorithm}"
-    try:
-        plan.forget()
-        yield
-    finally:
-        del os.environ["MPIDDP_ALGORITHM"]
-        if before is not None:
-            os.environ["MPIDDP_ALGORITHM"] = before
-        plan.forget()
 
 
 def new_series(name: str, ranks: int, arguments: argparse.Namespace) -> Series:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 
 import numpy as np
 
@@ -12,7 +14,7 @@ from . import contenders
 from .compare import measure
 from .contenders import Contender
 from .job import dtype, job, symmetric
-from .operations import ROOTED, Buffers, check_reduction, choosing, new_series
+from .operations import ROOTED, Buffers, check_reduction, new_series
 from .results import Point, Series
 from .timing import BUDGET_S, FEWEST
 
@@ -35,21 +37,21 @@ def run(arguments: argparse.Namespace) -> int:
         here.say(_table_head())
         # Small sizes are rounded up to one element for each rank.
         allocate = symmetric(max(sizes) + here.size * kind.itemsize) if arguments.symmetric else np.empty
-        name = "mpiddp" + " symmetric" * arguments.symmetric
-        if arguments.algorithm != "auto":
-            name += f" {arguments.algorithm}"
+        asked = None if arguments.algorithm == "auto" else arguments.algorithm
+        name = "mpiddp" + " symmetric" * arguments.symmetric + f" {asked}" * (asked is not None)
         series = new_series(name, here.size, arguments)
+        contender = Contender("mpiddp", functools.partial(contenders.mpiddp, algorithm=asked))
         points = series.points
         try:
-            with choosing(operation, arguments.algorithm):
-                for size in sizes:
-                    buffers = Buffers(operation, here.rank, here.size, size, kind, arguments.op, allocate)
-                    if points and points[-1].size_bytes == buffers.total_bytes:
-                        continue  # both are less than one element for each rank
-                    entered = [(Contender("mpiddp", contenders.mpiddp), buffers)]
-                    ours = measure(here, entered, arguments, 1, BUDGET_S, FEWEST, check=arguments.check)["mpiddp"]
-                    points.append(ours.point)
-                    here.say(_table_row(series, points[-1]))
+            for size in sizes:
+                buffers = Buffers(operation, here.rank, here.size, size, kind, arguments.op, allocate)
+                if points and points[-1].size_bytes == buffers.total_bytes:
+                    continue  # both are less than one element for each rank
+                entered = [(contender, buffers)]
+                ours = measure(here, entered, arguments, 1, BUDGET_S, FEWEST, check=arguments.check)["mpiddp"]
+                algorithm = contenders.algorithm_of(buffers, asked)
+                points.append(dataclasses.replace(ours.point, algorithm=algorithm))
+                here.say(_table_row(series, points[-1]))
         except ValueError as error:
             raise UsageError(f"--algorithm {arguments.algorithm}: {error}") from None
         here.say(_footer(series))

@@ -7,6 +7,7 @@ neither these nor sizes apart, so the geometric mean of all times counts.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from mpiddp.training.config import UsageError
 
 from .contenders import mpiddp
 from .job import Bench, job, symmetric
-from .operations import Buffers, choosing
+from .operations import Buffers
 from .results import format_size
 
 _ROUND_S = 0.005
@@ -92,13 +93,10 @@ def _tune(here: Bench, operation: str, arguments: argparse.Namespace) -> tuple[s
 
 def _measure(here: Bench, pair: list[Buffers], names: list[str], rounds: int) -> Seconds:
     took: dict[tuple[str, int], list[float]] = {(name, index): [] for name in names for index in range(len(pair))}
-    calls = [mpiddp(buffers) for buffers in pair]
-    for _ in range(rounds):
-        for name in names:
-            with choosing(pair[0].operation, name):
-                for index, (call, buffers) in enumerate(zip(calls, pair, strict=True)):
-                    count = here.clock.enough(call, 2, buffers.reset, _ROUND_S, _FEWEST)
-                    took[name, index].append(statistics.median(here.clock.each(call, count, buffers.reset)))
+    for _, name, (index, buffers) in itertools.product(range(rounds), names, enumerate(pair)):
+        call = mpiddp(buffers, name)
+        count = here.clock.enough(call, 2, buffers.reset, _ROUND_S, _FEWEST)
+        took[name, index].append(statistics.median(here.clock.each(call, count, buffers.reset)))
     return {name: (statistics.median(took[name, 0]), statistics.median(took[name, 1])) for name in names}
 
 

@@ -29,7 +29,7 @@ from mpiddp.faults.calls import NO_ROOT, make_call
 from mpiddp.mpi import message, requests
 from mpiddp.mpi.link import Channel, Link
 from mpiddp.mpi.operation import Call, Operation
-from mpiddp.mpi.reduction import ReduceOp, check, mpi_op
+from mpiddp.mpi.reduction import ReduceOp, check, is_half, mpi_op
 from mpiddp.shm import cma, segment
 from mpiddp.shm.cma import CrossMemory
 from mpiddp.shm.eager import EagerBuffers
@@ -377,19 +377,31 @@ def test_memory_that_is_gone_is_an_error(case: Case) -> None:
         memory.read(rank, x.ctypes.data, x.ctypes.data, x.nbytes)
 
 
-@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.name in ("float32", "float16", "bfloat16")])
-def test_a_sum_has_the_same_bits_by_every_way_through_memory(case: Case, dtype: np.dtype[Any]) -> None:
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce", "reduce_scatter"])
+def test_a_reduction_has_the_same_bits_by_every_way_through_memory(case: Case, operation: str) -> None:
     link = case.link
     if link.size < 2 or not link.one_node:
         pytest.skip("the same on one node")
-    names = [name for name in ("one_shot", "scratch", "attach") if name in algorithms("all_reduce", link)]
-    for op, count in itertools.product((ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM(0.3)), (7, 40_001, 150_003)):
-        rows = [(row - 1).astype(dtype) for row in case.rows(count, dtype)]  # of both signs: sums depend on the order
-        wide = [row.astype(np.float32) * np.float32(op.factor or 1) for row in rows]
-        sums = functools.reduce(np.add, wide) / np.float32(link.size if op is ReduceOp.AVG else 1)
-        seen = {bits(sums.astype(dtype)), *(bits(case.reduced(name, rows, op)) for name in names)}
-        seen.add(bits(case.reduced("two_shot", rows, op, "symmetric")))
-        assert len(seen) == 1, f"{op} {count}"
+    ways = [(name, "ordinary") for name in ("one_shot", "scratch", "attach") if name in algorithms(operation, link)]
+    for dtype, count in itertools.product(dtypes(case), (7, 20_001)):
+        for op in (*reductions("scratch", dtype), *([ReduceOp.PREMUL_SUM(0.3)] if dtype.name == "float32" else [])):
+            rows = case.rows(count * link.size, dtype)
+            if dtype.kind not in "biu":  # of both signs: sums depend on the order
+                rows = [(row - 1).astype(dtype) for row in rows]
+            seen = {}
+            for name, kind in [*ways, ("two_shot", "symmetric")]:
+                x = case.array(rows[link.rank], kind)
+                output = np.empty(count, dtype) if operation == "reduce_scatter" else x
+                args = {"all_reduce": (x, op), "reduce": (x, 0, op), "reduce_scatter": (output, x, op)}[operation]
+                case.run(steps(operation, name, link, *args))
+                seen[name] = output.copy()
+            if (dtype == np.float32 or is_half(dtype)) and op.name in ("SUM", "AVG", "PREMUL_SUM"):
+                wide = [row.astype(np.float32) * np.float32(op.factor or 1) for row in rows]
+                sums = functools.reduce(np.add, wide) / np.float32(link.size if op is ReduceOp.AVG else 1)
+                whole = sums.astype(dtype)
+                seen["NumPy"] = whole.reshape(link.size, -1)[link.rank] if operation == "reduce_scatter" else whole
+            if operation != "reduce" or link.rank == 0:
+                assert len({bits(each) for each in seen.values()}) == 1, f"{dtype} {op} {count}"
 
 
 def test_attach_reads_arrays_that_may_only_be_read_and_pages_that_nobody_has_touched(

@@ -59,6 +59,16 @@ def test_steps_and_waits_count(tried: ways.Ways, monkeypatch: pytest.MonkeyPatch
     assert chosen(tried, clock, {"scratch": (4, 0), "attach": (3.9, 0)}) == "scratch", "chance does not choose"
 
 
+def test_the_ways_are_tried_again_now_and_then(tried: ways.Ways, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "CALLS", 5)
+    clock, kind = Clock(monkeypatch), ways.Kind("all_gather", 20)
+    assert chosen(tried, clock, {"scratch": (9, 0), "attach": (1, 0)}) == "attach"
+    for _ in range(5):
+        assert tried.chosen(kind) == "attach"
+        drive(tried.run(kind, {"scratch": clock.steps(1, 0), "attach": clock.steps(9, 0)}, None))
+    assert chosen(tried, clock, {"scratch": (1, 0), "attach": (9, 0)}) == "scratch"
+
+
 def test_the_description_names_operation_way_and_size(tried: ways.Ways) -> None:
     tried._chosen.update({ways.Kind("reduce", 24): "attach", ways.Kind("reduce", 19): "scratch"})
     assert tried.described() == {"reduce": "scratch (below 512 KiB), attach (below 16 MiB)"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 
 import numpy as np
@@ -15,7 +14,7 @@ from mpiddp.bench import compare, contenders, results, sweep, train, tune
 from mpiddp.bench.cli import OPERATIONS
 from mpiddp.bench.contenders import Contender
 from mpiddp.bench.job import Bench, job, symmetric
-from mpiddp.bench.operations import Buffers, choosing
+from mpiddp.bench.operations import Buffers
 from mpiddp.bench.timing import Way
 from mpiddp.cli import build_parser
 from mpiddp.mpi import lazy
@@ -85,9 +84,11 @@ def test_reductions_are_right(here, operation, dtype, op):
 )
 def test_algorithm_in_the_place_of_mpis_own_is_named(here, monkeypatch, operation, dtype, deterministic, named):
     monkeypatch.setenv("MPIDDP_DETERMINISTIC", deterministic)
+    plan.forget()
     buffers = Buffers(operation, here.rank, here.size, 1024, np.dtype(dtype))
-    with choosing(operation, "native"):
-        assert contenders.algorithm_of(buffers) == named
+    assert contenders.algorithm_of(buffers, "native") == named
+    monkeypatch.undo()
+    plan.forget()
 
 
 def options(*given: str) -> argparse.Namespace:
@@ -99,7 +100,7 @@ def options(*given: str) -> argparse.Namespace:
 def test_one_wrong_element_on_one_rank_fails_the_benchmark(here, monkeypatch, capsys):
     prepare = contenders.mpiddp
 
-    def prepare_badly(buffers):
+    def prepare_badly(buffers, algorithm=None):
         call = prepare(buffers)
 
         def bad():
@@ -144,20 +145,16 @@ def test_file_that_cannot_be_written_is_an_error_on_all_ranks(here, capsys):
 
 @pytest.mark.parametrize("name", ["ring", "exchange", "tree"])
 def test_algorithm_is_the_one_that_was_asked_for(here, name):
-    link = dist.group.WORLD._link
-    before = plan.algorithm_of("all_reduce", link, 8), os.environ.get("MPIDDP_ALGORITHM")
     buffers = Buffers("all_reduce", here.rank, here.size, 1000, np.dtype("float32"))
-    with choosing("all_reduce", name):
-        if here.size > 1:
-            assert contenders.algorithm_of(buffers) == name
-        assert wrong_after(here, contender("mpiddp", here), buffers) == 0
-    assert (plan.algorithm_of("all_reduce", link, 8), os.environ.get("MPIDDP_ALGORITHM")) == before
+    assert here.size == 1 or contenders.algorithm_of(buffers, name) == name
+    asked = contenders.Contender("mpiddp", lambda b: contenders.mpiddp(b, name))
+    assert wrong_after(here, asked, buffers) == 0
 
 
-def test_unknown_algorithm_is_a_usage_error_and_leaves_no_trace(here, capsys):
-    with pytest.raises(UsageError, match="all_reduce:rink"):
-        sweep.run(options("all_reduce", "--algorithm", "rink"))
-    assert "MPIDDP_ALGORITHM" not in os.environ
+@pytest.mark.parametrize("operation", ["all_reduce", "gather", "send_recv"])
+def test_unknown_algorithm_is_a_usage_error(here, capsys, operation):
+    with pytest.raises(UsageError, match=f"{operation}:rink"):
+        sweep.run(options(operation, "--algorithm", "rink"))
     dist.barrier()
 
 

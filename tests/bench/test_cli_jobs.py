@@ -48,6 +48,17 @@ def test_compare_with_torch(tmp_path):
     assert "# Wrong values: 0 OK" in done.stdout, done
 
 
+def test_ways_beside_mpi_as_a_table():
+    done = bench("compare", "all_gather", "--ways", "-b", "256K", "-e", "512K", "-f", "2", "--rounds", "1", "-n", "1")
+    assert done.rc == 0, done
+    head, rule, row = done.stdout.splitlines()[-4:-1]
+    assert head == "| mpi4py / chosen; scratch; attach | 256K | 512K |" and rule == "|---|---|---|", done
+    name, *cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert name == "all_gather" and all(float(ratio) > 0 for cell in cells for ratio in cell.split("; ")), done
+    done = bench("compare", "ping_pong", "--ways")
+    assert done.rc == 2 and "--ways is for all_reduce" in done.stderr, done
+
+
 def test_steps_of_torch_beside_ours(tmp_path):
     pytest.importorskip("torch")
     file = tmp_path / "ddp.json"
