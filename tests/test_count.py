@@ -41,9 +41,9 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 1020,
-    "mpiddp/algorithms": 2750,
+    "mpiddp/algorithms": 2760,
     "mpiddp/autograd": 1140,
-    "mpiddp/bench": 1370,
+    "mpiddp/bench": 1380,
     "mpiddp/data": 1350,
     "mpiddp/device": 530,
     "mpiddp/distributed": 2090,
@@ -56,7 +56,7 @@ BUDGET = {
     "mpiddp/shm": 460,
     "mpiddp/torch": 1510,
     "mpiddp/training": 2490,
-    "tests, all": 29_430,
+    "tests, all": 29_460,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
