@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import math
 import statistics
 from typing import Any, NamedTuple
 
 import numpy as np
 
+import mpiddp.distributed as dist
 from mpiddp.algorithms import plan
 from mpiddp.algorithms.ways import TRIES
 from mpiddp.training.config import UsageError
@@ -63,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     for operation in compared:
         check_reduction(operation, arguments.op, kind)
     with job() as here:
+        if arguments.ways and not dist.groups.default_group()._link.one_node:
+            raise UsageError("--ways is for ranks of one node")
         here.describe()
         beside = Contender("mpi4py", lambda b: contenders.mpi4py(b, here.comm))
         if arguments.ways:
@@ -151,7 +155,8 @@ def table_of_ways(series: list[Series]) -> str:
     ]
     for operation in dict.fromkeys(operation for operation, _ in times):
         rows = [times[operation, size] for size in sizes]
-        cells = ["; ".join(f"{row['mpi4py'] / row[name]:.2f}" for name in ("mpiddp", *plan.WAYS)) for row in rows]
+        ratios = [[row.get("mpi4py", math.nan) / row[name] for name in ("mpiddp", *plan.WAYS)] for row in rows]
+        cells = ["; ".join(f"{ratio:.2f}" for ratio in row) for row in ratios]
         lines.append(f"| {operation} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -31,8 +31,7 @@ class Slots:
 
     def post(self, count: int) -> None:
         """Let ``count`` more samples come."""
-        slots = self.free[-count:]
-        del self.free[-count:]
+        slots = [self.free.pop() for _ in range(count)]
         MPI.Prequest.Startall([self._requests[slot] for slot in slots])
         self._posted += slots
 

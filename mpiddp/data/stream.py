@@ -144,8 +144,8 @@ class Stream:
             raise ValueError(f"rank should be below num_replicas, {num_replicas}; got {rank}")
         if any(each.comm == comm and abs(each._tag - tag) < _TAGS for each in _open):
             raise ValueError(
-                f"a stream with tags of {tag} to {tag + _TAGS - 1} is open on this communicator: close it first, or "
-                f"give this one and its sources another tag, such as tag={tag + 100}"
+                f"an open stream has some of the tags {tag} to {tag + _TAGS - 1} of this communicator: close it first, "
+                f"or give this one and its sources another tag, such as tag={tag + 100}"
             )
         own = [i for i in range(count) if i % num_replicas == rank % count]
         self.comm: Any = comm
@@ -270,12 +270,12 @@ class Stream:
 
     def _make(self, dtype: np.dtype[Any]) -> Slots:
         """Make memory for samples, and begin to receive."""
-        self.dtype, self._names = dtype, dtype.names or ()
-        if not dtype.itemsize or not self._names or _parsed(text_of(dtype)) != dtype:
+        if not dtype.itemsize or not dtype.names or _parsed(text_of(dtype)) != dtype:
             raise ValueError(
                 "fields should be names with plain numbers in this machine's byte order, at least one byte in all, and "
                 f"without gaps (align=False), as in 'x float32 64 64; step int64'; got {dtype}"
             )
+        self.dtype, self._names = dtype, dtype.names
         self._batch = namedtuple("Batch", self._names, rename=True)  # type: ignore[misc]
         window = self._window * len(self.sources)
         self._slots = Slots(self.comm, self._tag + 2, dtype, self.capacity + 2 * window)  # with those that are loaded

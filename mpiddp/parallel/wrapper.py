@@ -217,7 +217,7 @@ class Wrapper(Joinable):
         if self._join_config.enable:
             raise RuntimeError("weighted() averages uneven inputs by itself: use it or join(), not both")
         if self._reducer.weight is not None or not (self._reducer.partial and self._reducer.partial.at_last):
-            self._without_virtual_ranks("steps() and micro_batch(n_samples=, total=) weight as weighted() cannot")
+            self._without_virtual_ranks("a weight of a rank's samples is not the same")
         outer, self._reducer.weight = self._reducer.weight, rank_weight(n_samples, total, self.process_group)
         token = current_weight.set(self._reducer.weight)
         reduced = self._reducer.backwards

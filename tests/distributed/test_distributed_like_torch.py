@@ -208,7 +208,6 @@ def non_member(t, rank, size):
         return reduced, t.dist.barrier(group), t.dist.all_gather_object([None], 1, group)
 
 
-# Gloo knows no array of stacked blocks.
 @pytest.mark.parametrize(
     "name", [name for name in COLLECTIVES if not name.endswith(("gather_single", "scatter_single"))]
 )

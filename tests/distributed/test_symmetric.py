@@ -347,3 +347,21 @@ def test_making_and_freeing_does_not_grow(world: Any) -> None:
     cycles(450)
     assert open_files() == files
     assert resident_kib() < kib + 2048
+
+
+@pytest.mark.ranks(3)
+def test_groups_give_their_scratch_back(world: Any) -> None:
+    x = np.ones(100_000, np.float32)
+
+    def cycle() -> None:
+        group = dist.new_group()
+        dist.all_reduce(x, group=group)
+        dist.destroy_process_group(group)
+
+    for _ in range(10):
+        cycle()
+    files, kib = open_files(), resident_kib()
+    for _ in range(60):
+        cycle()
+    assert open_files() <= files
+    assert resident_kib() < kib + 4096

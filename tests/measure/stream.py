@@ -34,7 +34,7 @@ def main() -> None:
     launcher = mpiexec()
     if launcher is None:
         raise SystemExit("python -m tests.measure.stream needs an MPI with mpiexec and mpicc")
-    print("| bytes of a sample | stream / Recv | lowest to highest | stream, MB/s |\n|---:|---:|---|---:|")
+    print("| bytes of a sample | Recv's time / the stream's | lowest to highest | stream, MB/s |\n|---:|---:|---|---:|")
     with tempfile.TemporaryDirectory() as folder:
         sender = Path(folder, "sender")
         run(launcher.with_name("mpicc"), "-O2", f"-I{get_include()}", HERE / "stream_sender.c", "-o", sender)
