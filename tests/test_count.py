@@ -46,7 +46,7 @@ BUDGET = {
     "mpiddp/bench": 1380,
     "mpiddp/data": 1350,
     "mpiddp/device": 530,
-    "mpiddp/distributed": 2090,
+    "mpiddp/distributed": 2100,
     "mpiddp/examples": 790,
     "mpiddp/faults": 2450,
     "mpiddp/mpi": 2230,
@@ -56,7 +56,7 @@ BUDGET = {
     "mpiddp/shm": 460,
     "mpiddp/torch": 1510,
     "mpiddp/training": 2490,
-    "tests, all": 29_480,
+    "tests, all": 29_490,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

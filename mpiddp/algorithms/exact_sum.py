@@ -3,11 +3,11 @@
 The ranks agree on the largest and the smallest binary digit of all addends. Each addend is cut into parts that are
 multiples of a common power of two and have so few digits that no sum of them is ever rounded, whatever algorithm adds.
 
-Parts of float32 are float64, one for each 50 binary places between those digits, and so are parts of float64 if two are
-enough. Each is what the parts before it have lost in an addition to a large number (S. Rump, T. Ogita and S. Oishi,
-"Accurate floating-point summation", SIAM Journal on Scientific Computing 2008). Other float64 are cut into int64, a
-superaccumulator that has no more words than its data need (U. Kulisch and W. Miranker, "The arithmetic of the digital
-computer", SIAM Review 1986).
+Parts are float64, one for each 50 binary places between those digits, if two are enough. Of more parts the larger two
+might cancel, and their sum would have to be carried. Each is what the parts before it have lost in an addition to a
+large number (S. Rump, T. Ogita and S. Oishi, "Accurate floating-point summation", SIAM Journal on Scientific Computing
+2008). Other addends are cut into int64, a superaccumulator that has no more words than its data need (U. Kulisch and W.
+Miranker, "The arithmetic of the digital computer", SIAM Review 1986).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _way(xp: Any, dtype: np.dtype[Any], highest: int, lowest: int, ranks: int) -
     carries, places = (ranks - 1).bit_length(), max(highest - lowest, 1)
     width = 51 - carries
     parts = -(-places // width)
-    if dtype == np.float32 or (parts <= 2 and highest < 900):  # larger numbers might overflow
+    if parts <= 2 and (dtype == np.float32 or highest < 900):  # larger numbers might overflow
         # The last digit of such a number is the last one of a part.
         large = [np.float64(1.5 * 2.0 ** (highest - width * part + 52)) for part in range(1, parts)]
         return parts, np.float64, functools.partial(_split, xp, large), functools.partial(_added, xp)

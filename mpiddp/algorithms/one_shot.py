@@ -111,7 +111,7 @@ class OneShot:
         append((self._call, sequence, code, frame.f_lasti, now := monotonic(), now))
         if awaited is None:
             self._monitor.publish_unawaited(sequence, self._call.record)
-        return None if outputs is None else Ended(self._call, outputs)
+        return None if outputs is None else Ended(outputs)
 
     def _submit(self, args: Sequence[Any], outputs: Sequence[Array], steps: Steps) -> Work:
         """Queue the rest of a call."""
@@ -120,7 +120,7 @@ class OneShot:
             operation = recorder.begin(self._call, link.sequence)
             if not monitor.publish(link.sequence, self._call.record):
                 steps = monitor.verifying(link.sequence, steps)
-            return link.queue.submit(steps, operation, outputs, list(spans_of(args)))
+            return link.queue.submit(steps, operation, outputs, sorted(spans_of(args)))
 
     def _finish(self, rest: Awaited, operation: Operation | None) -> Operation | None:
         """Wait for the rest of a call, and return its operation if it has been made."""

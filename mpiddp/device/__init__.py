@@ -5,7 +5,7 @@ Only this package imports cupy, and only when a GPU is used.
 
 from . import choice, dlpack, nccl, pinned, stream, transfer
 from .choice import cuda_fault, current_device, device_count, in_use, set_device
-from .namespace import array_namespace, empty, is_device_array
+from .namespace import array_namespace, device_arrays_of, empty, is_device_array
 from .transfer import download, placed, synchronize, upload
 
 
@@ -21,6 +21,7 @@ __all__ = [
     "array_namespace",
     "cuda_fault",
     "current_device",
+    "device_arrays_of",
     "device_count",
     "dlpack",
     "download",

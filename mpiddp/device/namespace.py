@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
 
 import numpy as np
 
@@ -60,3 +61,12 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     expect_known(dtype)
     made: Array = cupy().empty(shape, dtype)
     return made
+
+
+def device_arrays_of(args: Iterable[object]) -> Iterator[Array]:
+    """Return the device arrays among ``args``, also in lists."""
+    for each in args:
+        if isinstance(each, (list, tuple)):
+            yield from device_arrays_of(each)
+        elif is_device_array(each):
+            yield cast(Array, each)

@@ -2,7 +2,8 @@
 
 Every call is bracketed alike: it gets its number, is recorded and published to the other ranks, is compared with theirs
 at its end, and ends in the record. `begin` opens the bracket, and `calling` is all of it, with the wait that the
-watchdog sees. Only the short calls of `OneShot.run` do it by themselves, for speed.
+watchdog sees. Only the short calls of `OneShot.run`, and messages that nobody waits for, do it by themselves, for
+speed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from mpiddp.algorithms.plan import Plan
+from mpiddp.device import device_arrays_of, stream
 from mpiddp.errors import DistError
 from mpiddp.mpi import recorder, requests
 from mpiddp.mpi.lazy import MPI
@@ -169,9 +171,10 @@ def submit(
     link = group._link
     with requests.lock:
         operation, confirmed = begin(group, plan.call)
-        spans = list(spans_of(args))
+        spans = sorted(spans_of(args))
         if link.queue.delays(spans):
-            steps = _in_turn(plan.steps, copy.copy(link), plan.call, *args)
+            marks = [(x, stream.ready(x)) for x in device_arrays_of(args)]
+            steps = _in_turn(_behind(marks, plan.steps), copy.copy(link), plan.call, *args)
         else:
             steps = plan.steps(link, plan.call, *args)
         if not confirmed:
@@ -190,12 +193,24 @@ def _in_turn(steps: Callable[..., Steps], link: Link, *args: Any) -> Steps:
     return (yield from steps(link, *args))
 
 
+def _behind(marks: Sequence[tuple[Array, stream.Mark]], steps: Callable[..., Steps]) -> Callable[..., Steps]:
+    """Let the steps begin behind the program's work on devices when the call was submitted."""
+
+    def behind(*args: Any) -> Steps:
+        for x, mark in marks:
+            stream.hold(x, mark)
+        return (yield from steps(*args))
+
+    return behind if marks else steps
+
+
 def run_inside(link: Link, steps: Callable[..., Steps], operation: Operation, *args: Any) -> Any:
     """Return the value of steps that are a part of a call which has begun; they wait for their turn."""
     with requests.lock:
         begun = _in_turn(steps, link, *args) if link.queue.delays(()) else steps(link, *args)
         work = link.queue.submit(begun, operation, ())
     work.wait()
+    operation.end = 0.0  # the call goes on
     return work._value
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from mpiddp.algorithms import plan as planning
 from mpiddp.errors import DistError
 from mpiddp.faults import monitor, this_job
 from mpiddp.faults.calls import make_record, mismatch
@@ -95,8 +96,10 @@ def agree(parent: ProcessGroup, what: str, value: object, then: Callable[[], Any
     """
     link, text = parent._link, repr(value)
     expect_own_thread(link.busy, parent)
-    with calling(parent, Call(link.members, what, record=_NEW_GROUP)) as operation:
-        odd = run_inside(link, _odd_rank, operation, text)
+    call = Call(link.members, what, record=_NEW_GROUP)
+    plan = planning.plain(link, _odd_rank, call)
+    with calling(parent, call) as operation:
+        odd = run_inside(link, plan.steps, operation, call, text)
 
         def make() -> Any:
             if odd:

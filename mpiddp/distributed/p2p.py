@@ -141,11 +141,11 @@ def isend(
 
 def _isend(group: ProcessGroup, x: Array, to: int, call: Call, code: int) -> Work:
     mailbox, request = group._mailbox, None
-    if mailbox.takes_no_turn(x, to):
+    if not group._monitor.polls and mailbox.takes_no_turn(x, to):
         request = mailbox.send(x, to, code)
         if request is None:
             ended(group, call, 4)
-            return Ended(call, (x,))
+            return Ended((x,))
     return mailbox.isend(x, to, code, begin_message(group, call, 4), request)
 
 

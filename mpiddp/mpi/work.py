@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from . import requests
 from .future import Future, call_all, call_logged
 from .lazy import MPI
-from .operation import Call, Operation
+from .operation import Operation
 from .requests import IN_TURN, Awaited, Steps, activate, deactivate, poll, seconds, wait_for
 
 if TYPE_CHECKING:
@@ -53,8 +53,9 @@ _RECEIVE_ONLY = "this is known for a receive that has finished; call wait() firs
 class Work:
     """A pending operation (``torch.distributed.Work``). Its arrays must stay as they are until `wait` has returned.
 
-    Collectives of a group that take the same array take place in their order. A message, or an operation of another
-    group, may not take it until then.
+    Collectives of a group that take the same array take place in their order, except for those that copy it when they
+    are called: ``reduce_scatter`` of a list, ``tree_all_reduce``, and torch's tensors that are not contiguous. These, a
+    message, and an operation of another group may not take it until then.
 
     Examples
     --------
@@ -234,17 +235,24 @@ class Ended(Work):
 
     _finished = True
 
-    def __init__(self, call: Call, outputs: Sequence[Array]) -> None:
-        self._call, self._outputs = call, outputs
-
-    @property
-    def _operation(self) -> Operation:  # type: ignore[override]
-        return Operation(self._call)
+    def __init__(self, outputs: Sequence[Array]) -> None:
+        self._outputs = outputs
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         if timeout is not None:
             seconds(timeout)  # a wrong one is an error
         return True
+
+
+def _meet(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> bool:
+    """Return True if some memory is in both of these sorted spans."""
+    end, side = 0, False
+    for start, stop, other in sorted([*((*each, False) for each in some), *((*each, True) for each in others)]):
+        if start < end and other is not side:
+            return True
+        if stop > end:
+            end, side = stop, other
+    return False
 
 
 class _Promised(Future):
@@ -299,11 +307,7 @@ class Queue:
 
         It follows one that has the same memory, or that has not begun itself: each communicator has one order.
         """
-        return any(
-            work._awaited is IN_TURN
-            or any(start < stop and first < last for start, last in spans for first, stop in work._spans)
-            for work in self._works
-        )
+        return any(work._awaited is IN_TURN or _meet(spans, work._spans) for work in self._works)
 
     def fail(self, error: BaseException) -> None:
         """End all operations with ``error``, except one whose step is raising it."""
