@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -84,34 +85,30 @@ def test_training_is_that_of_one_process_on_the_joined_batch(world: World, make:
 
 
 @pytest.mark.once
-def test_accumulation_is_that_of_torch(world: World) -> None:
+def test_accumulation_and_steps_are_those_of_torch(world: World) -> None:
     torch = gloo()
     model = mlp()
     theirs = torch.nn.parallel.DistributedDataParallel(torch_mlp(torch, model))
     ours = DDP(model)
-    parts = [mine(world, *batch(world.rng, 3 * world.size)) for _ in range(4)]
-
-    def local(index: int) -> None:
-        with ours.no_sync():
-            step_of(ours, *parts[index])
-        with theirs.no_sync():
-            x, y = map(torch.from_numpy, parts[index])
-            torch.nn.functional.cross_entropy(theirs(x), y).backward()
-
-    def reduced(index: int) -> None:
-        step_of(ours, *parts[index])
-        x, y = map(torch.from_numpy, parts[index])
-        torch.nn.functional.cross_entropy(theirs(x), y).backward()
-
-    def compare() -> None:
+    optimizers = [
+        each.SGD(ddp.parameters(), lr=0.1, momentum=0.9) for each, ddp in ((optim, ours), (torch.optim, theirs))
+    ]
+    for kind in ("local", "local", "reduced", "onto an average that stands", "cleared"):
+        if kind == "cleared":
+            ours.zero_grad(), theirs.zero_grad()
+        x, y = mine(world, *batch(world.rng, 3 * world.size))
+        with contextlib.ExitStack() as stack:
+            if kind == "local":
+                stack.enter_context(ours.no_sync()), stack.enter_context(theirs.no_sync())
+            step_of(ours, x, y)
+            torch.nn.functional.cross_entropy(theirs(torch.from_numpy(x)), torch.from_numpy(y)).backward()
         for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
-            np.testing.assert_allclose(p.grad, q.grad.numpy(), rtol=1e-5, atol=1e-6)
-
-    local(0), local(1), compare()
-    reduced(2), compare()
-    reduced(3), compare()  # onto an average that stands
-    ours.zero_grad(), theirs.zero_grad()
-    reduced(0), compare()
+            np.testing.assert_allclose(p.grad, q.grad.numpy(), rtol=1e-5, atol=1e-6, err_msg=kind)
+        if kind != "local":
+            for optimizer in optimizers:
+                optimizer.step()
+            for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+                np.testing.assert_allclose(p.data, q.detach().numpy(), rtol=1e-5, atol=1e-6, err_msg=kind)
 
 
 def test_a_group_of_some_ranks(world: World) -> None:

@@ -151,29 +151,6 @@ def test_without_communication_gradients_stay(world: World) -> None:
     assert_equal(gradients(ddp.module), gradients(alone))
 
 
-def test_weights_reach_through_a_hook(world: World) -> None:
-    alone, ddp = mlp(), DDP(mlp())
-    ddp.register_comm_hook(None, dist.allreduce_hook)
-    counts = [2 * rank for rank in range(world.size)] if world.size > 1 else [2]
-    x, y = batch(world.rng, sum(counts))
-    start, n = sum(counts[: world.rank]), counts[world.rank]
-    step_of(alone, x, y)
-    with ddp.weighted(n):
-        if n:
-            step_of(ddp, x[start : start + n], y[start : start + n])
-    assert_close(gradients(ddp.module), gradients(alone))
-
-
-def test_find_unused_parameters_goes_with_a_hook(world: World) -> None:
-    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(5, 4))
-    ddp = DDP(model, find_unused_parameters=True)
-    ddp.register_comm_hook(None, dist.allreduce_hook)
-    model.forward = lambda x: model[0](x)  # type: ignore[method-assign]
-    ddp(np.ones((2, 5), np.float32)).sum().backward()
-    assert model[1].weight.grad is None
-    np.testing.assert_allclose(model[0].weight.grad, 2, rtol=1e-6)
-
-
 @pytest.mark.parametrize("kind", ["fp16", "bf16"])
 def test_half_precision_is_the_average_rounded_twice(world: World, kind: str) -> None:
     bits = 11 if kind == "fp16" else 8

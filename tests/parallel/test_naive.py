@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness.learning import assert_close, assert_same_bits_everywhere, batch, gradients, mlp, share, step_of, twin
+from harness.learning import assert_close, assert_same_bits_everywhere, batch, gradients, mlp, step_of, twin
 from harness.world import World
 
 import mpiddp as dist
@@ -10,60 +10,36 @@ import mpiddp as dist
 pytestmark = pytest.mark.mpi
 
 
-def test_the_average_is_the_gradient_of_the_joined_batch(world: World) -> None:
-    model, alone = mlp(), mlp()
-    x, y = batch(world.rng, 4 * world.size)
-    step_of(model, share(x, world.rank, world.size), share(y, world.rank, world.size))
-    dist.average_gradients(model)
-    step_of(alone, x, y)
-    assert_close(gradients(model), gradients(alone))
-    assert_same_bits_everywhere(gradients(model))
-
-
 def test_uneven_batches_count_by_their_samples(world: World) -> None:
     model, alone = mlp(), mlp()
-    counts = [3 * rank for rank in range(world.size)] if world.size > 1 else [3]  # rank 0 has none
+    counts = [3 * rank for rank in range(world.size)] if world.size > 1 else [3]
     x, y = batch(world.rng, sum(counts))
     start = sum(counts[: world.rank])
     mine = slice(start, start + counts[world.rank])
     if counts[world.rank]:
         step_of(model, x[mine], y[mine])
+    else:  # the mean over no samples
+        for parameter in model.parameters():
+            parameter.grad = np.full_like(parameter.data, np.nan)
     dist.average_gradients(model, weight=counts[world.rank])
     step_of(alone, x, y)
     assert_close(gradients(model), gradients(alone))
+    assert_same_bits_everywhere(gradients(model))
 
 
-def test_a_mean_over_no_samples_does_not_reach_the_others(world: World) -> None:
-    model = mlp()
-    with np.errstate(all="ignore"):
-        for parameter in model.parameters():
-            parameter.grad = np.full_like(parameter.data, np.nan if world.rank == 0 else 1)
-    dist.average_gradients(model, weight=world.rank or (world.size == 1))
-    if world.size > 1:
-        for parameter in model.parameters():
-            np.testing.assert_allclose(parameter.grad, 1)
-
-
-def test_a_parameter_without_gradient_counts_as_zeros_and_a_frozen_one_is_left_alone(world: World) -> None:
+def test_only_the_group_takes_part_and_what_is_missing_counts_as_zeros(world: World) -> None:
     model = mlp()
     frozen, silent = model[0].bias, model[2].bias
-    frozen.requires_grad_(False)
-    step_of(model, *batch(world.rng, 4))
-    silent.grad = silent.grad if world.rank == 0 else None
-    before = None if silent.grad is None else silent.grad.copy()
-    dist.average_gradients(model)
-    assert frozen.grad is None
-    if before is not None:
-        np.testing.assert_allclose(silent.grad, before / world.size, rtol=1e-6)
-
-
-def test_only_the_group_takes_part(world: World) -> None:
-    model = mlp()
     for parameter in model.parameters():
-        parameter.grad = np.full_like(parameter.data, world.rank)
+        parameter.grad = np.full_like(parameter.data, world.rank + 1)
+    frozen.grad = None
+    frozen.requires_grad_(False)
+    silent.grad = silent.grad if world.rank == 0 else None
     group = dist.new_group([0])
     if world.rank == 0:
         dist.average_gradients(twin(model), group=group)
+        dist.destroy_process_group(group)
     dist.average_gradients(model)
-    np.testing.assert_allclose(model[0].bias.grad, (world.size - 1) / 2, rtol=1e-6)
-    dist.destroy_process_group(group)
+    assert frozen.grad is None
+    np.testing.assert_allclose(model[0].weight.grad, (world.size + 1) / 2, rtol=1e-6)
+    np.testing.assert_allclose(silent.grad, 1 / world.size, rtol=1e-6)
