@@ -99,12 +99,6 @@ def test_nan_comes_through(world, dtype, op):
             assert world.rank or same(x, expected)
 
 
-def test_premul_sum_takes_each_ranks_factor(world):
-    x = np.array([2.0, 4.0])
-    dist.all_reduce(x, Op.PREMUL_SUM(world.rank + 0.5))
-    assert (x == np.array([2.0, 4.0]) * sum(rank + 0.5 for rank in range(world.size))).all()
-
-
 def test_tensors_that_hold_an_array(world):
     class Holder:
         def __init__(self, x):

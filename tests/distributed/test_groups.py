@@ -46,7 +46,7 @@ def test_without_a_gpu_mpi_is_not_asked_about_them(world, monkeypatch):
 def test_every_subset(world):
     for count in range(1, world.size + 1):
         for ranks in itertools.permutations(range(world.size), count):
-            group = dist.new_group(list(ranks), sort_ranks=False)
+            group = dist.new_group(list(map(np.int32, ranks)), sort_ranks=False)
             if world.rank not in ranks:
                 assert group == NON_MEMBER == -100
                 assert dist.get_rank(group) == dist.get_world_size(group) == -1
@@ -61,7 +61,7 @@ def test_every_subset(world):
                 assert dist.get_group_rank(group, rank) == place
                 assert dist.get_global_rank(group, place) == rank
                 x = np.array([world.rank])
-                dist.broadcast(x, src=rank, group=group)
+                dist.broadcast(x, src=np.int64(rank), group=group)
                 assert x[0] == rank
                 x = np.array([world.rank])
                 dist.broadcast(x, group_src=place, group=group)
@@ -70,16 +70,10 @@ def test_every_subset(world):
             dist.destroy_process_group(group)
 
 
-def test_ranks_are_sorted_by_default(world):
-    group = dist.new_group(list(reversed(range(world.size))))
-    assert dist.get_process_group_ranks(group) == list(range(world.size))
-    dist.destroy_process_group(group)
-
-
 def test_none_is_everybody_and_equal_groups_are_distinct(world):
-    one, other = dist.new_group(), dist.new_group(range(world.size))
-    assert one is not other
-    assert one != other
+    one, other = dist.new_group(), dist.new_group(reversed(range(world.size)))  # sorted by default
+    assert one is not other and one != other
+    assert dist.get_process_group_ranks(other) == list(range(world.size))
     assert total(one, 1) == total(other, 1) == world.size
     dist.destroy_process_group(one)
     assert total(other, 1) == world.size
@@ -121,16 +115,6 @@ def test_ranks_are_checked_everywhere(world):
     assert total(None, 1) == world.size
 
 
-def test_numpy_integers_are_ranks(world):
-    x = np.array([world.rank])
-    dist.broadcast(x, src=np.int64(0))
-    assert x[0] == 0
-    group = dist.new_group([np.int32(0)])
-    assert (group == NON_MEMBER) == (world.rank != 0)
-    if world.rank == 0:
-        dist.destroy_process_group(group)
-
-
 def test_non_members_are_warned_and_get_nothing(world):
     group = dist.new_group([0])
     second = dist.new_group([world.size - 1])  # torch loses its way here
@@ -148,22 +132,6 @@ def test_non_members_are_warned_and_get_nothing(world):
         dist.destroy_process_group(group)
     if second != NON_MEMBER:
         dist.destroy_process_group(second)
-
-
-def test_destroyed_group(world):
-    group = dist.new_group()
-    dist.destroy_process_group(group)
-    with pytest.raises(ValueError, match="destroyed"):
-        dist.all_reduce(np.ones(1), group=group)
-    with pytest.raises(ValueError):
-        dist.destroy_process_group(group)
-    for wrong in ("WORLD", 3, [0]):
-        with pytest.raises(TypeError, match="group"):
-            dist.all_reduce(np.ones(1), group=wrong)
-        with pytest.raises(TypeError):
-            dist.destroy_process_group(wrong)
-    dist.destroy_process_group(NON_MEMBER)
-    assert total(None, 1) == world.size
 
 
 def test_a_group_with_pending_operations_is_not_destroyed(world):

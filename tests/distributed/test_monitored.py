@@ -42,27 +42,18 @@ def test_barrier_names_the_missing_rank(world, timeout):
     finish_barrier(world, group)
 
 
+@pytest.mark.parametrize("whose", ["the call's", "the group's"])
 @pytest.mark.mpi(min_size=2)
-def test_timeout_of_an_asynchronous_barrier(world):
-    group = dist.new_group()
-    if world.rank != world.size - 1:
-        submitted = dist.barrier(group, async_op=True, timeout=0.2)
-        with pytest.raises(dist.DistTimeoutError, match=r"did not finish in 0.2 s"):
-            submitted.wait()
-        with pytest.raises(dist.DistTimeoutError, match=r"did not finish in 0.1 s"):
-            submitted.wait(0.1)
-    finish_barrier(world, group)
-
-
-@pytest.mark.mpi(min_size=2)
-def test_timeout_of_a_group(world):
-    group = dist.new_group(timeout=0.2)
+def test_timeout_of_an_asynchronous_barrier(world, whose):
+    call, group = ({"timeout": 0.2}, dist.new_group()) if whose == "the call's" else ({}, dist.new_group(timeout=0.2))
     missing = world.size - 1
     if world.rank != missing:
-        submitted = dist.barrier(group, async_op=True)
-        with pytest.raises(TimeoutError, match=rf"\n    rank {missing} \("):
-            submitted.wait()
-        assert not submitted.is_completed()
+        submitted = dist.barrier(group, async_op=True, **call)
+        for wait, limit in ((submitted.wait, "0.2"), (lambda: submitted.wait(0.1), "0.1")):
+            text = rf"(?s)did not finish in {limit} s.*\n    rank {missing} \("
+            with pytest.raises(dist.DistTimeoutError, match=text) as caught:
+                wait()
+            assert isinstance(caught.value, TimeoutError) and not submitted.is_completed()
     finish_barrier(world, group)
 
 

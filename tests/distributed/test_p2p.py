@@ -37,20 +37,6 @@ def test_send_recv(world, dtype):
         assert same(x, xs[left])
 
 
-def test_isend_irecv_around_the_ring(world):
-    right, left = ring(world)  # with one rank, to itself
-    for size in SIZES[:-1]:
-        x, got = np.full(size, world.rank), np.full(size, -1)
-        receive, send = dist.irecv(got, left), dist.isend(x, right)
-        assert send.wait()
-        assert receive.wait()
-        assert (got == left).all()
-        assert receive.source_rank() == left
-        assert receive.count() == size
-        with pytest.raises(RuntimeError):
-            send.source_rank()
-
-
 def test_to_oneself(world):
     with pytest.raises(ValueError, match="Invalid destination rank"):
         dist.send(np.ones(2), world.rank)
@@ -75,18 +61,6 @@ def test_tags_select(world):
         dist.recv(x, left, tag=np.int64(tag))
         assert x[0] == tag
     finish(works)
-
-
-def test_same_tag_keeps_order(world):
-    right, left = ring(world)
-    sizes = [3, 100_000, 1, 5000]
-    works = [dist.isend(np.full(size, float(number)), right) for number, size in enumerate(sizes)]
-    gots = [np.zeros(size) for size in sizes]
-    receives = [dist.irecv(got, left) for got in gots]
-    finish(reversed(receives))
-    finish(works)
-    for number, got in enumerate(gots):
-        assert (got == number).all()
 
 
 def test_from_any_source(world):
@@ -244,7 +218,7 @@ def test_random_messages(world):
             int(world.rng.integers(world.size)),
             int(world.rng.integers(world.size)),
             int(world.rng.integers(3)),
-            int(world.rng.choice([0, 1, 17, 1000, 20_000])),
+            int(world.rng.choice([0, 1, 17, 1000, 20_000, 100_000])),
             str(world.rng.choice(["float32", "int16", "bool"])),
         )
         for _ in range(250)

@@ -73,10 +73,6 @@ def test_shape_and_dtype(world: Any, shape: Any, dtype: str) -> None:
     assert (x == 1).all()
 
 
-def test_default_dtype_is_float32(world: Any) -> None:
-    assert dist.symmetric_empty(3).dtype == np.float32
-
-
 @pytest.mark.mpi(min_size=2)
 def test_every_rank_sees_every_region(world: Any) -> None:
     x = dist.symmetric_empty((5, 3), "int64")
@@ -150,15 +146,6 @@ def test_memory_of_a_wait_that_the_watchdog_has_seen_is_gone_with_it(world: Any,
             segment.segment(number)
 
 
-def test_freeing_is_local(world: Any) -> None:
-    x = dist.symmetric_empty(100_000)
-    x[...] = 1
-    if world.rank == 0:  # the others do not notice
-        x = np.ones(100_000, np.float32)
-    dist.all_reduce(x)
-    assert (x == world.size).all()
-
-
 @pytest.mark.parametrize("offset_of_rank", [lambda rank: 0, lambda rank: 16 * rank, lambda rank: 3 * rank])
 def test_all_reduce_of_views_at_any_offset(world: Any, offset_of_rank: Any) -> None:
     pool = dist.symmetric_empty(200_000)
@@ -171,9 +158,12 @@ def test_all_reduce_of_views_at_any_offset(world: Any, offset_of_rank: Any) -> N
     assert (pool[:start] == -1).all() and (pool[start + 150_001 :] == -1).all()
 
 
-def test_arrays_of_different_segments_give_the_right_sum(world: Any) -> None:
+def test_arrays_of_different_segments_and_of_none_give_the_right_sum(world: Any) -> None:
     first, second = dist.symmetric_empty(100_000), dist.symmetric_empty(100_000)
     x = (first, second)[world.rank % 2]
+    if world.rank == 2:  # which frees its own; the others do not notice
+        del first, second
+        x = np.empty(100_000, np.float32)
     x[...] = 1 + world.rank
     dist.all_reduce(x)
     assert (x == sum(range(1, world.size + 1))).all()
@@ -347,21 +337,3 @@ def test_making_and_freeing_does_not_grow(world: Any) -> None:
     cycles(450)
     assert open_files() == files
     assert resident_kib() < kib + 2048
-
-
-@pytest.mark.ranks(3)
-def test_groups_give_their_scratch_back(world: Any) -> None:
-    x = np.ones(100_000, np.float32)
-
-    def cycle() -> None:
-        group = dist.new_group()
-        dist.all_reduce(x, group=group)
-        dist.destroy_process_group(group)
-
-    for _ in range(10):
-        cycle()
-    files, kib = open_files(), resident_kib()
-    for _ in range(60):
-        cycle()
-    assert open_files() <= files
-    assert resident_kib() < kib + 4096

@@ -153,11 +153,6 @@ def test_messages_that_have_not_ended() -> None:
     assert rows(text) == [("ranks 1-999 (2 nodes)", "train.py:9 in step", "recv #3, which has not ended")]
 
 
-def test_many_states_are_cut() -> None:
-    text = flight.line_up([dump(rank, [entry(1, call=(rank, 4, -1), name=f"op{rank}")]) for rank in range(1000)])
-    assert len(text.splitlines()) == 8 and text.endswith("    and 995 ranks in 995 other states")
-
-
 def test_dumps_of_two_jobs_are_refused() -> None:
     with pytest.raises(ValueError, match=r"several jobs: n1\.7, n2\.8; give those of one"):
         flight.line_up([dump(0, []), dump(1, [], job="n2.8")])

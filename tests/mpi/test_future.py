@@ -107,13 +107,6 @@ def test_future_with_an_error_by_hand(world, caplog):
     assert "a callback of a future has failed" in caplog.text
 
 
-def test_future_that_another_thread_completes(world):
-    future = dist.Future()
-    after = future.then(lambda found: found.value() + 1)
-    threading.Timer(0.05, future.set_result, (1,)).start()
-    assert after.wait() == 2
-
-
 def test_future_that_an_operation_completes(world):
     """As comm hooks do it: the value is set in the callback of another future."""
     x, future = np.ones(2), dist.Future()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.algorithms.gpu import probe as device_probe
 from mpiddp.mpi import cuda_aware, probe
 from mpiddp.mpi.cuda_aware import KINDS, Support, lowest
 
@@ -199,19 +197,3 @@ def test_loaded_libraries(tmp_path):
     assert cuda_aware.loaded_libraries("libmpi_gtl_cuda", maps=maps) == ["/opt/with space/libmpi_gtl_cuda.so.0"]
     assert cuda_aware.loaded_libraries("libcuda", maps=maps) == []
     assert cuda_aware.loaded_libraries("libmpi", maps=tmp_path / "none") == []
-
-
-def test_the_job_tries_every_kind():
-    assert {device_probe.point_to_point.__name__, device_probe.collectives.__name__} == set(KINDS)
-    assert probe.job_command("collectives")[-2:] == [device_probe.__name__, "collectives"]
-
-
-def test_ended_by_its_number():
-    assert probe._end_of(-9) == "was ended by SIGKILL" and probe._end_of(137) == "was ended by SIGKILL"
-    assert probe._end_of(250) == "ended with exit code 250"
-
-
-def test_environment_of_a_job_is_a_copy():
-    before = dict(os.environ)
-    probe.settings.outside_of_jobs()["PATH"] = ""
-    assert dict(os.environ) == before

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
-from mpiddp import nn
 from mpiddp.faults import this_job
 from mpiddp.faults.dumps import Dumps
 from mpiddp.mpi import recorder, requests
@@ -198,13 +197,6 @@ def test_a_call_that_never_ended_stays_started(world):
         assert [state(each) for each in entries(group)[0]] == ["ended"]
     dist.barrier()
     dist.destroy_process_group(group)
-
-
-def test_buckets_have_their_names(world):
-    model = dist.DistributedDataParallel(nn.Linear(3, 2))
-    model(np.ones((4, 3), np.float32)).sum().backward()
-    names = [each.name for each in recorder.entries()]
-    assert "DDP bucket 0" in names or world.size == 1
 
 
 def test_nothing_is_kept_alive_and_the_ring_is_bounded(world, group):

@@ -60,12 +60,6 @@ def test_a_file_system_without_locks_has_none(tmp_path: Path, monkeypatch: pytes
     RunLock(tmp_path).release()
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError):
-        RunLock(tmp_path / "file" / "run")
-
-
 def git(folder, *arguments):
     identity = ["-c", "user.name=n", "-c", "user.email=n@example.org"]
     done = subprocess.run(["git", *identity, "-C", folder, *arguments], check=True, capture_output=True, text=True)

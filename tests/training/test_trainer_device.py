@@ -11,8 +11,6 @@ import pytest
 import mpiddp as dist
 from mpiddp import nn, optim
 from mpiddp.data import ArrayDataset, DataLoader, DistributedSampler, GlobalBatchSampler
-from mpiddp.device import upload
-from mpiddp.nested import map_nested
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.training import Trainer
 from mpiddp.training.build import agree_on_device
@@ -126,14 +124,6 @@ def test_ranks_agree_where_arrays_live(cupy: Any, world: Any) -> None:
     with pytest.raises(UsageError) as error:
         agree_on_device("cuda", mine)
     assert str(error.value) == f"--device cuda: there is no driver{where}"
-
-
-def test_batches_are_uploaded_as_they_are_nested(cupy: Any) -> None:
-    x = np.arange(3)
-    found = map_nested(upload, {"a": [x, ("text", x)], "b": cupy.asarray(x), "c": Pair(x, 1)}, np.ndarray)
-    assert isinstance(found["a"][0], cupy.ndarray) and isinstance(found["a"][1][1], cupy.ndarray)
-    assert found["a"][1][0] == "text" and isinstance(found["b"], cupy.ndarray)
-    assert isinstance(found["c"], Pair) and isinstance(found["c"].x, cupy.ndarray) and found["c"].n == 1
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
