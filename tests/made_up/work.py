@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import mmap
-import statistics
-import time
 import tracemalloc
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,8 +15,8 @@ import numpy as np
 from mpiddp.algorithms import handshake, hierarchical, native
 from mpiddp.algorithms.tags import Tag
 from mpiddp.distributed import monitored, new_groups
-from mpiddp.faults import calls, monitor
-from mpiddp.faults.calls import Calls, make_call, make_record
+from mpiddp.faults import monitor
+from mpiddp.faults.calls import make_call
 from mpiddp.faults.liveness import Liveness
 from mpiddp.mpi import world
 from mpiddp.mpi.link import Channel
@@ -135,33 +133,6 @@ def asking(size: int) -> Callable[[], object]:
     comm.Isend = lambda *_: request
     world: Any = SimpleNamespace(thread_multiple=True)
     return lambda: Liveness(comm, world, False).ask(1, range(size))
-
-
-def publishing(ranks: int, last: bool) -> float:
-    """Return the CPU time of publishing and verifying a call on a node, for the last rank that arrives or the first."""
-    memory, call = mmap.mmap(-1, ranks * calls.REGION_BYTES), make_record("all_reduce", count=10)
-
-    def seen_by(rank: int) -> Calls:
-        node = Channel(tuple(range(ranks)), rank, None, None)  # type: ignore[arg-type]
-        return Calls(SimpleNamespace(node=node, one_node=True), memory)  # type: ignore[arg-type]
-
-    mine, others = seen_by(0), [seen_by(rank) for rank in range(1, ranks)]
-    times = []
-    for sequence in range(1, CALLS + 1):
-        took, confirmed = 0.0, False
-        for step in ("others", "publish") if last else ("publish", "others"):
-            if step == "others":
-                for each in others:
-                    each.publish(sequence, call)
-                continue
-            start = time.thread_time()
-            confirmed = mine.publish(sequence, call)
-            took += time.thread_time() - start
-        start = time.thread_time()
-        if not confirmed:
-            mine.verify(sequence)
-        times.append(took + time.thread_time() - start)
-    return statistics.median(times)
 
 
 def crossing(nodes: int, megabytes: int) -> list[int]:

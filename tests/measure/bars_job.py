@@ -1,16 +1,13 @@
-"""A job of ``tests.measure.bars``: measures the bars it is asked for by files in a folder, and sleeps in between.
+"""A job of ``tests.measure.bars``: ``bars_job.py SECONDS`` for each bar; rank 0 prints the figures in JSON.
 
-``N.ask`` has the name of a bar, or nothing for the end; rank 0 answers by ``N.answer``, in JSON, N counting up. Of the
-slowest rank's loops the fastest counts: the rest is noise. Public names of mpiddp only: every checkout runs it.
+Of the slowest rank's loops the fastest counts: the rest is noise. Public names of mpiddp only: every checkout runs it.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +19,7 @@ from mpiddp.autograd import Tensor
 from mpiddp.nn import functional as F  # noqa: N812 (its customary name)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 LOOP_S = 2e-3
 """Long enough to hide the clock and the ranks' different starts."""
@@ -145,37 +142,14 @@ def step(hidden: int) -> Callable[[], object]:
     return train
 
 
-def asked(folder: Path) -> Iterator[tuple[int, str]]:
-    """Yield the number and the bar of each question, sleeping until it is there."""
-    for number in itertools.count():
-        file = folder / f"{number}.ask"
-        while not file.exists():
-            time.sleep(1e-3)
-        bar = file.read_text()
-        if not bar:
-            return
-        yield number, bar
-
-
-def answer(folder: Path, number: int, content: object) -> None:
-    """Write an answer, which is whole as soon as it is there."""
-    part = folder / "part"
-    part.write_text(json.dumps(content))
-    part.rename(folder / f"{number}.answer")
-
-
 def main() -> None:
-    folder, budget_s = Path(sys.argv[1]), float(sys.argv[2])
+    budget_s = float(sys.argv[1])
     dist.init_process_group()
     calls = short() | messages() | reductions((16, 128), (1, 16))
     calls |= {f"DDP step 784-{hidden}-{hidden}-10": step(hidden) for hidden in (256, 2048)}
+    seconds = {bar: fastest(call, budget_s) for bar, call in calls.items()}
     if dist.get_rank() == 0:
-        library = MPI.Get_library_version().splitlines()[0].rstrip("\0")
-        answer(folder, -1, {"mpiddp": dist.__file__, "library": library, "bars": list(calls)})
-    for number, bar in asked(folder):
-        seconds = fastest(calls[bar], budget_s)
-        if dist.get_rank() == 0:
-            answer(folder, number, seconds)
+        print(json.dumps({"mpiddp": dist.__file__, "seconds": seconds}), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@ On two hosts (see hosts) with links of limited rate:
 
 all_reduce   16 MiB on two ranks each by hierarchical, flat ring and MPI's own, with bytes of the interface
 latency      all_reduce of 8 bytes to 1 MiB on one rank each; --against CHECKOUT: in turns with another version
-train        on two ranks each, with buckets of several sizes and with compressed gradients
-local        on one rank each: averages every 8 steps and DiLoCo, beside DDP and PowerSGD
+
 """
 
 from __future__ import annotations
@@ -72,26 +71,9 @@ def latency(some: hosts.Hosts, given: argparse.Namespace) -> None:
         row([size, *(f"{statistics.median(each):.1f}" for each in times), f"{ratio:.2f}"])
 
 
-def train(some: hosts.Hosts, given: argparse.Namespace) -> None:
-    row(["bucket_cap_mb, hook", "ms a step", "exposed communication", "loss after 4 epochs"])
-    row(["---"] * 4)
-    for name, each in measure(some, "train").items():
-        row([name, f"{each['s'] * 1e3:.1f}", f"{each['exposed']:.0%}", f"{each['loss']:.4f}"])
-
-
-def local(some: hosts.Hosts, given: argparse.Namespace) -> None:
-    row(["way", "KB sent by a host a step", "ms a step", "test loss after 64 steps", "accuracy"])
-    row(["---"] * 5)
-    for name, each in json.loads(run(some, 1, RANKS_PROGRAM, "local")).items():
-        sent, took = f"{each['bytes'] / 1e3:,.0f}", f"{each['s'] * 1e3:.0f}"
-        row([name, sent, took, f"{each['loss']:.3f}", f"{each['accuracy']:.1%}"])
-
-
 PARTS: dict[str, Callable[[hosts.Hosts, argparse.Namespace], None]] = {
     "all_reduce": all_reduce,
     "latency": latency,
-    "train": train,
-    "local": local,
 }
 
 
