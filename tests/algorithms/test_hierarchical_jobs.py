@@ -3,11 +3,6 @@ from __future__ import annotations
 from harness.launcher import job
 
 
-def test_half_sums_on_pretended_nodes_are_rounded_once():
-    done = job("half_sums", ranks=4, MPIDDP_NODES="0,0,1,1")
-    assert done.rc == 0, done
-
-
 def test_hierarchical_keeps_few_pieces():
     done = job("peak", ranks=2, MPIDDP_NODES="0,1")
     peaks = [float(line.split()[1]) for line in done.stdout.splitlines()]

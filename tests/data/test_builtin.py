@@ -11,13 +11,6 @@ from mpiddp.data import builtin, digits, mnist, synthetic
 from mpiddp.data.files import read_idx
 
 
-def test_digits_file_is_scikit_learns_copy() -> None:
-    datasets = pytest.importorskip("sklearn.datasets")
-    bunch = datasets.load_digits()
-    images, labels = builtin.raw_digits()
-    assert np.array_equal(images, bunch.images) and np.array_equal(labels, bunch.target)
-
-
 def test_digits_file() -> None:
     images, labels = builtin.raw_digits()
     assert images.shape == (1797, 8, 8) and images.dtype == np.uint8 and images.max() == 16

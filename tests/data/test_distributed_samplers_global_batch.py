@@ -4,7 +4,6 @@ import json
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import pytest
 
 from mpiddp.data import BatchShare, GlobalBatchSampler, randperm
@@ -47,29 +46,6 @@ def test_batches_do_not_depend_on_the_number_of_ranks(n: int, size: int, replica
     assert len(GlobalBatchSampler(range(n), size, replicas, 0, drop_last=drop_last)) == len(expected)
 
 
-def test_rank_takes_every_nth() -> None:
-    samplers = [GlobalBatchSampler(range(11), 5, 2, rank, shuffle=False) for rank in range(2)]
-    assert [[i.tolist() for i in sampler] for sampler in samplers] == [
-        [[0, 2, 4], [5, 7, 9], [10]],
-        [[1, 3], [6, 8], [10]],
-    ]
-    assert samplers[0].current == BatchShare(2, 1, 1) and samplers[1].current == BatchShare(2, 0, 1)
-
-
-def test_rank_without_samples_gets_a_stand_in_of_weight_zero() -> None:
-    sampler = GlobalBatchSampler(range(6), 4, 4, 3, shuffle=False)
-    assert [i.tolist() for i in sampler] == [[3], [4]]
-    assert sampler.current == BatchShare(index=1, samples=0, global_samples=2)
-
-
-def test_orders_differ_between_epochs_and_are_those_of_torch() -> None:
-    sampler = GlobalBatchSampler(range(12), 12, 1, 0, seed=7)
-    for epoch in (0, 1, 5):
-        sampler.set_epoch(epoch)
-        (batch,) = sampler
-        assert np.array_equal(batch, randperm(12, 7 + epoch))
-
-
 @pytest.mark.parametrize("size_now", [4, 5, 9])
 @pytest.mark.parametrize("now", [1, 2, 4])
 @pytest.mark.parametrize("before", [1, 3])
@@ -109,10 +85,3 @@ def test_refuses_batches_that_cannot_be_divided() -> None:
         GlobalBatchSampler(range(10), 128 / 3, 1, 0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Invalid rank 2"):
         GlobalBatchSampler(range(10), 4, 2, 2)
-
-
-def test_warns_when_set_epoch_is_forgotten() -> None:
-    sampler = GlobalBatchSampler(range(10), 4, 2, 0)
-    list(sampler)
-    with pytest.warns(UserWarning, match="epoch 0 was iterated a second time"):
-        list(sampler)

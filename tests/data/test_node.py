@@ -14,7 +14,7 @@ from harness.pretend import pretended_nodes
 from harness.world import everybody
 
 import mpiddp as dist
-from mpiddp.data import ArrayDataset, shared_on_node
+from mpiddp.data import shared_on_node
 from mpiddp.distributed.groups import default_group
 from mpiddp.shm import segment
 
@@ -228,9 +228,3 @@ def test_part_of_the_ranks(world: Any) -> None:
     assert 1 <= calls() <= 2
     if inside:
         dist.destroy_process_group(group)
-
-
-def test_it_serves_a_data_set(world: Any) -> None:
-    data = ArrayDataset(*shared_on_node(lambda: [np.arange(12.0).reshape(6, 2), np.arange(6)]))
-    x, y = data.batch(np.array([5, 0]))
-    assert x.tolist() == [[10, 11], [0, 1]] and y.tolist() == [5, 0] and x.flags.writeable

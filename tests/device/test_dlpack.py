@@ -77,7 +77,7 @@ def test_torch_tensors_in_collectives(world: Any, length: int, name: str) -> Non
         check(world, name, np.dtype(kind), (length,), how, make=torch.from_numpy, read=torch.Tensor.numpy)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", [0, 300_007])
 def test_torch_tensors_from_rank_to_rank(world: Any, length: int) -> None:
     onward, back = (world.rank + 1) % world.size, (world.rank - 1) % world.size
     x, y = torch.full((length,), world.rank + 1.0), torch.zeros(length)
@@ -85,13 +85,6 @@ def test_torch_tensors_from_rank_to_rank(world: Any, length: int) -> None:
     dist.isend(x, onward).wait()
     request.wait()
     assert torch.equal(y, torch.full((length,), back + 1.0))
-    if world.size > 1:
-        y.zero_()
-        if world.rank == 0:
-            dist.send(x, 1)
-        elif world.rank == 1:
-            assert dist.recv(y, 0) == 0
-            assert torch.equal(y, torch.full((length,), 1.0))
 
 
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64"]
@@ -194,12 +187,6 @@ def test_buffers_and_interfaces(world: Any) -> None:
     x = np.ones((2, 3))
     dist.all_reduce(OnHost(x))
     assert (x == world.size).all()
-
-
-@pytest.mark.parametrize("x", [b"abc", "abc", 3, 2.5, None, np.float32(3), object()], ids=lambda x: type(x).__name__)
-def test_values_are_no_arrays(x: Any) -> None:
-    with pytest.raises(TypeError, match="NumPy or CuPy array"):
-        dist.broadcast(x, 0)
 
 
 class OnGpu:
