@@ -67,13 +67,6 @@ def test_comparisons_hash_by_identity_and_compare_by_value() -> None:
     assert len({a, b, a}) == 2
 
 
-def test_argmax_and_indices() -> None:
-    x = Tensor([[1.0, 5.0, 2.0], [7.0, 0.0, 3.0]], requires_grad=True)
-    values, indices = x.max(1)
-    assert indices.tolist() == x.argmax(1).tolist() == [1, 0] and values.tolist() == [5.0, 7.0]
-    assert int(x.argmin()) == 4
-
-
 def test_deepcopy_takes_neither_slot_nor_hooks() -> None:
     x, fired = leaf(1), []
     x.register_post_accumulate_grad_hook(lambda p: fired.append(1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,8 @@ class Blocks:
     make: Callable[[np.ndarray], Any]
     read: Callable[[Any], np.ndarray]
     library: Any
+    ranks: Sequence[int] = ()
+    """In the default group, of the ranks of the call's group; of all in their order, if none are given."""
     kept: list[tuple[Any, np.ndarray]] = field(default_factory=list)
     """Arrays that stay as they are, and what they were."""
 
@@ -36,6 +38,10 @@ class Blocks:
 
     def empty(self, like: np.ndarray) -> Any:
         return self.make(np.zeros_like(like))
+
+    @property
+    def at_root(self) -> int:
+        return self.ranks[self.root] if self.ranks else self.root
 
     def call(self, name: str, *args: Any) -> None:
         returned = getattr(self.library, name)(*args, **self.how)
@@ -76,7 +82,7 @@ def _all_reduce(at: Blocks) -> Outcome:
 
 
 def _reduce(at: Blocks) -> Outcome:
-    at.call("reduce", x := at.make(at.mine.copy()), at.root, at.own)
+    at.call("reduce", x := at.make(at.mine.copy()), at.at_root, at.own)
     if at.rank != at.root and at.library is not dist:
         return [], []  # torch leaves there what it likes
     return [x], [reduced(at.op, at.all_ranks) if at.rank == at.root else at.mine]
@@ -99,7 +105,7 @@ def _reduce_scatter_tensor(at: Blocks) -> Outcome:
 
 
 def _broadcast(at: Blocks) -> Outcome:
-    at.call("broadcast", x := at.make(at.mine.copy()), at.root)
+    at.call("broadcast", x := at.make(at.mine.copy()), at.at_root)
     return [x], [at.table[at.root][0]]
 
 
@@ -124,14 +130,14 @@ def _all_gather_into_tensor(at: Blocks) -> Outcome:
 def _gather(at: Blocks) -> Outcome:
     expected = [row[at.root] for row in at.table] if at.rank == at.root else []
     outputs = [at.empty(x) for x in expected]
-    at.call("gather", at.given(at.table[at.rank][at.root]), outputs or None, at.root)
+    at.call("gather", at.given(at.table[at.rank][at.root]), outputs or None, at.at_root)
     return outputs, expected
 
 
 def _scatter(at: Blocks) -> Outcome:
     row = at.table[at.root]
     given = [at.given(x) for x in row] if at.rank == at.root else None
-    at.call("scatter", output := at.empty(row[at.rank]), given, at.root)
+    at.call("scatter", output := at.empty(row[at.rank]), given, at.at_root)
     return [output], [row[at.rank]]
 
 
@@ -171,7 +177,7 @@ COLLECTIVES = {
     "all_gather_single": _all_gather_single,
     "all_gather_into_tensor": _all_gather_into_tensor,
 }
-_OF_ONE_BLOCK = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_single", "all_gather_into_tensor")
+OF_ONE_BLOCK = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_single", "all_gather_into_tensor")
 
 
 def check(
@@ -194,7 +200,7 @@ def check(
     TypeError.
     """
     rng, ranks = world.rng, range(world.size)
-    receivers = ranks[:1] if name in _OF_ONE_BLOCK else ranks
+    receivers = ranks[:1] if name in OF_ONE_BLOCK else ranks
     shapes = shape if callable(shape) else lambda sender, receiver: shape
     table = [[draw(rng, 1, shapes(sender, receiver), dtype)[0] for receiver in receivers] for sender in ranks]
     drawn = int(rng.integers(world.size))
@@ -203,7 +209,8 @@ def check(
     if name in REDUCTIONS and not means_something(op, dtype):
         try:
             COLLECTIVES[name](at)
-        except TypeError:
+        except TypeError as error:
+            assert op.name in str(error) and ("dtype" in str(error) or "numbers" in str(error)), (what, error)
             return
         raise AssertionError(f"{what} went on")
     found, expected = COLLECTIVES[name](at)

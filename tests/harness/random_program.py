@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 
 import mpiddp as dist
+from harness.collectives import COLLECTIVES, OF_ONE_BLOCK, REDUCTIONS, Blocks
+from harness.inputs import close, same
 from mpiddp.algorithms import plan
 
 Op = dist.ReduceOp
 
-KINDS = ["all_reduce", "broadcast", "all_gather", "all_gather_single", "reduce", "reduce_scatter_single"]
-KINDS += ["gather", "scatter", "all_to_all", "barrier", "p2p", "object"]
+KINDS = [*COLLECTIVES, "barrier", "p2p", "object"]
+CHOOSING = ("all_reduce", "reduce", "broadcast", "all_gather_single", "reduce_scatter_single")
+"""Calls that take an algorithm."""
 SIZES = (1, 5, 300, 20_000)
 
 
@@ -28,6 +31,19 @@ def lists_of_ranks(size: int) -> list[list[int]]:
         list(range(max(1, size - 1))),
         list(range(size // 2, size)),
     ]
+
+
+class _Submitted(Blocks):
+    """Keeps what the call has returned, and waits for nothing."""
+
+    returned: Any = None
+
+    def call(self, name: str, *args: Any) -> None:
+        self.returned = getattr(dist, name)(*args, **self.how)
+
+
+def _expect(right: bool, *what: object) -> None:
+    assert right, what
 
 
 class RandomProgram:
@@ -76,15 +92,6 @@ class RandomProgram:
     ) -> None:
         ranks, group, rank = self._lists[place], self.groups[place], self._rank
         root, peer = ranks[drawn[0] % len(ranks)], ranks[drawn[1] % len(ranks)]
-        mine_at = ranks.index(rank)
-        x = self.allocate(place, count)
-        x[...] = rank + number
-        values = [each + number for each in ranks]
-        expected = {"SUM": sum(values), "MAX": max(values), "AVG": sum(values) / len(values)}[op.name]
-        how: dict[str, Any] = {"group": group, "async_op": async_op}
-        operation = kind.removesuffix("_single")
-        if operation in plan.ONE_NODE and kind != "all_gather":
-            how["algorithm"] = _drawn_algorithm(operation, group, drawn[2])
 
         def later(returned: Any, check: Callable[[], None]) -> None:
             if returned is None:
@@ -92,51 +99,47 @@ class RandomProgram:
             else:
                 self._pending.append((returned, check))
 
-        def equals(found: Any, value: Any) -> Callable[[], None]:
-            def check() -> None:
-                assert (np.asarray(found) == value).all(), (number, kind, how, found, value)
-
-            return check
-
-        if kind == "all_reduce":
-            later(dist.all_reduce(x, op, **how), equals(x, expected))
-        elif kind == "broadcast":
-            later(dist.broadcast(x, root, **how), equals(x, root + number))
-        elif kind == "reduce":
-            later(dist.reduce(x, root, op, **how), equals(x, expected if rank == root else rank + number))
-        elif kind == "all_gather":
-            rows = np.zeros((len(ranks), count))
-            later(dist.all_gather(list(rows), x, **how), equals(rows.T, values))
-        elif kind == "all_gather_single":
-            rows = np.zeros((len(ranks), count))
-            later(dist.all_gather_single(rows, x, **how), equals(rows.T, values))
-        elif kind == "reduce_scatter_single":
-            blocks = np.repeat(np.arange(len(ranks)), count) + x[0]
-            result = expected + mine_at * (len(ranks) if op == Op.SUM else 1)
-            later(dist.reduce_scatter_single(x, blocks, op, **how), equals(x, result))
-        elif kind == "gather":
-            gathered = np.zeros((len(ranks), count)) if rank == root else None
-            check = (lambda: None) if gathered is None else equals(gathered.T, values)
-            later(dist.gather(x, None if gathered is None else list(gathered), root, **how), check)
-        elif kind == "scatter":
-            rows = np.repeat(np.arange(len(ranks)) + number, count).reshape(-1, count).astype(float)
-            later(dist.scatter(x, list(rows) if rank == root else None, root, **how), equals(x, mine_at + number))
-        elif kind == "all_to_all":
-            rows = np.zeros((len(ranks), 3))
-            sent = [np.full(3, rank * 100.0 + to) for to in ranks]
-            later(dist.all_to_all(list(rows), sent, **how), equals(rows.T, [each * 100 + rank for each in ranks]))
-        elif kind == "barrier":
-            later(dist.barrier(**how), lambda: None)
+        if kind == "barrier":
+            later(dist.barrier(group, async_op), lambda: None)
         elif kind == "object":
             found = [None] * len(ranks)
             dist.all_gather_object(found, (rank, number), group=group)
             assert found == [(each, number) for each in ranks]
         elif kind == "p2p":
-            if rank == peer:
-                later(dist.irecv(x, root, group=group, tag=drawn[0]), equals(x, root + number))
-            if rank == root:
-                outgoing = np.full(count, float(root + number))
-                later(dist.isend(outgoing, peer, group=group, tag=drawn[0]), equals(outgoing, root + number))
+            for here, call, other in ((peer, dist.irecv, root), (root, dist.isend, peer)):
+                if rank == here:
+                    x = self.allocate(place, count)
+                    x[...] = root + number if call is dist.isend else -1
+                    work = call(x, other, group=group, tag=drawn[0])
+                    later(work, lambda x=x: _expect((x == root + number).all(), number, kind))
+        else:
+            self._collective(number, kind, place, async_op, count, op, drawn, later)
+
+    def _collective(
+        self, number: int, kind: str, place: int, async_op: bool, count: int, op: Op, drawn: list[int], later: Any
+    ) -> None:
+        ranks, group = self._lists[place], self.groups[place]
+        how: dict[str, Any] = {"group": group, "async_op": async_op}
+        operation = kind.removesuffix("_single")
+        if kind in CHOOSING:
+            how["algorithm"] = _drawn_algorithm(operation, group, drawn[2])
+
+        def make(x: np.ndarray) -> np.ndarray:
+            made = self.allocate(place, x.size).reshape(x.shape)
+            made[...] = x
+            return made
+
+        receivers = range(1 if kind in OF_ONE_BLOCK else len(ranks))
+        table = [[np.full(count, 10.0 * each + to + number) for to in receivers] for each in range(len(ranks))]
+        at = _Submitted(ranks.index(self._rank), table, drawn[0] % len(ranks), op, how, make, np.asarray, dist, ranks)
+        found, expected = COLLECTIVES[kind](at)
+        compare = close if kind in REDUCTIONS else same
+
+        def check() -> None:
+            _expect(all(compare(x, y) for x, y in zip(found, expected, strict=True)), number, kind, how)
+            _expect(all(same(x, y) for x, y in at.kept), number, kind, how)
+
+        later(at.returned, check)
 
     def _wait_somewhere(self, kind: str, async_op: bool) -> None:
         if self._pending and self._mine.random() < 0.4:

@@ -252,22 +252,6 @@ def test_apply_goes_from_the_leaves_up() -> None:
     assert seen == ["ReLU", "Tanh", "Sequential", "Sequential"]
 
 
-def test_repr() -> None:
-    torch = pytest.importorskip("torch")
-
-    def build(library: Any) -> Any:
-        return library.Sequential(
-            library.Conv2d(1, 4, 3, padding=1, bias=False),
-            library.BatchNorm2d(4),
-            library.Sequential(library.ReLU(), library.Flatten()),
-            library.Linear(2, 3),
-        )
-
-    ours, theirs = repr(build(nn)), repr(build(torch.nn))
-    assert ours.replace("ReLU()", "").split()[:3] == theirs.replace("ReLU()", "").split()[:3]
-    assert len(ours.splitlines()) == len(theirs.splitlines())
-
-
 def test_deepcopy_and_pickle() -> None:
     net = Net()
     for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):

@@ -295,7 +295,7 @@ def test_what_dead_writers_have_left_is_mended_before_the_first_save(tmp_path: P
     assert names(tmp_path / "c") == ["step-0000000005", "step-0000000006"]
     (tmp_path / "c" / ".step-0000000001.99.tmp").mkdir()
     save(store, 7)
-    assert names(tmp_path / "c") == [f"step-{step:010d}" for step in (5, 6, 7)[-len(store.steps()) :]]
+    assert names(tmp_path / "c") == ["step-0000000005", "step-0000000006", "step-0000000007"]
 
 
 def test_one_of_a_newer_format_is_not_passed_over(tmp_path: Path) -> None:

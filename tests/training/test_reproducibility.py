@@ -48,7 +48,8 @@ def test_other_algorithms_are_said_by_the_first_rank(world, tmp_path, caplog, mo
     config = saved(tmp_path, world)
     choose(now)
     found = resumed(config, world, caplog)
-    assert [text[: len(each)] for text, each in zip(found, said, strict=world.rank == 0)] == said * (world.rank == 0)
+    assert len(found) == len(said) * (world.rank == 0)
+    assert all(text.startswith(each) for text, each in zip(found, said, strict=world.rank == 0))
     monkeypatch.undo()
     plan.forget()
 
