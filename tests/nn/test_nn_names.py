@@ -102,47 +102,6 @@ def test_a_difference_is_found() -> None:
     assert not differences(lambda a, *, c=3: 0, lambda a, b=1, c=3: 0)
 
 
-# Methods that torch writes in C, without a signature: called as torch's documentation calls them, by their names there.
-METHODS: dict[str, dict[str, Any]] = {
-    "sum": {"dim": 0, "keepdim": True},
-    "mean": {"dim": 0, "keepdim": True},
-    "var": {"dim": 0, "correction": 0, "keepdim": True},
-    "amax": {"dim": 0, "keepdim": True},
-    "amin": {"dim": 0, "keepdim": True},
-    "max": {"dim": 0, "keepdim": True},
-    "min": {"dim": 0, "keepdim": True},
-    "argmax": {"dim": 0, "keepdim": True},
-    "argmin": {"dim": 0, "keepdim": True},
-    "softmax": {"dim": 1},
-    "log_softmax": {"dim": 1},
-    "topk": {"k": 1, "dim": 0, "largest": False, "sorted": True},
-    "clamp": {"min": -0.5, "max": 0.5},
-    "flatten": {"start_dim": 0, "end_dim": 1},
-    "squeeze": {"dim": 0},
-    "unsqueeze": {"dim": 1},
-    "transpose": {"dim0": 0, "dim1": 1},
-    "split": {"split_size": 2, "dim": 1},
-    "chunk": {"chunks": 2, "dim": 1},
-    "pow": {"exponent": 2},
-    "requires_grad_": {"requires_grad": True},
-    "numpy": {"force": True},
-    "size": {"dim": 1},
-}
-
-
-@pytest.mark.parametrize(("name", "options"), METHODS.items())
-def test_methods_take_torchs_names(name: str, options: dict[str, Any]) -> None:
-    x = torch.tensor([[1.0, -2.0, 3.0], [4.0, 0.5, 6.0]])
-    for arguments in ({}, options), (tuple(options.values()), {}):
-        if name in ("var", "numpy", "requires_grad_") and not isinstance(arguments[0], dict):
-            continue  # keywords only
-        args, kwargs = ((), options) if isinstance(arguments[0], dict) else arguments
-        mine, other = getattr(autograd.Tensor(x.numpy()), name)(*args, **kwargs), getattr(x, name)(*args, **kwargs)
-        for a, b in zip(*([r] if not isinstance(r, tuple) else r for r in (mine, other)), strict=True):
-            shape = getattr(b, "shape", None)
-            assert a == b if shape is None else tuple(a.shape) == tuple(shape)
-
-
 @pytest.mark.parametrize("name", ["ReLU", "Dropout", "Dropout2d"])
 def test_layers_take_inplace(name: str) -> None:
     assert getattr(nn, name)(inplace=True).training

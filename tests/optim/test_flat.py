@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import mmap
 import weakref
 from typing import Any
 
@@ -94,6 +93,8 @@ def test_same_bits_while_gradients_come_and_go(cls: Any, options: dict[str, Any]
         if step % 5 == 4:  # gradients that lie anywhere
             for t in together:
                 t.grad = None if t.grad is None else t.grad.copy()
+        if step == 16:  # a replaced array
+            together[1].data = together[1].data.copy()
         one.step()
         other.step()
         assert_same(apart, together)
@@ -140,23 +141,6 @@ def test_memory_between_neighbours_is_left_alone() -> None:
     optimizer.step()
     assert flat.tolist() == [0.5, 0.5, 0.5, 1, 0.5, 0.5, 0.5, 0.5, 0.5, 1]
     assert counts == [3, 5]
-
-
-def test_replaced_arrays_are_noticed() -> None:
-    apart, together, slots, _ = models()
-    one, other = SGD(apart, lr=0.1), SGD(together, lr=0.1)
-    rng = np.random.default_rng(3)
-    for _ in range(2):
-        set_grads(rng, apart, together, slots)
-        one.step()
-        other.step()
-    together[1].data = together[1].data.copy()
-    other_slot = slots[4] = slots[4].copy()
-    set_grads(rng, apart, together, slots)
-    assert together[4].grad is other_slot
-    one.step()
-    other.step()
-    assert_same(apart, together)
 
 
 def test_steps_allocate_nothing_when_laid_out_flat() -> None:
@@ -216,17 +200,6 @@ def test_span(itemsize: Any) -> None:
     whole = flat_view([a, b])
     whole[...] = np.arange(5)
     assert flat[:6].tolist() == [0, 1, 2, 3, 4, 0] and np.shares_memory(whole, octets)
-
-
-def test_span_of_shared_memory() -> None:
-    with mmap.mmap(-1, 4096) as memory:
-        flat = np.frombuffer(memory, np.float32)
-        bucket = flat[8:20]
-        a, b = bucket[:6].reshape(2, 3), bucket[6:]
-        assert are_adjacent(a, b)
-        flat_view([a, b])[...] = 1.0
-        assert flat.sum() == 12 == flat[8:20].sum()
-        del flat, bucket, a, b
 
 
 def test_neighbours_of_different_arrays_or_types_do_not_adjoin() -> None:

@@ -103,18 +103,6 @@ def test_resumes_to_the_same_bits(cls: Any, options: dict[str, Any]) -> None:
         assert a.data.tobytes() == b.data.tobytes()
 
 
-def test_state_dict_has_torchs_form() -> None:
-    params = [Parameter(np.ones(2)), Parameter(np.ones(3)), Parameter(np.ones(4))]
-    opt = SGD([{"params": params[:1]}, {"params": params[1:], "lr": 0.5}], lr=0.1, momentum=0.9)
-    params[2].grad = np.ones(4)
-    opt.step()
-    state = opt.state_dict()
-    assert state["state"].keys() == {2} and state["state"][2]["momentum_buffer"].tolist() == [1] * 4
-    assert [(group["params"], group["lr"]) for group in state["param_groups"]] == [([0], 0.1), ([1, 2], 0.5)]
-    assert params[0].data.tolist() == [1, 1]
-    assert SGD(params, lr=0.1).state_dict()["state"] == {}
-
-
 def test_zero_grad() -> None:
     params = [Parameter(np.ones(2), np.ones(2)), Parameter(np.ones(3))]
     opt = SGD(params)
