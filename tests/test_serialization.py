@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import safetensors.numpy
 
 import mpiddp as dist
-from mpiddp import nn, optim, serialization
+from mpiddp import nn, serialization
 from mpiddp.serialization import flatten, unflatten, write_atomically, write_synced
 
 RNG = np.random.default_rng(0)
@@ -63,34 +62,6 @@ def test_comes_back_through_json_without_copies() -> None:
     arrays = {name: serialization.on_host(x) for name, x in arrays.items()}
     assert same(STATE, unflatten(json.loads(json.dumps(tree)), arrays))
     assert flatten({}) == ({}, {}) and unflatten({}, {}) == {}
-
-
-def test_of_a_training_script(tmp_path: Path) -> None:
-    """`{"model": ..., "optimizer": ..., "epoch": n}`, as the scripts of torch's tutorials have it."""
-
-    def made() -> tuple[nn.Module, optim.Optimizer]:
-        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-        return model, optim.AdamW(model.parameters(), lr=0.1)
-
-    def step(model: nn.Module, optimizer: optim.Optimizer) -> None:
-        optimizer.zero_grad()
-        (model(np.arange(6, dtype=np.float32).reshape(2, 3)) ** 2).sum().backward()
-        optimizer.step()
-
-    nn.manual_seed(1)
-    model, optimizer = made()
-    step(model, optimizer)
-    state = {"model": OrderedDict(model.state_dict()), "optimizer": optimizer.state_dict(), "epoch": 7}
-    dist.save(state, tmp_path / "snapshot")
-    other, its = made()
-    loaded = dist.load(tmp_path / "snapshot")
-    other.load_state_dict(loaded["model"])
-    its.load_state_dict(loaded["optimizer"])
-    assert loaded["epoch"] == 7 and loaded["optimizer"]["param_groups"] == optimizer.state_dict()["param_groups"]
-    step(model, optimizer)
-    step(other, its)
-    for name, x in model.state_dict().items():
-        assert x.tobytes() == other.state_dict()[name].tobytes(), name
 
 
 def test_others_read_it_and_it_reads_others(tmp_path: Path) -> None:

@@ -100,15 +100,6 @@ def test_no_grad_as_context_and_decorator() -> None:
     assert is_grad_enabled()
 
 
-def test_one_no_grad_object_nests() -> None:
-    guard = no_grad()
-    with guard:
-        with guard:
-            pass
-        assert not is_grad_enabled()
-    assert is_grad_enabled()
-
-
 def test_threads_have_switches_and_backwards_of_their_own() -> None:
     inside, results, gate = threading.Event(), {}, threading.Barrier(4)
 

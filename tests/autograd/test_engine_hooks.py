@@ -53,14 +53,6 @@ def test_leaf_whose_last_use_has_no_gradient_still_fires() -> None:
     assert fired == [2.0]
 
 
-def test_leaf_that_is_the_root() -> None:
-    x, fired = leaf(1), []
-    x.register_post_accumulate_grad_hook(lambda p: fired.append(p.grad.copy()))
-    x.backward()
-    assert len(fired) == 1
-    np.testing.assert_array_equal(x.grad, [1])
-
-
 def test_removed_hook_does_not_fire() -> None:
     x, fired = leaf(1), []
     handle = x.register_post_accumulate_grad_hook(lambda p: fired.append(1))

@@ -42,13 +42,6 @@ def test_data_is_kept_and_python_floats_are_float32() -> None:
     assert Tensor(Tensor(array)).data is array
 
 
-def test_data_is_assignable() -> None:
-    x = leaf(1, 2)
-    x.data = x.data * 3
-    (x * x).sum().backward()
-    np.testing.assert_array_equal(x.grad, [6, 12])
-
-
 def test_conversions() -> None:
     x = Tensor([[1.5, 2.0]])
     assert len(x) == 1 and x.ndim == 2 and x.size == x.numel() == 2 and x.is_leaf

@@ -43,12 +43,6 @@ def test_reduction_is_that_of_plain_python(dtype, op, size):
     np.testing.assert_array_equal(operations.reduced(size, kind, op), want)
 
 
-def test_average_is_the_mean():
-    rows = [operations.pattern(rank, np.dtype("float32"), "avg").tolist() for rank in range(3)]
-    want = [sum(column) / 3 for column in zip(*rows, strict=True)]
-    np.testing.assert_allclose(operations.reduced(3, np.dtype("float32"), "avg"), want, rtol=1e-15)
-
-
 @pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "bfloat16"])
 @pytest.mark.parametrize("count", [1, operations.PERIOD, 65_344, 65_345, 200_003])
 def test_every_wrong_element_is_counted(dtype, count):

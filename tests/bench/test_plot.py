@@ -47,13 +47,6 @@ def test_another_file_is_a_usage_error(tmp_path, text):
         results.read(file)
 
 
-def test_bandwidths():
-    point = Point(1000, 250, 1e-6, 1e-6, 1e-6, 1)
-    series = Series("x", "all_reduce", "float32", "sum", 4, 1.5, [point])
-    assert series.algorithm_bandwidth(point) == pytest.approx(1e9)
-    assert series.bus_bandwidth(point) == pytest.approx(1.5e9)
-
-
 ROWS = {
     "ddp": [{"network": "net", "alone": 0.008, "ddp": 0.01, "exposed": 0.002, "torch": 0.012}],
     "train": [{"network": "net", "scaling": "weak", "ranks": 2, "batch": 64, "step_s": 1.0, "samples_per_s": 180.0}],

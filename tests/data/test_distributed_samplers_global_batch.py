@@ -68,16 +68,6 @@ def test_resuming_loses_and_repeats_nothing(before: int, now: int, size_now: int
             assert rest == [order[k : k + size] for k in range(consumed * size, n, size)]
 
 
-def test_index_goes_on_after_resuming() -> None:
-    sampler = GlobalBatchSampler(range(20), 5, 1, 0)
-    sampler.load_state_dict({**sampler.state_dict(), "position": 10})
-    indices = []
-    for _ in sampler:
-        assert sampler.current is not None
-        indices.append(sampler.current.index)
-    assert indices == [2, 3]
-
-
 def test_refuses_batches_that_cannot_be_divided() -> None:
     with pytest.raises(ValueError, match="3 samples cannot be divided among 4 ranks"):
         GlobalBatchSampler(range(10), 3, 4, 0)

@@ -93,7 +93,6 @@ class Ranks:
         # This thread's only: frames of a running one may go away while they are read (seen: SIGSEGV).
         faulthandler.register(STACKS, file=self._stacks, all_threads=False)
         self._collect_errors: list[str] = []
-        self._ran = self._skipped = 0
         self._retired: list[MPI.Comm] = []
         self.last_failed = False
         """On any rank."""
@@ -216,8 +215,6 @@ class Ranks:
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         if any(unusable):
             self._end_here(item.nodeid, reports, next(filter(None, unusable)))
-        skipped = any(report.skipped and not hasattr(report, "wasxfail") for report in reports)
-        self._ran, self._skipped = self._ran + (not skipped), self._skipped + skipped
         return True
 
     @pytest.hookimpl(wrapper=True)
@@ -236,15 +233,6 @@ class Ranks:
         # pytest.exit comes here too; every rank calls that one together.
         if excinfo.errisinstance(KeyboardInterrupt):
             self._end_job(str(excinfo.getrepr(style="short")))
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if not self.plan and self._skipped and not self._ran:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if not self.plan and self._skipped and not self._ran:
-            terminalreporter.write_line(f"ERROR: all {self._skipped} MPI tests were skipped", red=True)
 
     def pytest_unconfigure(self) -> None:
         self._watchdog.expect("leaving pytest", AROUND_S)

@@ -49,23 +49,6 @@ KEYS = [
 ]
 
 
-def test_names() -> None:
-    net = Net()
-    assert list(net.state_dict()) == KEYS
-    buffers = {"offset", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
-    assert [name for name, _ in net.named_parameters()] == [key for key in KEYS if key not in buffers]
-    assert [name for name, _ in net.named_buffers()] == [
-        "offset",
-        "scratch",
-        "norm.running_mean",
-        "norm.running_var",
-        "norm.num_batches_tracked",
-    ]
-    assert [name for name, _ in net.named_modules()] == ["", "conv1", "norm", "layers", "layers.0", "layers.1"]
-    assert [type(m).__name__ for m in net.children()] == ["Conv2d", "BatchNorm2d", "ModuleList"]
-    assert len(list(net.parameters(recurse=False))) == 1
-
-
 def test_shared_parameter_is_listed_once_and_saved_under_both_names() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     net[1].weight = net[0].weight

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpiddp.optim import SGD, Adam, AdamW, Optimizer
-from mpiddp.optim.flat import BLOCK, are_adjacent, flat_view
+from mpiddp.optim.flat import BLOCK, are_adjacent
 
 SHAPES: list[tuple[int, ...]] = [(3, 4), (5,), (), (2, 1, 3), (BLOCK + 7,), (0, 3), (6,)]
 
@@ -105,17 +105,6 @@ def test_same_bits_while_gradients_come_and_go(cls: Any, options: dict[str, Any]
     assert all(mine == theirs for mine, theirs in steps)
 
 
-def test_order_in_memory_need_not_be_that_of_the_list() -> None:
-    apart, together, slots, flat = models()
-    one, other = SGD(apart, momentum=0.9), SGD(together[::-1], momentum=0.9)
-    counts = count_updates(other)
-    set_grads(np.random.default_rng(2), apart, together, slots)
-    one.step()
-    other.step()
-    assert_same(apart, together)
-    assert counts == [flat.size]
-
-
 def test_gradients_in_two_buckets_make_two_updates() -> None:
     apart, together, _, _ = models()
     sizes = [int(np.prod(shape)) for shape in SHAPES]
@@ -189,17 +178,6 @@ def test_strided_arrays_are_updated_in_place() -> None:
     contiguous.grad = np.asfortranarray(np.arange(6.0).reshape(2, 3))
     SGD([contiguous], lr=1.0, momentum=0.5).step()
     assert np.array_equal(contiguous.data, 1 - np.arange(6.0).reshape(2, 3))
-
-
-@pytest.mark.parametrize("itemsize", [np.float16, np.float32, np.float64])
-def test_span(itemsize: Any) -> None:
-    octets = np.zeros(800, np.uint8)
-    flat = octets[16:].view(itemsize)
-    a, b, c = flat[:4].reshape(2, 2), flat[4:5], flat[6:8]
-    assert are_adjacent(a, b) and not are_adjacent(b, c) and not are_adjacent(b, a)
-    whole = flat_view([a, b])
-    whole[...] = np.arange(5)
-    assert flat[:6].tolist() == [0, 1, 2, 3, 4, 0] and np.shares_memory(whole, octets)
 
 
 def test_neighbours_of_different_arrays_or_types_do_not_adjoin() -> None:

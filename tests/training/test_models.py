@@ -11,21 +11,6 @@ from mpiddp.training import config
 from mpiddp.training.models import MLP, MODELS, Net, ResNet
 
 
-def test_net_has_the_tutorials_parameters():
-    shapes = {name: p.shape for name, p in Net().named_parameters()}
-    assert shapes == {
-        "conv1.weight": (10, 1, 5, 5),
-        "conv1.bias": (10,),
-        "conv2.weight": (20, 10, 5, 5),
-        "conv2.bias": (20,),
-        "fc1.weight": (50, 320),
-        "fc1.bias": (50,),
-        "fc2.weight": (10, 50),
-        "fc2.bias": (10,),
-    }
-    assert sum(p.data.size for p in Net().parameters()) == 21840
-
-
 @pytest.mark.parametrize("model", [Net, MLP])
 def test_dropout_drops_in_training_only(model):
     nn.manual_seed(0)
