@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import resource
 import time
@@ -13,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.inputs import finish
+from harness.collectives import COLLECTIVES, check
+from harness.inputs import both_ways, finish
 
 import mpiddp as dist
 from mpiddp.algorithms import two_shot
@@ -21,7 +23,6 @@ from mpiddp.distributed.groups import default_group
 from mpiddp.faults import watchdog
 from mpiddp.faults.calls import make_call
 from mpiddp.mpi import requests
-from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.shm import segment
 from mpiddp.shm.segment import NOWHERE, find
 
@@ -183,31 +184,14 @@ def test_an_array_of_all_ranks_serves_a_group_of_some(world: Any) -> None:
 
 
 def test_every_collective_on_symmetric_arrays(world: Any) -> None:
-    count, size = 200_000, world.size
-    x = dist.symmetric_empty((size, count))
-    for async_op in (False, True):
+    def make(x: Array) -> Array:
+        shared = dist.symmetric_empty(x.shape, x.dtype)
+        shared[...] = x
+        return shared
 
-        def done(submitted: Any) -> None:
-            if submitted is not None:
-                submitted.wait()
-
-        x[...] = world.rank
-        done(dist.all_reduce(x, ReduceOp.AVG, async_op=async_op))
-        assert (x == (size - 1) / 2).all()
-        x[...] = world.rank
-        done(dist.broadcast(x, size - 1, async_op=async_op))
-        assert (x == size - 1).all()
-        x[...] = world.rank + 1
-        done(dist.reduce(x, size - 1, async_op=async_op))
-        assert (x == (sum(range(1, size + 1)) if world.rank == size - 1 else world.rank + 1)).all()
-        x[...] = np.arange(size)[:, None] + world.rank
-        output = np.empty(count, np.float32)
-        done(dist.reduce_scatter_single(output, x, async_op=async_op))
-        assert (output == size * world.rank + sum(range(size))).all()
-        x[0] = world.rank
-        gathered = np.empty((size, count), np.float32)
-        done(dist.all_gather_single(gathered, x[0], async_op=async_op))
-        assert (gathered == np.arange(size)[:, None]).all()
+    for name, how in itertools.product(COLLECTIVES, both_ways()):
+        if not name.endswith(("gather", "scatter", "to_all", "tensor")):  # lists, whose lengths differ between ranks
+            check(world, name, np.dtype(np.float32), (200_000,), how, make=make)
 
 
 @pytest.mark.mpi(min_size=2)

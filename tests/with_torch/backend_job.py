@@ -145,22 +145,6 @@ def check_asynchronous(rank: int, size: int) -> None:
             assert work.wait() and memory() is None, "it is the program's again"
 
 
-def check_messages(rank: int, size: int) -> None:
-    right, left = (rank + 1) % size, (rank - 1) % size
-    if size > 1:
-        received = torch.zeros(7, dtype=torch.bfloat16)
-        sends = dist.isend(torch.full((7,), rank).bfloat16(), right, tag=3)
-        assert dist.recv(received, tag=3) == left
-        assert (received == left).all()
-        sends.wait()
-        outputs = [torch.zeros(5), torch.zeros(5)]
-        operations = [dist.P2POp(dist.isend, torch.full((5,), float(rank)), right)]
-        operations.append(dist.P2POp(dist.irecv, outputs[0], left))
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
-        assert (outputs[0] == left).all()
-
-
 def check_groups(rank: int, size: int) -> None:
     order = list(range(size))[::-1]
     backwards = dist.new_group(order, sort_ranks=False)
@@ -555,7 +539,6 @@ def main() -> None:
     check_views(rank, size)
     check_zero_copy()
     check_asynchronous(rank, size)
-    check_messages(rank, size)
     check_groups(rank, size)
     check_python_comm_hooks(rank)
     check_own_ddp(rank, size)
