@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from datetime import timedelta
 
 import pytest
 
 import mpiddp as dist
-from mpiddp import distributed, settings
+from mpiddp import settings
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2)]
 
@@ -46,19 +44,3 @@ def test_names_agree_with_torch(world):
         assert getattr(dist.Backend, name) == getattr(theirs.Backend, name)
     for name in ("MPI", "Gloo", "Carrier-Pigeon"):
         assert dist.Backend(name) == theirs.Backend(name)
-
-
-def unnamed_parameters(function):
-    text = inspect.getdoc(function)
-    sections = text.partition("Parameters\n----------\n")[2].partition("\n\n")[0]
-    entries = re.findall(r"^(\w[\w, ]*?)(?: :.*)?$", sections, re.MULTILINE)
-    said = {name for entry in entries for name in entry.split(", ")}
-    said |= set(re.findall(r"``(\w+)``", text + distributed.__doc__))
-    return set(inspect.signature(function).parameters) - said
-
-
-def test_help_names_every_parameter_there_or_in_the_package(world):
-    functions = [found for found in map(vars(distributed).get, distributed.__all__) if inspect.isfunction(found)]
-    assert len(functions) > 50
-    found = {each.__name__: unnamed_parameters(each) for each in functions}
-    assert {name: unnamed for name, unnamed in found.items() if unnamed} == {}
