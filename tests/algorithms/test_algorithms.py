@@ -592,32 +592,6 @@ def test_what_follows_the_first_wait_is_sent_on_later(case: Case) -> None:
                 assert all(call.endswith("later") for call in calls), f"{what} sends {set(calls)} in later steps"
 
 
-def test_interleaved_operations_on_several_groups(case: Case, world: Any) -> None:
-    # Each rank waits in an order of its own, and some operations are small and blocking.
-    comm = case.link.now
-    half, _ = connect(case.link.nodes, comm.Split(case.link.rank % 2, case.link.rank))
-    links: list[Link] = [case.link, half]
-    rng, own = np.random.default_rng(7), np.random.default_rng(case.link.rank)
-    pending: list[tuple[Any, Array, float, int]] = []
-    for index in range(100):
-        link = links[int(rng.integers(2))]
-        count = int(rng.integers(1, 3000))
-        names = ["ring", "tree", "native", "exchange", "two_shot" if link.one_node else "hierarchical"]
-        name = str(rng.choice([*names, "one_shot"] if link.find(EagerBuffers) else names))
-        x = np.full(count, 1 + index % 5, np.float32)
-        running = steps("all_reduce", name, link, x, ReduceOp.SUM)
-        operation = Operation(Call(link.members, name))
-        pending.append((link.queue.submit(running, operation, [x]), x, (1 + index % 5) * link.size, index))
-        while pending and own.random() < 0.4:
-            submitted, array, expected, number = pending.pop(int(own.integers(len(pending))))
-            submitted.wait()
-            assert (array == expected).all(), f"operation {number}"
-    for submitted, array, expected, number in pending:
-        submitted.wait()
-        assert (array == expected).all(), f"operation {number}"
-    half.close()
-
-
 def test_every_run_has_the_same_bits(case: Case) -> None:
     rows = case.rows(5003, np.dtype("float32"))
     for name in algorithms("all_reduce", case.link):

@@ -83,15 +83,7 @@ CASES = {
     "all_reduce wraps": lambda t, rank, size: (t.dist.all_reduce(x := t.make([200, 5], "uint8")), x),
     "all_reduce avg": lambda t, rank, size: (t.dist.all_reduce(x := t.make([rank * 2.0]), op=t.dist.ReduceOp.AVG), x),
     "all_reduce_coalesced": lambda t, rank, size: (t.dist.all_reduce_coalesced(xs := blocks(t, rank, 2.0)), xs),
-    "broadcast from group_src": lambda t, rank, size: (
-        t.dist.broadcast(x := t.make([[rank], [2]], "int64"), group_src=0, async_op=True).wait(),
-        x,
-    ),
-    "barriers": lambda t, rank, size: (
-        t.dist.barrier(),
-        t.dist.barrier(async_op=True).wait(),
-        t.dist.monitored_barrier(),
-    ),
+    "barriers": lambda t, rank, size: (t.dist.barrier(), t.dist.monitored_barrier()),
     "queries": lambda t, rank, size: (
         [t.dist.is_initialized(), t.dist.is_available(), t.dist.get_rank(), t.dist.get_world_size()],
         t.dist.group.WORLD.size(),
@@ -110,14 +102,6 @@ def asynchronous(t, rank, size):
     work = t.dist.all_reduce(x, async_op=True)
     waited = work.wait()
     return work, waited, work.is_completed(), work.exception(), x
-
-
-@case
-def future(t, rank, size):
-    x = t.make([1.0, rank])
-    made = t.dist.all_reduce(x, async_op=True).get_future()
-    after = made.then(lambda done: done.value()[0] + 1)
-    return made.wait(), made.done(), after.wait()
 
 
 @case
@@ -144,30 +128,6 @@ def point_to_point(t, rank, size):
         found = [None, None]
         return t.dist.recv(x), x, t.dist.recv_object_list(found, 0), found  # a shorter message fills the beginning
     return None
-
-
-@case
-def batch(t, rank, size):
-    if size == 1:
-        return None
-    x = t.zeros((2,))
-    ops = [
-        t.dist.P2POp(t.dist.isend, t.make([rank, 1.0]), (rank + 1) % size),
-        t.dist.P2POp(t.dist.irecv, x, (rank - 1) % size),
-    ]
-    works = t.dist.batch_isend_irecv(ops)
-    return [each.wait() for each in works], x
-
-
-@case
-def tags(t, rank, size):
-    if size == 1:
-        return None
-    x, y = t.zeros((1,)), t.zeros((1,))
-    right, left = (rank + 1) % size, (rank - 1) % size
-    sent = [t.dist.isend(t.make([value]), right, tag=tag) for tag, value in ((3, 30.0), (4, 40.0))]
-    received = [t.dist.irecv(y, left, tag=4), t.dist.irecv(x, group_src=left, tag=3)]
-    return [each.wait() for each in (*received, *sent)], x, y
 
 
 @case

@@ -141,13 +141,3 @@ def test_an_old_answer_may_come_between_two_looks(world, monkeypatch, group):
     monkeypatch.setattr(work.Work, "is_completed", lambda each: next(looks) % 2 == 1 and look(each))
     dist.monitored_barrier(group, 10)
     monkeypatch.undo()
-
-
-def test_monitored_barrier_of_others(world):
-    group = dist.new_group([0])
-    if world.rank:
-        with pytest.warns(UserWarning, match="monitored_barrier"):
-            assert dist.monitored_barrier(group) is None
-    else:
-        dist.monitored_barrier(group)
-        dist.destroy_process_group(group)

@@ -40,27 +40,12 @@ def test_send_recv(world, dtype):
 def test_to_oneself(world):
     with pytest.raises(ValueError, match="Invalid destination rank"):
         dist.send(np.ones(2), world.rank)
-    for size in SIZES:
-        got = np.zeros(size)
-        works = [dist.isend(np.full(size, 7.0), world.rank, tag=3), dist.irecv(got, world.rank, tag=3)]
-        finish(works)
-        assert (got == 7).all()
-    # A blocking receive of what was sent before.
+    # A blocking receive of what was sent before; the others are among the random messages.
     sent = dist.isend(np.ones(3), world.rank)
     got = np.zeros(3)
     assert dist.recv(got, world.rank) == world.rank
     sent.wait()
     assert (got == 1).all()
-
-
-def test_tags_select(world):
-    right, left = ring(world)
-    works = [dist.isend(np.array([float(tag)]), right, tag=tag) for tag in (5, 0, 9)]
-    for tag in (9, 5, 0):
-        x = np.zeros(1)
-        dist.recv(x, left, tag=np.int64(tag))
-        assert x[0] == tag
-    finish(works)
 
 
 def test_from_any_source(world):
@@ -155,20 +140,6 @@ def test_group_ranks_and_global_ranks(world):
     assert x[0] == y[0] == left
     assert works[1].source_rank() == works[3].source_rank() == left
     dist.destroy_process_group(group)
-
-
-def test_messages_of_groups_do_not_meet(world):
-    one, other = dist.new_group(), dist.new_group()
-    right, left = ring(world)
-    works = [dist.isend(np.array([float(number)]), right, group=each) for number, each in enumerate((one, other, None))]
-    for number, each in reversed(list(enumerate((one, other, None)))):
-        x = np.zeros(1)
-        dist.recv(x, group=each)
-        assert x[0] == number
-    finish(works)
-    assert left == (world.rank - 1) % world.size
-    dist.destroy_process_group(one)
-    dist.destroy_process_group(other)
 
 
 def test_batch(world):

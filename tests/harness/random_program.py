@@ -155,6 +155,6 @@ class RandomProgram:
 
 def _drawn_algorithm(operation: str, group: Any, number: int) -> str | None:
     """Return an algorithm that can do an operation in a group, or None: the one that the library chooses."""
-    in_memory = ("one_shot", "two_shot")
+    in_memory = ("one_shot", "two_shot", *plan.WAYS)
     names = [name for name in plan.offering(operation) if group._link.one_node or name not in in_memory]
     return [None, *names][number % (len(names) + 1)]

@@ -116,16 +116,6 @@ def test_programs_of_the_package_are_programs(world, group, folder, own):
     assert [(each["file"], each["line"]) for each in found] == [expected] * 2
 
 
-def test_pending_operations_are_scheduled_or_started(world, group):
-    works = [dist.all_reduce(LONG.copy(), group=group, async_op=True) for _ in range(3)]
-    states = [state(each) for each in entries(group)[0]]
-    assert set(states) <= {"ended", "begun", "queued"}
-    assert "begun" not in states[states.index("queued") :] if "queued" in states else True
-    for each in works:
-        each.wait()
-    assert [state(each) for each in entries(group)[0]] == ["ended"] * 3
-
-
 def test_group_with_the_longest_time_limit(world):
     group = dist.new_group(timeout=timedelta.max)
     dist.all_reduce(X.copy(), group=group)

@@ -10,6 +10,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 from harness.inputs import finish
+from harness.pretend import pretended_nodes
 from harness.random_program import RandomProgram
 
 import mpiddp as dist
@@ -163,12 +164,13 @@ def test_a_receive_is_open_while_a_group_is_made(world):
         dist.destroy_process_group(each)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_random_program(world, seed):
-    program = RandomProgram(world.rank, world.size, world.rng, np.random.default_rng([world.rank, seed]))
-    program.run(250)
-    dist.barrier()
-    program.destroy()
+@pytest.mark.parametrize("nodes", ["0000", "0011", "0101", "0123"])
+def test_random_program(world, nodes):
+    with pretended_nodes([int(node) for node in nodes[: world.size]]):
+        program = RandomProgram(world.rank, world.size, world.rng, np.random.default_rng([world.rank, *nodes.encode()]))
+        program.run(200)
+        dist.barrier()
+        program.destroy()
 
 
 def exchange(kind, group):
