@@ -71,7 +71,7 @@ def test_every_subset(world):
 
 
 def test_none_is_everybody_and_equal_groups_are_distinct(world):
-    one, other = dist.new_group(), dist.new_group(reversed(range(world.size)))  # sorted by default
+    one, other = dist.new_group(), dist.new_group(list(reversed(range(world.size))))  # sorted by default
     assert one is not other and one != other
     assert dist.get_process_group_ranks(other) == list(range(world.size))
     assert total(one, 1) == total(other, 1) == world.size

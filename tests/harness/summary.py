@@ -1,4 +1,4 @@
-"""pytest's summary: a line for each kind of test (``unit``, number of ranks, ``launch``) and each reason of skips."""
+"""pytest's summary: a line for each kind of test (``unit``, number of ranks, ``launch``)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,6 @@ def part_of(item: pytest.Item) -> str:
     return "launch" if item.get_closest_marker("launch") else "unit"
 
 
-def _reason(report: pytest.CollectReport | pytest.TestReport) -> str:
-    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    return text.removeprefix("Skipped: ")
-
-
 class Summary:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -31,18 +26,11 @@ class Summary:
         self._part = ""
         self._outcomes: dict[str, Counter[str]] = defaultdict(Counter)
         self._seconds: dict[str, float] = defaultdict(float)
-        self._clock = self._began = self._told = 0.0
-        self._done = 0
-        self._skipped: dict[str, str] = {}
-        self._passed: set[str] = set()
+        self._clock = 0.0
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._parts = {item.nodeid: part_of(item) for item in session.items}
-        self._clock = self._began = self._told = time.monotonic()
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.skipped:
-            self._skipped[report.nodeid] = _reason(report)
+        self._clock = time.monotonic()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -58,27 +46,12 @@ class Summary:
         reporter.write_line(f"{part}: {[*self._parts.values()].count(part)} tests")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        part, origin = self._parts[report.nodeid], _ON_RANKS.sub("", report.nodeid)
-        now = time.monotonic()
+        part, now = self._parts[report.nodeid], time.monotonic()
         self._seconds[part] += now - self._clock
         self._clock = now
         outcome = self._config.hook.pytest_report_teststatus(report=report, config=self._config)[0]
         if outcome:
             self._outcomes[part][outcome] += 1
-        if outcome == "passed":
-            self._passed.add(origin)
-        elif outcome == "skipped":
-            self._skipped[report.nodeid] = _reason(report)
-
-    def pytest_runtest_logfinish(self) -> None:
-        """Say once a minute how far the suite is, for a log; on a terminal pytest shows it all the time."""
-        self._done += 1
-        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is None or reporter.isatty or time.monotonic() - self._told < 60:
-            return
-        self._told = time.monotonic()
-        minutes = (self._told - self._began) / 60
-        reporter.write_line(f"\n{self._done} of {len(self._parts)} tests after {minutes:.0f} min")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -90,17 +63,8 @@ class Summary:
         for part, outcomes in self._outcomes.items():
             counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
             terminalreporter.write_line(f"{part}: {counts} in {self._seconds[part]:.0f} s")
-        for reason, count in self._reasons().most_common():
-            terminalreporter.write_line(f"skipped {count}: {reason}")
         if self._all_skipped():
             terminalreporter.write_line("ERROR: all MPI tests were skipped", red=True)
-
-    def _reasons(self) -> Counter[str]:
-        """Count the reasons of skipped tests; one that ran on other ranks lacks nothing."""
-        return Counter(
-            "run on other numbers of ranks" if _ON_RANKS.sub("", nodeid) in self._passed else reason
-            for nodeid, reason in self._skipped.items()
-        )
 
     def _all_skipped(self) -> bool:
         parts = [outcomes for part, outcomes in self._outcomes.items() if MPI.match(part)]
