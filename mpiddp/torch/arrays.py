@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from mpiddp import distributed
 from mpiddp.device import array_namespace
 from mpiddp.device.half import bfloat16
+from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.typing import Array
 
@@ -82,15 +84,23 @@ class Loan:
 
     device: torch.device | None = None
     _copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
-    _sums: Sequence[tuple[Array, int]] = ()
+    _divides = False
 
     def __init__(self, moved: bool = False) -> None:
         self._moved = moved
         self._lent: list[torch.Tensor] = []
 
-    def divide(self, sums: Array, divisor: int) -> None:
-        """Let `give_back` divide integers, towards zero as NCCL does."""
-        self._sums = [*self._sums, (sums, divisor)]
+    def divide(self, sums: Array, divisor: int, work: distributed.Work) -> None:
+        """Divide integers towards zero, as NCCL does, when ``work`` ends: before a later call has them."""
+
+        def end(_: object) -> None:
+            if work.exception() is None:
+                xp = array_namespace(sums)
+                xp.subtract(sums, xp.fmod(sums, divisor), out=sums)  # the rest has the sign of the sum
+                xp.floor_divide(sums, divisor, out=sums)
+
+        self._divides = True
+        work.get_future().add_done_callback(end)
 
     def input(self, tensor: torch.Tensor) -> Array:
         """Return the array of a tensor that is only read."""
@@ -115,15 +125,15 @@ class Loan:
         return [self.output(each.detach().clone(), also=(each,)) for each in tensors]
 
     def give_back(self) -> None:
-        """Divide sums, and copy results to where they belong."""
-        for sums, divisor in self._sums:
-            sums -= array_namespace(sums).fmod(sums, divisor)  # has the sign of the sum
-            sums //= divisor
+        """Copy results to where they belong."""
+        if self._divides:
+            with requests.lock:  # another thread may have ended the work, and divide now
+                pass
         for tensor, lent in self._copies:
             tensor.detach().copy_(lent)
             if lent.is_cuda:  # this stream may be another than that of the copy
                 lent.record_stream(torch.cuda.current_stream(lent.device))
-        self._sums = self._copies = ()
+        self._copies = ()
         self._lent.clear()
 
     def fail(self, error: BaseException) -> None:

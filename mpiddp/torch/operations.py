@@ -98,25 +98,29 @@ class Operations:
         **named: Any,
     ) -> Work | None:
         """Call a function of mpiddp, once or several times; return torch's Work of all, or None where they are over."""
-        if named.get("op") is _AVG:
-            self._sum_integers(calls, named, loan)
         if loan.device is not None:
             device, loan.device = loan.device, None
             with cuda.on_stream(device):
                 return self._call(function, calls, outputs, loan, opts, lists, **named)
+        averages = named.get("op") is _AVG and calls and calls[0][0].dtype.kind in "iu"
+        if averages:
+            named["op"] = distributed.ReduceOp.SUM
         self._calls += len(calls)
         try:
-            if self._blocks(opts):
+            if self._blocks(opts) and not averages:
                 for arguments in calls:
                     function(*arguments, group=self.group, **named)
                 loan.give_back()
                 return None
-            works = [function(*arguments, group=self.group, async_op=True, **named) for arguments in calls]
+            works: Any = [function(*arguments, group=self.group, async_op=True, **named) for arguments in calls]
         except BaseException as error:
             loan.fail(error)
             raise
+        if averages and named.get("group_dst", self._rank) == self._rank:
+            for arguments, work in zip(calls, works, strict=True):
+                loan.divide(arguments[0], self._size, work)
         limit_s = seconds((opts or DEFAULTS).timeout) or self._timeout_s
-        return self._submitted(Work(works, outputs, loan, limit_s, lists))  # type: ignore[arg-type]
+        return self._submitted(Work(works, outputs, loan, limit_s, lists))
 
     def _blocks(self, opts: Any) -> bool:
         """Return whether a call may be over when it returns: it is not asynchronous, and has no timeout of its own."""
@@ -127,14 +131,6 @@ class Operations:
             and self._timeout_s is None
             and (opts.timeout == UNSET or seconds(opts.timeout) is None)
         )
-
-    def _sum_integers(self, calls: Sequence[tuple[Any, ...]], named: dict[str, Any], loan: Loan) -> None:
-        """Turn an AVG of integers into a SUM that the loan divides; the first argument is the output."""
-        if calls and calls[0][0].dtype.kind in "iu":
-            named["op"] = distributed.ReduceOp.SUM
-            if named.get("group_dst", self._rank) == self._rank:
-                for arguments in calls:
-                    loan.divide(arguments[0], self._size)
 
     def _submitted(self, work: Work) -> Work:
         if self._coalesced is not None:

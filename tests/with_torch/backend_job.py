@@ -74,6 +74,12 @@ def check_average_of_integers(rank: int, size: int) -> None:
             assert (x == (expected if rank == 0 else whole)).all()
             dist.reduce_scatter_single(x := torch.empty(2, 3, dtype=dtype), whole, average)
             assert (x == expected).all() and (whole == sign * (rank + 1)).all()
+    for count in (1, 5_000, 300_000):  # short ones end at once
+        x = torch.full((count,), 2 * size + 1)
+        works = [dist.all_reduce(x, op, async_op=True) for op in (average, dist.ReduceOp.SUM, average)]
+        for work in works if rank else works[::-1]:
+            work.wait()
+        assert (x == size * (2 * size + 1)).all(), x
     dist.reduce_scatter(
         x := torch.empty(1, dtype=torch.int32), [torch.full((1,), rank, dtype=torch.int32)] * size, average
     )
