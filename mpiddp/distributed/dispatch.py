@@ -38,13 +38,12 @@ def begin(group: ProcessGroup, call: Call, depth: int = 3) -> tuple[Operation, b
     """
     link, record = group._link, call.record
     if record is None:
-        link.message_count = number = link.message_count + 1
-    else:
-        link.sequence = number = link.sequence + 1
+        return begin_message(group, call, depth + 1), True
+    link.sequence = number = link.sequence + 1
     operation = recorder.begin(call, number, depth)
     if debug.on:
         debug.log(operation)
-    return operation, record is None or group._monitor.publish(number, record)
+    return operation, group._monitor.publish(number, record)
 
 
 def ended(group: ProcessGroup, call: Call, depth: int = 3) -> None:
@@ -57,7 +56,7 @@ def ended(group: ProcessGroup, call: Call, depth: int = 3) -> None:
 
 
 def begin_message(group: ProcessGroup, call: Call, depth: int = 3) -> Operation:
-    """Record that an isend or irecv begins."""
+    """Begin a call of some ranks, such as a message: number and record it."""
     link, frame = group._link, recorder.caller(depth)
     link.message_count = number = link.message_count + 1
     recorder.append(operation := Operation(call, number, frame.f_code, frame.f_lasti, monotonic()))

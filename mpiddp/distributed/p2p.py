@@ -196,7 +196,7 @@ def recv(
             return group.ranks[found[0]]
     with calling(group, call) as operation:
         if at_once and found is None:
-            found = mailbox.recv(x, source, code, requests.matched_probe)
+            found = mailbox.recv(x, source, code, requests.yielding_probe)
         if found is None:
             receive = mailbox.irecv(x, source, code, operation)
             receive.wait()

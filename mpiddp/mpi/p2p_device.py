@@ -5,7 +5,6 @@ A message leaves after the kernels that were queued before the call.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from typing import Any
 
@@ -20,7 +19,7 @@ by_address = False
 """Whether MPI takes device pointers."""
 
 
-class Running:
+class Running(Awaited):
     """Steps as one event that a receive waits for."""
 
     __slots__ = ("_awaited", "_steps")
@@ -34,12 +33,8 @@ class Running:
             self._awaited = next(self._steps, None)
         return self._awaited is None
 
-    def Wait(self) -> None:  # noqa: N802
-        while not self.Test():
-            os.sched_yield()
 
-
-class Departure:
+class Departure(Awaited):
     """A message's turn among those to one rank: it leaves after earlier ones, which may still be copied to the host."""
 
     __slots__ = ("_waiting",)
@@ -50,10 +45,6 @@ class Departure:
 
     def Test(self) -> bool:  # noqa: N802
         return self._waiting[0] is self
-
-    def Wait(self) -> None:  # noqa: N802
-        """Return at once: where a blocking send is used, no earlier message is pending."""
-        assert self.Test(), "a blocking send found pending messages"
 
     def leave(self) -> None:
         self._waiting.remove(self)

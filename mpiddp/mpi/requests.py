@@ -37,8 +37,9 @@ class Awaited(Protocol):
     def Test(self) -> bool:  # noqa: N802 - MPI's name
         ...
 
-    def Wait(self) -> object:  # noqa: N802 - MPI's name
-        ...
+    def Wait(self) -> Any:  # noqa: N802 - MPI's name
+        while not self.Test():
+            os.sched_yield()
 
 
 Steps = Generator[Awaited, None, Any]
@@ -210,7 +211,13 @@ def look_for(comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status) -> 
 
 def matched_probe(comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status) -> MPI.Message:
     """Wait for a message, and yield the core meanwhile. MPI's own Mprobe keeps a core that the sender may need."""
-    message, polls = look_for(comm, source, tag, status), 0
+    message = look_for(comm, source, tag, status)
+    return yielding_probe(comm, source, tag, status) if message is None else message
+
+
+def yielding_probe(comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status) -> MPI.Message:
+    """Wait for a message that `look_for` has not found."""
+    message, polls = None, 0
     while message is None:
         polls += 1
         if polls > _POLLS_BEFORE_SLEEP:

@@ -7,7 +7,6 @@ adds.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 
 from mpiddp.algorithms import ring
@@ -70,7 +69,7 @@ def by_rings(x: Array, ranks: int, part_bytes: int, rings: int, steps: Callable[
     )
 
 
-class AnyOf:
+class AnyOf(Awaited):
     __slots__ = ("_awaited",)
 
     def __init__(self, awaited: Sequence[Awaited]) -> None:
@@ -78,10 +77,6 @@ class AnyOf:
 
     def Test(self) -> bool:  # noqa: N802
         return bool(sum([each.Test() for each in self._awaited]))
-
-    def Wait(self) -> None:  # noqa: N802
-        while not self.Test():
-            os.sched_yield()
 
 
 def run_concurrently(generators: Sequence[Steps]) -> Steps:
