@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mpiddp.algorithms import plan as planning
-from mpiddp.errors import DistError
+from mpiddp.errors import DistError, DistTimeoutError
 from mpiddp.faults import monitor, this_job
 from mpiddp.faults.calls import make_record, mismatch
 from mpiddp.mpi import requests
@@ -25,8 +25,6 @@ from .dispatch import calling, expect_own_thread, run_inside
 from .groups import GroupMember, ProcessGroup, as_rank, default_group, get_pg_count, member, next_name, register
 
 T = TypeVar("T")
-
-_NEW_GROUP = make_record("new_group")
 
 
 def checked_ranks(ranks: object, world_size: int) -> list[int]:
@@ -94,17 +92,21 @@ def agree(parent: ProcessGroup, what: str, value: object, then: Callable[[], Any
     It is a call of the group that ranks compare and reports name. Return what ``then`` returns, which blocks in MPI.
     All ranks have come by then: a thread that still waits in MPI at the program's end would crash in MPI_Finalize.
     """
-    link, text = parent._link, repr(value)
+    link, text = parent._link, f"{what} with {value!r}"
     expect_own_thread(link.busy, parent)
-    call = Call(link.members, what, record=_NEW_GROUP)
+    call = Call(link.members, what, record=make_record(what))
     plan = planning.plain(link, _odd_rank, call)
     with calling(parent, call) as operation:
-        odd = run_inside(link, plan.steps, operation, call, text)
+        try:
+            odd = run_inside(link, plan.steps, operation, call, text)
+        except DistTimeoutError as error:
+            link.abort(error)  # later calls would wait behind the exchange, which stays in the queue
+            raise
 
         def make() -> Any:
             if odd:
                 first, other = link.now.bcast(text, 0), link.now.bcast(text, odd)
-                raise mismatch(link, link.ranks[0], f"{what} with {first}", link.ranks[odd], f"{what} with {other}")
+                raise mismatch(link, link.ranks[0], first, link.ranks[odd], other)
             return then()
 
         return _without_waiting(make, operation)

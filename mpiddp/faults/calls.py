@@ -55,7 +55,8 @@ _OPERATIONS = (
     *("barrier", "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_single", "gather", "scatter"),
     *("reduce_scatter", "reduce_scatter_single", "all_to_all", "all_to_all_single", "all_reduce_coalesced"),
     *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
-    *("symmetric_empty", "new_group", "destroy_process_group", "tree_all_reduce", "shared_on_node", "powerSGD"),
+    *("symmetric_empty", "destroy_process_group", "tree_all_reduce", "shared_on_node", "powerSGD"),
+    *("new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group", "init_device_mesh"),
     # A short call may publish its record in the eager buffers alone: parts of different calls need different names.
     *("inner all_reduce", "inner reduce_scatter"),
 )

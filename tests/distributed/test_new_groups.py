@@ -127,6 +127,15 @@ def test_ranks_that_disagree_hear_of_it(world):
     assert total(None, 1) == world.size
 
 
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_make_groups_by_other_calls_hear_of_both(world, group):
+    with pytest.raises(dist.MismatchError, match=r"calls split_group.*calls new_subgroups"):
+        if world.rank == world.size - 1:
+            dist.new_subgroups(1, group)
+        else:
+            dist.split_group(group, [[rank] for rank in range(world.size)])
+
+
 def test_local_synchronization(world):
     count = dist.get_pg_count()
     groups = []

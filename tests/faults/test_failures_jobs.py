@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not is_open_mpi(), reason="only Open MPI's mpiru
 
 # Of programs/survivors: the others' waits when a rank dies.
 EVERYDAY = (
-    *("short all_reduce", "long all_reduce", "symmetric all_reduce", "all_reduce in MPI", "asynchronous"),
+    *("short all_reduce", "long all_reduce", "symmetric all_reduce", "all_reduce in MPI", "asynchronous", "isend"),
     *("a group without the victim", "receiving from any", "in the middle of making a group"),
 )
 STATES = (

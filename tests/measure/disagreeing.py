@@ -1,8 +1,10 @@
 """Jobs in which one rank calls something else: ``python -m tests.measure.disagreeing [--trials 100]``.
 
-A job makes some asynchronous trials, each in a group of its own and caught, and then a blocking one, its last call.
-Operations, sizes, dtypes, reductions, roots, groups and nodes are drawn from the trial's number. Right is a
-MismatchError with both calls on every rank of the group, and nothing else. Prints the trials that are not.
+A job makes some asynchronous trials, each in a group of its own, behind calls that are pending, and caught, and then a
+blocking one, its last call. A third of the jobs make all trials in guests (``init_process_group(comm=...)``) instead,
+where every error is caught. Operations, sizes, dtypes, reductions, roots, groups and nodes are drawn from the trial's
+number. Right is a MismatchError with both calls on every rank of the group, and nothing else. Prints the trials that
+are not.
 """
 
 from __future__ import annotations
@@ -80,6 +82,11 @@ def drawn(rng: random.Random, ranks: int, names: tuple[str, ...], *, in_world: b
             return Trial(members, rng.choice(members), one, other)
 
 
+def _drawn_pending(rng: random.Random) -> list[int]:
+    """Draw the sizes of calls that are pending."""
+    return [rng.choice(_SIZES) for _ in range(rng.choice([0, 0, 1, 3]))]
+
+
 def _made(call: Call, group: Any, *, later: bool) -> Any:
     import numpy as np
 
@@ -118,32 +125,63 @@ def names_both(trial: Trial, text: str) -> bool:
     return "disagree: rank" in text and all(named)
 
 
-def _caught(trial: Trial, rank: int) -> str:
-    """Make a trial's call and destroy its group; return what is wrong."""
+def _caught(trial: Trial, rank: int, pending: list[int], *, guest: bool) -> str:
+    """Make a trial's call behind sums of these sizes, and destroy its group; return what is wrong."""
+    import numpy as np
+    from mpi4py import MPI
+
     import mpiddp as dist
 
-    group = dist.new_group(list(trial.members))
-    if rank not in trial.members:
+    inside = rank in trial.members
+    part = MPI.COMM_WORLD.Split(0 if inside else MPI.UNDEFINED) if guest else MPI.COMM_NULL
+    group = None if guest else dist.new_group(list(trial.members))
+    if not inside:
         return ""
+    if guest:
+        dist.init_process_group(comm=part, timeout=20)
+        group = dist.group.WORLD
     text = "nothing"
     try:
-        work = _made(trial.other if rank == trial.odd else trial.one, group, later=True)
-        work.wait(*[20] * isinstance(work, dist.Work))
+        sums = [np.ones(count) for count in pending]
+        works = [dist.all_reduce(x, group=group, async_op=True) for x in sums]
+        works.append(_made(trial.other if rank == trial.odd else trial.one, group, later=not guest or bool(pending)))
+        for work in works[::-1]:
+            if hasattr(work, "wait"):
+                work.wait(*[20] * isinstance(work, dist.Work))
+        if any((x != len(trial.members)).any() for x in sums):
+            return f"{trial}: a call before it has a wrong sum"
         dist.destroy_process_group(group)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
     with contextlib.suppress(dist.MismatchError, ValueError):  # destroyed already, or told again
         dist.destroy_process_group(group)
-    return "" if names_both(trial, text) else f"{trial}: {text}"
+    if guest:
+        part.Barrier()
+    return "" if names_both(trial, text) else f"{trial}, pending {pending}: {text}"
+
+
+def is_guest(seed: str) -> bool:
+    return random.Random(f"{seed}, guest").random() < 1 / 3
 
 
 def main_of_a_rank(seed: str) -> None:
+    from mpi4py import MPI
+
     import mpiddp as dist
 
+    if is_guest(seed):
+        rng, world = random.Random(seed), MPI.COMM_WORLD
+        missed = []
+        for _ in range(_CAUGHT + 1):
+            trial = drawn(rng, world.size, _CAUGHT_CALLS + _BLOCKING_CALLS)
+            pending = [] if {trial.one.name, trial.other.name} & set(_BLOCKING_CALLS) else _drawn_pending(rng)
+            missed.append(_caught(trial, world.rank, pending, guest=True))
+        print(f"caught: {json.dumps([each for each in missed if each])}", flush=True)
+        return
     dist.init_process_group(timeout=40)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     rng = random.Random(seed)
-    missed = [_caught(drawn(rng, ranks, _CAUGHT_CALLS), rank) for _ in range(_CAUGHT)]
+    missed = [_caught(drawn(rng, ranks, _CAUGHT_CALLS), rank, _drawn_pending(rng), guest=False) for _ in range(_CAUGHT)]
     print(f"caught: {json.dumps([each for each in missed if each])}", flush=True)
     dist.barrier()
     trial = last_of(seed, ranks)
@@ -179,6 +217,9 @@ def run(seed: int, on: hosts.Hosts | None = None) -> str:
     missed = [f"{where}: {each}" for told in said for each in told]
     if len(said) < ranks:
         missed.append(f"{where}, in the caught trials: {done}")
+    elif is_guest(str(seed)):
+        if done.rc != 0:
+            missed.append(f"{where}, a guest: {done}")
     elif done.rc != 111 or not names_both(trial, done.stderr + done.stdout):
         missed.append(f"{where}, at the end: {trial}: {done}")
     return "\n".join(missed)

@@ -66,8 +66,16 @@ def mistakes(dist, comm):
     def different():
         dist.all_reduce(np.ones(3 + (comm.rank == last)))
 
-    for call, kind in ((late, "DistTimeoutError"), (late_in_mpi, "DistTimeoutError"), (different, "MismatchError")):
-        dist.init_process_group(comm=comm, timeout=SHORT_S if call is not different else None)
+    def one_makes_a_group():
+        dist.new_group([0]) if comm.rank == last else dist.barrier()
+
+    def late_to_make_a_group():
+        time.sleep(2 * SHORT_S if comm.rank == last else 0)
+        dist.new_group([0])
+
+    for call in (late, late_in_mpi, late_to_make_a_group, different, one_makes_a_group):
+        kind = "DistTimeoutError" if "late" in call.__name__ else "MismatchError"
+        dist.init_process_group(comm=comm, timeout=SHORT_S if "late" in call.__name__ else None)
         dist.barrier()
         error = caught(dist, getattr(dist, kind), call)
         assert f"{comm.size} ranks (" in str(error) and "of the world)" in str(error), error

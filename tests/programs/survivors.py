@@ -67,6 +67,14 @@ def wait(case):
             while case == "asking" and not work.is_completed():
                 time.sleep(0.01)
             work.wait()
+        case "isend":
+            from mpiddp.mpi.lazy import MPI
+
+            dies()
+            while not MPI.COMM_WORLD.Get_failed().size:  # MPI knows before the watchdog does
+                MPI.COMM_SELF.Iprobe()
+            dist.isend(short, dst=victim).wait()
+            dist.barrier()
         case "in the middle of making a group":
             from mpiddp.mpi.link import Link
 
