@@ -73,7 +73,7 @@ def wait(case):
             dies()
             while not MPI.COMM_WORLD.Get_failed().size:  # MPI knows before the watchdog does
                 MPI.COMM_SELF.Iprobe()
-            dist.isend(short, dst=victim).wait()
+            dist.isend(long, dst=victim).wait()
             dist.barrier()
         case "in the middle of making a group":
             from mpiddp.mpi.link import Link
