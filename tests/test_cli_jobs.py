@@ -40,6 +40,10 @@ def test_train_prints_and_writes_what_it_promises(tmp_path):
     assert lines[1]["loss"] < lines[0]["loss"]
     assert (tmp_path / "out" / "metrics.jsonl").read_text() == (tmp_path / "m.jsonl").read_text()
     assert json.loads((tmp_path / "out" / "config.json").read_text())["epochs"] == 2
+    described = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert [place["rank"] for place in described["ranks"]] == [0, 1, 2] and "train --epochs 2" in described["command"]
+    assert {"versions", "mpi", "commits", "started"} <= described.keys()
+    assert all(re.fullmatch("[0-9a-f]{40}(-dirty)?", each) for each in described["commits"].values() if each), described
     saved = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
     assert saved["fc1.weight"].shape == (50, 320)
     assert not [path for path in (tmp_path / "out").rglob("*") if path.name.startswith(".")]

@@ -45,7 +45,6 @@ def told(done: launcher.Completed):
 @pytest.mark.parametrize(
     ("ranks", "cyclic", "expected"),
     [
-        pytest.param(4, False, ["h1", "h1", "h2", "h2"], marks=pytest.mark.long),
         (4, True, ["h1", "h2", "h1", "h2"]),
         (3, False, ["h1", "h1", "h2"]),
     ],
@@ -82,13 +81,6 @@ def test_one_copy_of_a_data_set_serves_the_ranks_of_its_host(two, tmp_path, cycl
     assert all(len(each) == 1 and each != {"0"} for each in files.values()), "the ranks of a host map one file"
     assert files["h1"] != files["h2"]
     assert sorted(call for _, calls, _ in found for call in calls) == ["h1", "h2"], "loaded once a host"
-
-
-@pytest.mark.long
-def test_four_hosts():
-    with hosts.Hosts(4) as four:
-        found = told(run(four.block, 4, "placed"))
-    assert found["hosts"] == ["h1", "h2", "h3", "h4"]
 
 
 @pytest.mark.parametrize(

@@ -143,9 +143,7 @@ def test_variables_are_filled_before_mpi_starts_and_corrected_after():
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(
-    ("threads", "warns"), [(None, True), pytest.param("64", True, marks=pytest.mark.long), ("1", False)]
-)
+@pytest.mark.parametrize(("threads", "warns"), [(None, True), ("1", False)])
 def test_too_many_blas_threads(threads, warns):
     done = job("init", ranks=2, **dict.fromkeys(cores.THREAD_VARIABLES, threads))
     assert done.rc == 0, done

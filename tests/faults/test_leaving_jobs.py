@@ -72,7 +72,7 @@ def said(done):
 def test_exception_ends_job():
     done = job("waits", "raise", "all_reduce", ranks=3, limit_s=40)
     assert_ended(done)
-    assert done.rc == 1, done
+    assert done.rc == 1 and "interrupted" not in done.stderr, done  # as mpirun ends the others
     lines = said(done)[1]
     assert lines[0] == "Traceback (most recent call last):" and lines[-1] == "ValueError: boom", done
     # In one piece, without others' lines between them.
@@ -113,10 +113,6 @@ def test_rank_that_left_is_named(jobs, left):
 def test_exception_at_exit_of_a_rank_that_others_need(jobs):
     done = jobs["a failure in the last words"].result()
     assert_ended(done, "ValueError: boom", "all_reduce #1", "rank 1 has ended")
-
-
-def test_death_ends_job():
-    assert_ended(job("waits", "SIGKILL", "all_reduce", ranks=3, limit_s=40))
 
 
 def test_a_crash_tells_its_rank_and_line():

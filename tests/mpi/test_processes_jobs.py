@@ -10,18 +10,6 @@ from harness.launcher import SHARED, job, mpiexec, side_by_side
 from harness.tiers import chosen, thinned
 
 METHODS = ("spawn", "forkserver")
-TORCH_SPAWN = """
-import mpiddp as dist
-import torch.multiprocessing as mp
-
-
-def run(rank, size):
-    dist.init_process_group(rank=rank, world_size=size)
-
-
-if __name__ == "__main__":
-    mp.spawn(run, args=(2,), nprocs=2)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +28,6 @@ def assert_refused(done):
 @pytest.mark.parametrize("left_in", thinned(["fork", *METHODS], "fork", "spawn"))
 def test_a_spawn_that_was_left_in(spawns, left_in):
     assert_refused(spawns[left_in].result())
-
-
-@pytest.mark.long
-def test_mp_spawn_that_was_left_in():
-    pytest.importorskip("torch")
-    assert_refused(job(TORCH_SPAWN, ranks=2, limit_s=200))
 
 
 @pytest.mark.parametrize("method", thinned(METHODS, "spawn"))

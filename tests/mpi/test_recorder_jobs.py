@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -89,26 +88,3 @@ def test_nothing_is_written_unasked(tmp_path) -> None:
         done = job("endings", case, ranks=2, MPIDDP_FLIGHT_RECORDER=None, TMPDIR=str(tmp_path))
         assert "flight recorder" not in done.stderr, done
     assert not list(tmp_path.glob("mpiddp-*"))
-
-
-@pytest.mark.long
-def test_the_line_of_a_torch_program(tmp_path) -> None:
-    pytest.importorskip("torch")
-    script = tmp_path / "script.py"
-    lines = (
-        "import torch, torch.distributed as dist",
-        "import mpiddp.torch",
-        "dist.init_process_group('mpiddp')",
-        "def step():",
-        "    dist.all_reduce(torch.ones(3))",
-        "step()",
-        "dist.barrier()",
-        "raise SystemExit('mine') if dist.get_rank() == 9 else KeyError",
-    )
-    script.write_text("\n".join(lines))
-    prefix = tmp_path / "dumps" / "rank_"
-    done = job(script, ranks=2, MPIDDP_FLIGHT_RECORDER=str(prefix))
-    read = job("-m", "mpiddp", "flight", "--json", *sorted(prefix.parent.iterdir()))
-    calls = json.loads(read.stdout)["0"]["calls"]
-    places = [(each["function"], each["file"], each["line"]) for each in calls if "all_reduce" in each["call"]]
-    assert ("step", str(script), 5) in places, (done, calls)

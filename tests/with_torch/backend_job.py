@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_map_only
 
 import mpiddp
 import mpiddp.torch
+from mpiddp.mpi import recorder
 from mpiddp.shm.segment import find
 from mpiddp.torch.arrays import Loan
 from mpiddp.torch.work import Work
@@ -119,6 +120,7 @@ def check_zero_copy() -> None:
     part = whole[10:20]
     before = part.data_ptr()
     dist.all_reduce(part)
+    assert recorder.entries()[-1].code.co_filename == __file__, "the line is the program's, not torch's"
     assert part.data_ptr() == before
     assert whole.sum() == 990 + 10 * dist.get_world_size()
     shared = mpiddp.torch.symmetric_empty((4, 100), torch.float64)
