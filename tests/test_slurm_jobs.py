@@ -238,26 +238,17 @@ def test_array(jobs):
 
 @needs_slurm
 @pytest.mark.long
-def test_suite_under_srun(jobs):
-    end = jobs.end("test")
-    assert (end.state, end.rc) == ("COMPLETED", 0), end
-    assert len(re.findall(r"\d+ passed", end.log)) == 1, f"one rank alone speaks: {end}"
-
-
-@needs_slurm
-@pytest.mark.long
-def test_bench(jobs):
-    end = jobs.end("bench")
-    assert (end.state, end.rc) == ("COMPLETED", 0), end
-    assert re.search(r"^ *1024 ", end.log, re.M), end
-
-
-@needs_slurm
-@pytest.mark.long
-def test_train_gpu_says_what_is_missing(jobs):
-    end = jobs.end("no-gpu")
-    assert end.state == "FAILED", end
-    assert end.log.count("mpiddp: error: --device cuda: CuPy ") == 1, end
+@pytest.mark.parametrize(
+    ("name", "state", "said"),
+    [
+        ("test", "COMPLETED", r"\d+ passed"),
+        ("bench", "COMPLETED", r"^ *1024 "),
+        ("no-gpu", "FAILED", "mpiddp: error: --device cuda: CuPy "),
+    ],
+)
+def test_one_rank_says_how_it_went(jobs, name, state, said):
+    end = jobs.end(name)
+    assert end.state == state and len(re.findall(said, end.log, re.M)) == 1, end
 
 
 @needs_slurm

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 import time
 from pathlib import Path
 
@@ -34,22 +32,3 @@ def test_an_exception_leaves_none_of_mpis_memory() -> None:
     assert done.rc == 1 and names, done
     # Open MPI: each rank has files of its own, and may be ended before it has removed them.
     assert not [name for name in left if "mpich" in name], done
-
-
-def test_what_a_killed_job_leaves_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "SHARED", tmp_path)
-    began = time.time() - 60
-    names = "mpich_shm_1", "mpich_shm_2", "sm_segment.3", "sem.mp-4"
-    old, young, mapped, semaphore = (tmp_path / name for name in names)
-    for path in (old, young, mapped, semaphore):
-        path.write_bytes(bytes(4096))
-    for path in (old, mapped, semaphore):
-        os.utime(path, (began + 10, began + 10))
-    with mapped.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
-        launcher.remove_segments(began + 20)
-        assert old.exists(), "older than the job"
-        assert launcher.remove_segments(began), "one is young"
-        assert not old.exists() and young.exists() and mapped.exists()
-    launcher.remove_segments(began)
-    assert not mapped.exists()
-    assert semaphore.exists(), "it may be that of any program of this user; whether it lives is not to be seen"

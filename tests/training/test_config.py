@@ -198,15 +198,9 @@ def test_of_the_newest_checkpoint_that_can_be_read(tmp_path):
     checkpoint(tmp_path, 12, "[]")
     assert resumed_threads(tmp_path, 2) == 3
     assert resumed_threads(tmp_path, 4) is None, "the bits of another number of ranks are others anyway"
-
-
-def test_of_a_folder_that_cannot_be_read(tmp_path):
-    assert resumed_threads(tmp_path / ("x" * 300), 2) is None
-
-
-def test_a_run_that_has_set_none(tmp_path):
-    checkpoint(tmp_path, 1, bits(2, None))
-    assert resumed_threads(tmp_path, 2) is None
+    checkpoint(tmp_path, 13, bits(2, None))
+    assert resumed_threads(tmp_path, 2) is None, "it has set none"
+    assert resumed_threads(tmp_path / ("x" * 300), 2) is None, "a folder that cannot be read"
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, {5}), (7, {7})])
