@@ -10,7 +10,7 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.algorithms import plan
-from mpiddp.bench import compare, contenders, results, sweep, train, tune
+from mpiddp.bench import compare, contenders, results, sweep, tune
 from mpiddp.bench.cli import OPERATIONS
 from mpiddp.bench.contenders import Contender
 from mpiddp.bench.job import Bench, job, symmetric
@@ -232,28 +232,6 @@ def test_tune_measures_every_candidate_and_marks_the_tables(here, lines):
             marked = [name for name, cell in zip(names, row.split()[1:], strict=True) if cell.startswith("*")]
             assert marked == [plan.algorithm_of(operation, link, 1 << 10)]
     assert "MPIDDP_ALGORITHM=" in printed[-1] or "nothing to set" in printed[-1]
-
-
-def test_train_shares_the_strong_batch_and_multiplies_the_weak_one(here, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(train, "NETWORKS", {"mlp": train.NETWORKS["mlp"]})
-    file = here.comm.bcast(tmp_path) / "train.json"
-    given = ("train", "--strong-batch", "9", "--weak-batch", "3", "-n", "2", "--json", str(file))
-    assert train.run(options(*given)) == 0
-    if here.rank == 0:
-        rows = results.read(file)[0]["rows"]
-        teams = {1: [1], 2: [1, 2], 3: [1, 2, 3], 4: [1, 2, 4]}[here.size]
-        expected = [("strong", team, 9 // team) for team in teams] + [("weak", team, 3) for team in teams]
-        assert [(row["scaling"], row["ranks"], row["batch"]) for row in rows] == expected
-        for row in rows:
-            assert row["samples_per_s"] == pytest.approx(row["batch"] * row["ranks"] / row["step_s"])
-            alone = rows[0 if row["scaling"] == "strong" else len(teams)]
-            assert row["efficiency"] == pytest.approx(row["samples_per_s"] / alone["samples_per_s"] / row["ranks"])
-
-
-@pytest.mark.mpi(min_size=2)
-def test_train_needs_a_sample_for_each_rank(here):
-    with pytest.raises(UsageError, match="--strong-batch 1"):
-        train.run(options("train", "--strong-batch", "1"))
 
 
 def test_a_row_is_slower_beyond_a_tenth_and_three_microseconds():
