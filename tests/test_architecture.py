@@ -41,7 +41,13 @@ WIDER = ("mpiddp.nn.collectives",)
 
 GUARDED = {
     "cupy": ("mpiddp.device",),
-    "mpi4py": ("mpiddp.mpi.lazy", "mpiddp.mpi.finalize", "mpiddp.bench", "mpiddp.examples.heat"),
+    "mpi4py": (
+        "mpiddp.mpi.lazy",
+        "mpiddp.mpi.finalize",
+        "mpiddp.bench",
+        "mpiddp.examples.heat",
+        "mpiddp.examples.solver",
+    ),
     "torch": ("mpiddp.torch", "mpiddp.bench"),
 }
 """Libraries that may be touched in one place only, by an import or by a look-up of the module."""

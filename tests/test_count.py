@@ -47,7 +47,7 @@ BUDGET = {
     "mpiddp/data": 1350,
     "mpiddp/device": 530,
     "mpiddp/distributed": 2100,
-    "mpiddp/examples": 790,
+    "mpiddp/examples": 801,
     "mpiddp/faults": 2450,
     "mpiddp/mpi": 2230,
     "mpiddp/nn": 1370,

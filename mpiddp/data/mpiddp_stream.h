@@ -8,14 +8,22 @@
 #include <string.h>
 
 enum { MPIDDP_TAG = 31000, MPIDDP_MAX_FIELDS = 32, MPIDDP_WAIT = 0, MPIDDP_DROP = 1, MPIDDP_STOP = 2 };
-typedef struct { int rank, stopped; int64_t credits, sent; } mpiddp_trainer;
+typedef struct { int rank, stopped, ended; int64_t credits, sent; } mpiddp_trainer;
 typedef struct {
     MPI_Comm comm;
-    int tag, fields, bytes[MPIDDP_MAX_FIELDS], trainers, known, stopped, next, mode;
+    int tag, fields, bytes[MPIDDP_MAX_FIELDS], trainers, known, stopped, ended, next, mode;
     int64_t dropped, slowed;
     double look; /* time of the next look for messages */
     mpiddp_trainer *trainer;
 } mpiddp_stream;
+
+/* Say that there are no more samples for a trainer; the last one is told of all that were dropped or late. */
+static void mpiddp_stream_end(mpiddp_stream *s, mpiddp_trainer *to) {
+    if (to->ended++) return;
+    int last = ++s->ended == s->trainers;
+    int64_t end[3] = {to->sent, last ? s->dropped : 0, last ? s->slowed : 0};
+    MPI_Send(end, 3, MPI_INT64_T, to->rank, s->tag + 3, s->comm);
+}
 
 /* Receive one message of a trainer, or of any: credits, a mode, the number of trainers. */
 static void mpiddp_stream_hear(mpiddp_stream *s, int rank) {
@@ -27,8 +35,10 @@ static void mpiddp_stream_hear(mpiddp_stream *s, int rank) {
     while (i < s->known && s->trainer[i].rank != status.MPI_SOURCE) i++;
     if (i == s->known) s->trainer[s->known++].rank = status.MPI_SOURCE;
     s->trainer[i].credits += news[0];
-    if (news[1] == MPIDDP_STOP) s->stopped += s->trainer[i].stopped = 1;
-    else s->mode = (int)news[1];
+    if (news[1] == MPIDDP_STOP) {
+        s->stopped += s->trainer[i].stopped = 1;
+        mpiddp_stream_end(s, &s->trainer[i]);
+    } else s->mode = (int)news[1];
 }
 
 /* Receive a message, if there is one, of trainers that have not stopped: the others' are of their next stream. */
@@ -100,10 +110,7 @@ static int mpiddp_stream_put(mpiddp_stream *s, const void *const *sample) {
 
 /* Say that there are no more samples, and wait until the trainers know. */
 static void mpiddp_stream_close(mpiddp_stream *s) {
-    for (int i = 0; i < s->trainers; i++) {
-        int64_t end[3] = {s->trainer[i].sent, i ? 0 : s->dropped, i ? 0 : s->slowed};
-        MPI_Send(end, 3, MPI_INT64_T, s->trainer[i].rank, s->tag + 3, s->comm);
-    }
+    for (int i = 0; i < s->trainers; i++) mpiddp_stream_end(s, &s->trainer[i]);
     while (s->stopped < s->trainers) mpiddp_stream_news(s);
     free(s->trainer);
 }

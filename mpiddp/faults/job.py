@@ -50,7 +50,7 @@ class Job(NamedTuple):
             if not Failures(comm).survivable:
                 made = meeting.duplicate()
                 return cls.gather(made, world.gather(made, lambda value: meeting.allgather(made, value)), own, raises)
-            meeting.agree()
+            meeting.gather()
         job = cls._of_survivors(comm, own, raises)
         if job.world.size < comm.size:
             finalize.never_finalize()

@@ -28,6 +28,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.typing import Array
 
 from . import abort
+from .failures import Failures
 
 _SPINS, _SLEEP_S, _LONGEST_SLEEP_S = 1000, 50e-6, 0.002
 _NAMES = Path("/proc/net/unix")
@@ -66,19 +67,21 @@ class Meeting:
             yield
             _begun[:] = [each for each in _begun if each[1] is not self._steps]
 
+    def gather(self) -> None:
+        """Wait until all ranks that are alive have come."""
+        if Failures(self._comm).survivable:
+            with contextlib.suppress(MPI.Exception):  # a rank has failed: Shrink leaves it out
+                self._step(lambda: (self._comm.Iagree(np.ones(1, np.int32)), None))
+        else:
+            self._step(lambda: (self._comm.Ibarrier(), None))
+
     def duplicate(self) -> MPI.Intracomm:
         """Return a duplicate of the communicator."""
         # Open MPI makes no other communicator while a duplication waits for ranks, perhaps for ever: first all meet.
-        self._step(lambda: (self._comm.Ibarrier(), None))
+        self.gather()
         made = MPI.Intracomm(self._step(lambda: self._comm.Idup()[::-1]))
         made.Set_errhandler(MPI.ERRORS_RETURN)
         return made
-
-    def agree(self) -> None:
-        """Wait until all ranks that are alive have come."""
-        flag = np.ones(1, np.int32)
-        with contextlib.suppress(MPI.Exception):  # a rank has failed: Shrink leaves it out
-            self._step(lambda: (self._comm.Iagree(flag), None))
 
     def allgather(self, comm: MPI.Intracomm, value: Any) -> list[Any]:
         """Return the values of all ranks of ``comm``, the duplicate."""

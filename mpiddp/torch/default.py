@@ -9,11 +9,14 @@ from typing import Literal
 
 from torch.distributed import distributed_c10d as c10d
 
-from mpiddp import distributed
+from mpiddp import distributed, settings
 from mpiddp.distributed import init
+from mpiddp.faults.meeting import Meeting
+from mpiddp.mpi.finalize import running
 from mpiddp.mpi.lazy import MPI
 
 from . import cuda
+from .options import seconds
 
 _ours = False
 _comm: MPI.Intracomm | None = None
@@ -46,6 +49,11 @@ def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> distributed.Pro
     """
     global _ours
     if not distributed.is_initialized():
+        if running() and _comm is None:
+            # Where MPI has not started, nothing can interrupt the wait for the others: they meet in MPI_Init.
+            meeting = Meeting(MPI.COMM_WORLD, seconds(timeout) or settings.default_timeout_s())
+            with meeting.held():
+                meeting.gather()
         distributed.init_process_group(
             timeout=timeout, rank=rank, world_size=size, device_id=cuda.chosen(), comm=_comm, on_error=_on_error
         )

@@ -222,6 +222,17 @@ def check_errors(rank: int, size: int) -> None:
                 assert isinstance(error, mpiddp.MismatchError) and "all_reduce #1" in str(error)
             else:
                 raise AssertionError("rank 0 has made another call")
+        dist.destroy_process_group()
+        if rank == 0:
+            try:
+                dist.init_process_group("mpiddp", timeout=timedelta(seconds=1))
+            except dist.DistBackendError as error:
+                assert isinstance(error, TimeoutError) and re.search(r"rank 1 .*has not called it", str(error)), error
+            else:
+                raise AssertionError("nobody else called")
+        else:
+            time.sleep(2)
+        dist.init_process_group("mpiddp")
         dist.barrier()
 
 
