@@ -48,15 +48,15 @@ BUDGET = {
     "mpiddp/device": 530,
     "mpiddp/distributed": 2100,
     "mpiddp/examples": 801,
-    "mpiddp/faults": 2450,
+    "mpiddp/faults": 2451,
     "mpiddp/mpi": 2230,
     "mpiddp/nn": 1370,
     "mpiddp/optim": 510,
     "mpiddp/parallel": 2070,
     "mpiddp/shm": 460,
-    "mpiddp/torch": 1515,
+    "mpiddp/torch": 1522,
     "mpiddp/training": 2490,
-    "tests, all": 27_640,
+    "tests, all": 27_666,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

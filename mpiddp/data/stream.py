@@ -8,6 +8,7 @@ import re
 import time
 from collections import Counter, namedtuple
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +43,23 @@ _open: list[Stream] = []
 def get_include() -> str:
     """Return the folder of ``mpiddp_stream.h``, ``mpiddp_stream.c`` and ``mpiddp_stream.f90``, for ``mpicc -I``."""
     return str(Path(__file__).parent)
+
+
+@dataclass(slots=True)
+class _Source:
+    """What this rank knows of a source that has not ended."""
+
+    credits: int
+    """Those it has left."""
+    heard: float
+    due: int = 0
+    """Credits to be sent to it."""
+    owed: int = 0
+    """Its samples that have not been confirmed."""
+    received: int = 0
+    described: bool = False
+    sent: int | None = None
+    """The number of its samples, once it has told its end."""
 
 
 class Stream:
@@ -116,7 +134,7 @@ class Stream:
         capacity: int = 1000,
         policy: Literal["reservoir", "fifo"] = "reservoir",
         min_fill: int = 1,
-        window: int = 32,
+        window: int = 64,
         full: Literal["wait", "drop"] = "wait",
         drop_last: bool = False,
         seed: int = 0,
@@ -160,17 +178,8 @@ class Stream:
         self._timeout_s = settings.default_timeout_s() if timeout is None else timeout
         self._warn_s = self._first_warning_s = settings.warn_after_s() or float("inf")
         self._status = MPI.Status()
-        self._live = set(self.sources)
-        self._undescribed = set(self.sources)
-        self._out = dict.fromkeys(self.sources, window)
-        """Credits that each source has left, as far as this rank knows."""
-        self._due = dict.fromkeys(self.sources, 0)
-        """Credits to be sent to each source."""
-        self._owed: Counter[int] = Counter()
-        """Samples of each source that have not been confirmed."""
-        self._ends: dict[int, int] = {}
-        self._received = dict.fromkeys(self.sources, 0)
-        self._heard = dict.fromkeys(self.sources, time.monotonic())
+        began = time.monotonic()
+        self._live = {source: _Source(window, began) for source in self.sources}
         self._looked = 0.0
         self._slots: Slots | None = None
         self._told: list[tuple[Any, Array]] = []
@@ -196,7 +205,8 @@ class Stream:
 
     def __next__(self) -> Any:
         policy = self._policy
-        self._progress()
+        if self._progress():
+            self._progress()  # the other half of the credits
         self._look()
         if self._live and not self._ready():
             self._wait(self._ready)
@@ -298,30 +308,33 @@ class Stream:
         return arrived
 
     def _arrive(self, slots: Slots) -> bool:
-        found, sources, sizes = slots.arrived()
-        live, size, now, counts = self._live, slots.bytes.shape[1], time.monotonic(), Counter(sources)
-        wrong: list[tuple[int, int, int]] = []
-        if sizes.count(size) < len(sizes) or not live.issuperset(counts):
+        # While one half of the credits is taken, sources send the other.
+        found, sources, sizes = slots.arrived(max(1, self._window * len(self._live) // 2))
+        if not found:
+            return False
+        ranks, size, now, wrong = {*sources}, slots.bytes.shape[1], time.monotonic(), []
+        if sizes.count(size) < len(sizes) or not ranks <= self._live.keys():
             all_three = zip(found, sources, sizes, strict=True)
-            wrong = [each for each in all_three if each[2] != size or each[1] not in live]
-        for source in live.intersection(counts):
-            self._counts["received"] += counts[source]
-            self._received[source] += counts[source]
-            self._heard[source] = now
-            self._out[source] -= counts[source]
-            self._owed[source] += counts[source]
-            self._end_if_complete(source)  # before anything can raise: its end may have come first
+            wrong = [each for each in all_three if each[2] != size or each[1] not in self._live]
+        for rank in ranks & self._live.keys():
+            source, count = self._live[rank], sources.count(rank)
+            self._counts["received"] += count
+            source.received += count
+            source.heard = now
+            source.credits -= count
+            source.owed += count
+            self._end_if_complete(rank)  # before anything can raise: its end may have come first
         if self._closing:
             slots.free += found
-        elif found:
-            for slot, *_ in wrong:
-                found.remove(slot)
-                slots.free.append(slot)
-            self._policy.add(found)
-            self._settle()
-            if wrong:
-                self._refuse(*wrong[0][1:])
-        return bool(sources)
+            return True
+        for slot, *_ in wrong:
+            found.remove(slot)
+            slots.free.append(slot)
+        self._policy.add(found)
+        self._settle()
+        if wrong:
+            self._refuse(*wrong[0][1:])
+        return True
 
     def _refuse(self, source: int, size: int) -> None:
         self._hear()  # its description says more
@@ -342,53 +355,53 @@ class Stream:
             self._counts["left"] += 1
         if len(policy.slots) > self.capacity:
             return
-        for source, count in self._owed.items():
-            if source not in self._live or source in self._ends:
+        for rank, source in self._live.items():
+            if not source.owed or source.sent is not None:
                 continue
-            slots.post(count)
-            if not self._out[source]:
-                self._heard[source] = time.monotonic()  # it could not send
-            self._out[source] += count
-            self._due[source] += count
+            slots.post(source.owed)
+            if not source.credits:
+                source.heard = time.monotonic()  # it could not send
+            source.credits += source.owed
+            source.due += source.owed
+            source.owed = 0
             # Few messages: the source has as many credits left.
-            if 2 * self._due[source] >= self._window:
-                self._tell(source, self._due[source])
-                self._due[source] = 0
-        self._owed.clear()
+            if 2 * source.due >= self._window:
+                self._tell(rank, source.due)
+                source.due = 0
 
     def _hear(self) -> None:
         """Receive descriptions and ends."""
         status, comm = self._status, self.comm
-        while self._undescribed and comm.Iprobe(MPI.ANY_SOURCE, self._tag + 1, status):
-            source, letters = status.source, np.empty(status.count, np.uint8)
-            comm.Recv([letters, MPI.CHAR], source, self._tag + 1)
-            self._undescribed.discard(source)
-            self._end_if_complete(source)
+        while self._live and comm.Iprobe(MPI.ANY_SOURCE, self._tag + 1, status):
+            rank, letters = status.source, np.empty(status.count, np.uint8)
+            comm.Recv([letters, MPI.CHAR], rank, self._tag + 1)
+            self._live[rank].described = True
+            self._end_if_complete(rank)
             text = letters.tobytes().decode(errors="replace")
             try:
                 fields = _parsed(text)
                 made = self._slots or self._make(fields)
             except ValueError as error:
-                raise MismatchError(f"Stream's source {source} has '{text}': {error}") from None
+                raise MismatchError(f"Stream's source {rank} has '{text}': {error}") from None
             if fields != made.samples.dtype:
                 raise MismatchError(
-                    f"Stream's source {source} has '{text}', where '{text_of(made.samples.dtype)}' is expected: all "
+                    f"Stream's source {rank} has '{text}', where '{text_of(made.samples.dtype)}' is expected: all "
                     "sources and the argument fields have to say the same"
                 )
         while self._live and comm.Iprobe(MPI.ANY_SOURCE, self._tag + 3, status):
-            source, end = status.source, np.empty(3, np.int64)
-            comm.Recv([end, MPI.INT64_T], source, self._tag + 3)
-            self._ends[source] = int(end[0])
+            rank, end = status.source, np.empty(3, np.int64)
+            comm.Recv([end, MPI.INT64_T], rank, self._tag + 3)
+            self._live[rank].sent = int(end[0])
             self._counts.update(dropped=int(end[1]), slowed=int(end[2]))
-            self._end_if_complete(source)
+            self._end_if_complete(rank)
 
-    def _end_if_complete(self, source: int) -> None:
-        complete = source not in self._undescribed and self._ends.get(source) == self._received[source]
-        if source not in self._live or not complete:
+    def _end_if_complete(self, rank: int) -> None:
+        source = self._live[rank]
+        if not source.described or source.sent != source.received:
             return  # MPI does not order messages of different tags
-        self._live.remove(source)
+        del self._live[rank]
         if not self._closing:
-            self._tell(source, 0, mode=_STOP)
+            self._tell(rank, 0, mode=_STOP)
         if not self._live:
             _open.remove(self)
             atexit.unregister(self.close)
@@ -426,7 +439,7 @@ class Stream:
         if now - self._looked < min(_LOOK_S, self._first_warning_s / 4):
             return
         self._looked = now
-        quiet_s = max((now - self._heard[each] for each in self._live if self._out[each]), default=0.0)
+        quiet_s = max((now - each.heard for each in self._live.values() if each.credits), default=0.0)
         if quiet_s < self._first_warning_s:
             self._warn_s = self._first_warning_s
         elif quiet_s >= self._warn_s:
@@ -441,12 +454,12 @@ class Stream:
     def _states(self, quiet_s: float = 0.0) -> str:
         """Return the sources that may send and have not for ``quiet_s``."""
         now, states = time.monotonic(), []
-        for source in sorted(self._live):
-            silent_s = now - self._heard[source]
-            if self._out[source] and silent_s >= quiet_s:
-                begun = f"silent for {duration(silent_s)} after {self._received[source]} samples"
+        for rank, source in sorted(self._live.items()):
+            silent_s = now - source.heard
+            if source.credits and silent_s >= quiet_s:
+                begun = f"silent for {duration(silent_s)} after {source.received} samples"
                 unopened = f"which has not opened its stream in {duration(silent_s)}"
-                states.append(f"source {source}, {unopened if source in self._undescribed else begun}")
+                states.append(f"source {rank}, {begun if source.described else unopened}")
         return "; ".join(states) or "no source"
 
 

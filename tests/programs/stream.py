@@ -176,7 +176,7 @@ def silent_source():
         source.close()
     else:
         stream, found = Stream(world, [0, 1], batch_size=3, capacity=60), 0
-        while stream._live != {1}:
+        while {*stream._live} != {1}:
             found += len(check(next(stream)))
             time.sleep(0.01)
         end = time.monotonic() + 1
