@@ -56,7 +56,7 @@ BUDGET = {
     "mpiddp/shm": 460,
     "mpiddp/torch": 1522,
     "mpiddp/training": 2490,
-    "tests, all": 27_673,
+    "tests, all": 27_681,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -210,3 +210,13 @@ def test_a_hook_on_buffers_takes_the_place_of_the_broadcast(world: World, where:
     assert calls == [{"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}] * 2
     if where is dist.BufferCommHookLocation.POST_FORWARD:
         assert_same_bits_everywhere({"mean": ddp.module.norm.running_mean})
+
+
+def test_a_check_on_one_rank_beside_a_construction_on_others(world: World) -> None:
+    ddp = DDP(mlp())
+    if world.size == 1:
+        return
+    with pytest.raises(
+        dist.MismatchError, match=r"rank . is in .*(check_replicas|DistributedDataParallel)\(.*, rank . "
+    ):
+        ddp.check_replicas() if world.rank == 0 else DDP(mlp())
