@@ -25,11 +25,12 @@ CACHE_BYTES = 1 << 19
 _LINE_BYTES = 64
 
 
-def bounds(count: int, parts: int, itemsize: int) -> list[int]:
+@functools.lru_cache(maxsize=256)
+def bounds(count: int, parts: int, itemsize: int) -> tuple[int, ...]:
     """Return the bounds of slices, on cache lines, so that no two ranks write to one line."""
     line = max(_LINE_BYTES // itemsize, 1)
     lines = -(-count // line)
-    return [min(lines * part // parts * line, count) for part in range(parts)] + [count]
+    return (*(min(lines * part // parts * line, count) for part in range(parts)), count)
 
 
 def reduce_rows(

@@ -131,11 +131,11 @@ def _meet(
     attach: Attach,
     way: str | None,
     op: ReduceOp | None = None,
-    mpis: Steps | None = None,
+    mpis: Callable[[Link], Steps] | None = None,
 ) -> Steps:
     """Meet all ranks, of which ``x`` is this one's array, and pass ordinary ones on; None if there is no way for them.
 
-    Ordinary arrays go by ``way`` if that is possible, and by default as `ways` says. ``mpis`` are the steps of
+    Ordinary arrays go by ``way`` if that is possible, and by default as `ways` says. ``mpis`` makes the steps of
     MPI's own operation, which is possible where no sum's bits depend on it.
     """
     ways = link.resource(Ways)
@@ -166,11 +166,11 @@ def _meet(
         if copies is not None:
             possible[ATTACH] = _attached(link, attach, copies, factors)
     if mpis is not None and all_block and x.nbytes >= _MPIS_BYTES:
-        possible[MPIS] = mpis
+        possible[MPIS] = mpis(link.after())
     if possible:
         yield from ways.run(kind, possible, way)
     elif mpis is not None:
-        yield from mpis
+        yield from mpis(link.after())
     else:
         return None
     return _Met([], factors)
@@ -311,7 +311,7 @@ def all_gather(link: Link, call: Call, output: Array, x: Array, *, way: str | No
                 block[...] = source
 
     build = functools.partial(_gathering, link, source, blocks)
-    mpis = native.all_gather(link.after(), output, x)
+    mpis = functools.partial(native.all_gather, output=output, x=x)
     met: _Met = yield from _meet(link, call, source, build, attach, way, mpis=mpis)
     if met.rows:
         for row, block in zip(met.rows, blocks, strict=True):
@@ -342,7 +342,7 @@ def broadcast(link: Link, call: Call, x: Array, root: int, *, way: str | None = 
             copies.read(root, 0, target[:cut])
 
     build = functools.partial(_spreading, link, target, root)
-    mpis = native.broadcast(link.after(), x, root)
+    mpis = functools.partial(native.broadcast, x=x, root=root)
     met: _Met = yield from _meet(link, call, target, build, attach, way, mpis=mpis)
     if met.rows:
         if link.rank != root:

@@ -14,7 +14,6 @@ Open MPI hang then.
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections import Counter, deque
 from collections.abc import Callable
@@ -59,8 +58,8 @@ class Channel:
 
     def after(self) -> Self:
         """Return this channel with ``later`` as ``now`` too, for an algorithm that runs as a later step."""
-        changed = copy.copy(self)
-        changed.now = self.later
+        changed = object.__new__(type(self))
+        changed.__dict__.update(self.__dict__, now=self.later)  # a tenth of the time of copy.copy
         return changed
 
 

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import secrets
+import struct
 from collections.abc import Callable
 
 import numpy as np
@@ -23,11 +24,8 @@ from mpiddp.typing import Array
 from .segment import address_of
 
 
-class _IoVec(ctypes.Structure):
-    _fields_ = (("start", ctypes.c_size_t), ("length", ctypes.c_size_t))
-
-
-_SPAN_BYTES = ctypes.sizeof(_IoVec)
+_IOVEC = struct.Struct("@PN")
+"""struct iovec: the first address and the length of a piece of memory."""
 _Transfer = Callable[..., int]
 
 
@@ -105,13 +103,10 @@ def _move(transfer: _Transfer | None, pid: int, there: int, here: int, size_byte
     """Let the kernel copy; return its error's number, or 0."""
     if transfer is None:
         return errno.ENOSYS
-    spans = (_IoVec * 2)()
-    own, other = spans
-    at, done = ctypes.addressof(spans), 0
+    done = 0
     while done < size_bytes:  # the kernel moves 2 GiB at most in a call
-        own.start, own.length = here + done, size_bytes - done
-        other.start, other.length = there + done, size_bytes - done
-        moved = transfer(pid, at, 1, at + _SPAN_BYTES, 1, 0)
+        left = size_bytes - done
+        moved = transfer(pid, _IOVEC.pack(here + done, left), 1, _IOVEC.pack(there + done, left), 1, 0)
         if moved <= 0:
             return ctypes.get_errno() or errno.EIO
         done += moved

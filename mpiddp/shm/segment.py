@@ -48,8 +48,11 @@ NOWHERE = Location(0, 0)
 
 
 def address_of(x: Array) -> int:
-    address: int = x.__array_interface__["data"][0]
-    return address
+    try:
+        return MPI.Get_address(x)  # an eighth of the other's time
+    except BufferError:  # an array with gaps
+        address: int = x.__array_interface__["data"][0]
+        return address
 
 
 class Segment:
