@@ -23,7 +23,6 @@ from mpiddp.typing import Array
 
 from .segment import address_of
 
-
 _IOVEC = struct.Struct("@PN")
 """struct iovec: the first address and the length of a piece of memory."""
 _Transfer = Callable[..., int]
