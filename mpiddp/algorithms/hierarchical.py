@@ -41,7 +41,7 @@ def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
     factors = mine.factors_of(op)
     peers: PeerAccess | None = None
     if in_place_everywhere(link, entries.segments):
-        peers = Views(mine.views(link.node, x) or [flat])
+        peers = Views(mine.views(link.node, x) or [flat], link.node.rank)
     elif not entries.segments.any():
         peers = yield from copied(link, x, mine)
     if peers is not None:
@@ -95,7 +95,7 @@ def _in_the_scratch(link: Link, x: Array, op: ReduceOp, factors: list[float] | N
         mine = buffers[link.node.rank]
         mine[...] = chunk
         yield link.node.later.Ibarrier()
-        yield from _where_they_lie(link, Views(buffers), mine, op, factors)
+        yield from _where_they_lie(link, Views(buffers, link.node.rank), mine, op, factors)
         chunk[...] = mine
 
 

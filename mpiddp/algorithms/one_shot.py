@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpiddp.faults.calls import NO_ROOT, BlockError
+from mpiddp.errors import DistError
+from mpiddp.faults.calls import NO_ROOT
 from mpiddp.faults.monitor import GroupMonitor
 from mpiddp.mpi import recorder, requests
 from mpiddp.mpi.lazy import MPI
@@ -31,6 +32,8 @@ from mpiddp.typing import Array
 from .local_reduce import accumulated_in, finish, premultiply, reduce_rows
 
 Cut = Callable[[Array], Array]
+_abandoned: list[Sequence[Any]] = []
+"""Arguments of calls that have failed here. They are kept, because other ranks may still write to these arrays."""
 
 
 class Shot(NamedTuple):
@@ -84,19 +87,19 @@ class OneShot:
             if not eager.writable() and not eager.spin(eager.writable):
                 if outputs is not None:
                     return self._submit(args, outputs, self._rest(output, x, record, index))
-                operation = self._wait(eager.writable, operation)
+                operation = self._wait(eager.writable, operation, args)
             part = x if shown is whole else None if shown is None else shown(x)
             current = eager.begin(rounds, record, part, change)
             if awaited is not None and not awaited() and not eager.spin(awaited):
                 if outputs is not None:
                     return self._submit(args, outputs, self._rest(output, x, record, index, current))
-                operation = self._wait(awaited, operation)
+                operation = self._wait(awaited, operation, args)
             if end is not None:
                 rest = end(current, output if result is whole else result(output))
                 if rest is not None:
                     if outputs is not None:
                         return self._submit(args, outputs, self._rest(output, x, record, index, current, rest))
-                    operation = self._finish(rest, operation)
+                    operation = self._finish(rest, operation, args)
         if operation is not None:
             self._monitor.verify(sequence)
             operation.end = monotonic()
@@ -122,12 +125,12 @@ class OneShot:
                 steps = monitor.verifying(link.sequence, steps)
             return link.queue.submit(steps, operation, outputs, sorted(spans_of(args)))
 
-    def _finish(self, rest: Awaited, operation: Operation | None) -> Operation | None:
+    def _finish(self, rest: Awaited, operation: Operation | None, args: Sequence[Any]) -> Operation | None:
         """Wait for the rest of a call, and return its operation if it has been made."""
         try:
             if not rest.Test() and not self._eager.spin(rest.Test):
-                operation = self._wait(rest.Test, operation)
-        except BlockError as error:
+                operation = self._wait(rest.Test, operation, args)
+        except DistError as error:
             if operation is None:
                 self._monitor.publish(recorder.begin(self._call, self._link.sequence).number, self._call.record)
             self._monitor.verify_failed(self._link.sequence, error)
@@ -144,7 +147,7 @@ class OneShot:
             self._caller = code
         return code, frame
 
-    def _wait(self, happened: Callable[[], bool], operation: Operation | None) -> Operation:
+    def _wait(self, happened: Callable[[], bool], operation: Operation | None, args: Sequence[Any]) -> Operation:
         """Publish the call to other ranks and the watchdog, and compare calls during a long wait.
 
         Returns its operation in the flight recorder, made here if None.
@@ -161,6 +164,7 @@ class OneShot:
                 monitor.abort(error)
                 raise error
         except Exception as error:
+            _abandoned.append(args)
             monitor.translate(error)
             raise
         finally:

@@ -16,7 +16,7 @@ from mpiddp.shm.segment import Location, address_of, find
 from mpiddp.typing import Array
 
 from .handshake import Entries
-from .local_reduce import reduce_rows
+from .local_reduce import bounds, reduce_rows
 
 PIECE_BYTES = 1 << 18
 """The length of a copy."""
@@ -29,14 +29,31 @@ _abandoned: list[Array] = []
 class Views:
     """Access to arrays in this process's memory."""
 
-    def __init__(self, rows: list[Array]) -> None:
-        self._rows = rows
+    def __init__(self, rows: list[Array], rank: int) -> None:
+        self._rows, self._rank = rows, rank
 
     def reduce_into(
         self, op: ReduceOp, first: int, last: int, out: Array, size: int, factors: list[float] | None
     ) -> None:
         """Reduce elements of all arrays (see `reduce_rows`)."""
         reduce_rows(op, [row[first:last] for row in self._rows], (out,), size, factors)
+
+    def reduce_for(
+        self, op: ReduceOp, first: int, last: int, ranks: Sequence[int], size: int, factors: list[float] | None
+    ) -> None:
+        """Reduce elements of all arrays, and write the result to those of ``ranks``."""
+        rows = [row[first:last] for row in self._rows]
+        reduce_rows(op, rows, [rows[rank] for rank in ranks], size, factors)
+
+    def gather(self, blocks: Array) -> None:
+        """Copy all arrays, each to a block."""
+        for row, block in zip(self._rows, blocks, strict=True):
+            block[...] = row
+
+    def spread(self, root: int) -> None:
+        """Copy the array of one rank to those of all others, together with these."""
+        if self._rank != root:
+            self._rows[self._rank][...] = self._rows[root]
 
     def write(self, first: int, values: Array) -> None:
         """Write to all arrays, from element ``first`` on."""
@@ -65,6 +82,25 @@ class Copies:
             out = rows[self._rank if self._rank in ranks else self._rank == 0]  # its own, or a copy
             reduce_rows(op, rows, (out,), size, factors)
             self.write(start, out, ranks)
+
+    def gather(self, blocks: Array) -> None:
+        """Copy all arrays, each to a block."""
+        for rank, block in enumerate(blocks):
+            if rank != self._rank:
+                self.read(rank, 0, block)
+            elif address_of(block) != self._addresses[rank]:
+                block[...] = self._own
+
+    def spread(self, root: int) -> None:
+        """Copy the array of one rank to those of all others.
+
+        All ranks copy equally much: the others read what the root does not write.
+        """
+        cut = bounds(self._own.size, len(self._addresses), 1)[-2]
+        if self._rank == root:
+            self.write(cut, self._own[cut:])
+        else:
+            self.read(root, 0, self._own[:cut])
 
     def _pieces(self, first: int, last: int) -> Iterator[tuple[int, list[Array]]]:
         """Yield the start of each piece, and its rows, which are copies but for this rank's."""

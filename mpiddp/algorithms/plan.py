@@ -33,6 +33,7 @@ from mpiddp.typing import Array
 
 from . import exact_sum, exchange, fallback, handshake, hierarchical, native, one_shot, ring, short, tree, two_shot
 from .blocks import Blocks, Cut
+from .direct import Direct
 from .gpu import table as device_table
 from .one_shot import OneShot
 from .ways import ATTACH, SCRATCH
@@ -192,6 +193,10 @@ def make(
         shots = one_shot.shots(link, operation, output, x, op, root)
         overlaps = places[0] != places[1] and 2 * x.nbytes > BUFFER_BYTES
         shot = OneShot(link, call, shots, places, one_shot.apart if overlaps else None)
+        return Plan(call, shot.steps, shot.run)
+    if chosen == "two_shot" and link.find(EagerBuffers) is not None and (op is None or op.factor is None):
+        direct = Direct(link, call, operation, x, op, root)
+        shot = OneShot(link, call, direct.shots(), places, direct.apart if places[0] != places[1] else None)
         return Plan(call, shot.steps, shot.run)
     if chosen == "short" and not inner:
         return _comparing(call, getattr(short, operation))

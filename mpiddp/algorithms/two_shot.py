@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -34,14 +34,14 @@ from mpiddp.typing import Array
 from . import fallback, handshake, native
 from .handshake import Entries
 from .local_reduce import bounds, reduce_rows
-from .peer_access import Copies, copied
+from .peer_access import Copies, PeerAccess, Views, copied
 from .ways import ATTACH, MPIS, SCRATCH, Kind, Ways
 
 ONE_SHOT_BYTES = 1 << 17
 """One shot saves a barrier; in two, more than two ranks read less."""
 CHUNK_BYTES = 1 << 19
 """The bytes that a pipeline moves at once: a part of the array and its copy stay in a core's cache."""
-_MPIS_BYTES = 1 << 21
+MPIS_BYTES = 1 << 21
 """Below, the handshake takes what MPI's own operation might save."""
 _BEGUN = Location(-1, 0)
 _BLOCKING = -2
@@ -113,14 +113,8 @@ class Pipeline:
             self._collect(*before)
 
 
-class _Met(NamedTuple):
-    rows: list[Array]
-    """All ranks' symmetric arrays, flat; none if ordinary arrays have gone their way."""
-    factors: list[float] | None
-
-
-Attach: TypeAlias = Callable[[Copies, list[float] | None], None]
-"""Moves ordinary arrays by the kernel, with the factors of ``PREMUL_SUM``."""
+Move: TypeAlias = Callable[[PeerAccess, list[float] | None], None]
+"""Does this rank's part of the operation where the arrays lie, with the factors of ``PREMUL_SUM``."""
 
 
 def _meet(
@@ -128,18 +122,18 @@ def _meet(
     call: Call,
     x: Array,
     build: Callable[[], Pipeline],
-    attach: Attach,
+    move: Move,
     way: str | None,
     op: ReduceOp | None = None,
     mpis: Callable[[Link], Steps] | None = None,
 ) -> Steps:
-    """Meet all ranks, of which ``x`` is this one's array, and pass ordinary ones on; None if there is no way for them.
+    """Meet all ranks, of which ``x`` is this one's array, and do the operation; return False if there is no way for it.
 
     Ordinary arrays go by ``way`` if that is possible, and by default as `ways` says. ``mpis`` makes the steps of
     MPI's own operation, which is possible where no sum's bits depend on it.
     """
     ways = link.resource(Ways)
-    kind = Kind(call.operation, x.nbytes.bit_length())
+    kind = kind_of(call, x)
     pipeline = None
     place = NOWHERE if x.nbytes <= ONE_SHOT_BYTES else find(x)
     if not place.segment:
@@ -152,7 +146,8 @@ def _meet(
     factors = None if op is None else entries.factors_of(op)
     rows = entries.views(link, x)
     if rows is not None:
-        return _Met(rows, factors)
+        yield from _moved(link, move, Views(rows, link.rank), factors)
+        return True
     begun = entries.segment == _BEGUN.segment
     """All first chunks are in the scratch."""
     possible: dict[str, Steps] = {}
@@ -164,20 +159,24 @@ def _meet(
     if all_block or (way == ATTACH and {0, _BLOCKING}.issuperset(entries.segments.tolist())):
         copies: Copies | None = yield from copied(link, x, entries)
         if copies is not None:
-            possible[ATTACH] = _attached(link, attach, copies, factors)
-    if mpis is not None and all_block and x.nbytes >= _MPIS_BYTES:
+            possible[ATTACH] = _moved(link, move, copies, factors)
+    if mpis is not None and all_block and x.nbytes >= MPIS_BYTES:
         possible[MPIS] = mpis(link.after())
     if possible:
         yield from ways.run(kind, possible, way)
     elif mpis is not None:
         yield from mpis(link.after())
     else:
-        return None
-    return _Met([], factors)
+        return False
+    return True
 
 
-def _attached(link: Link, attach: Attach, copies: Copies, factors: list[float] | None) -> Steps:
-    attach(copies, factors)
+def kind_of(call: Call, x: Array) -> Kind:
+    return Kind(call.operation, x.nbytes.bit_length())
+
+
+def _moved(link: Link, move: Move, access: PeerAccess, factors: list[float] | None) -> Steps:
+    move(access, factors)
     yield link.later.Ibarrier()
 
 
@@ -195,17 +194,15 @@ def _reduce(link: Link, call: Call, x: Array, op: ReduceOp, root: int, way: str 
     """Reduce into root's or, without a root, all ranks' ``x``; return False if no way leads there."""
     shots = _in_one_shot if link.size == 2 or x.nbytes <= ONE_SHOT_BYTES else _in_two_shots
     build = functools.partial(shots, link, x, op, root)
+    move = functools.partial(reduce_slice, link, x, op, root)
+    return (yield from _meet(link, call, x, build, move, way, op))
+
+
+def reduce_slice(
+    link: Link, x: Array, op: ReduceOp, root: int, access: PeerAccess, factors: list[float] | None = None
+) -> None:
     first, last = _own_slice(link, 0, x.size, x)
-
-    def attach(copies: Copies, factors: list[float] | None) -> None:
-        copies.reduce_for(op, first, last, range(link.size) if root == NO_ROOT else (root,), link.size, factors)
-
-    met: _Met | None = yield from _meet(link, call, x, build, attach, way, op)
-    if met is not None and met.rows:
-        rows = [row[first:last] for row in met.rows]
-        reduce_rows(op, rows, rows if root == NO_ROOT else (rows[root],), link.size, met.factors)
-        yield link.later.Ibarrier()
-    return met is not None
+    access.reduce_for(op, first, last, range(link.size) if root == NO_ROOT else (root,), link.size, factors)
 
 
 def _in_one_shot(link: Link, x: Array, op: ReduceOp, root: int) -> Pipeline:
@@ -256,29 +253,27 @@ def _own_slice(link: Link, start: int, stop: int, x: Array) -> tuple[int, int]:
     return start + edges[link.rank], start + edges[link.rank + 1]
 
 
-def _lies_in_others(part: Array, whole: Array, rank: int) -> bool:
+def lies_in_others(part: Array, whole: Array, rank: int) -> bool:
     return np.may_share_memory(part, whole) and address_of(part) != address_of(whole) + rank * part.nbytes
 
 
 def reduce_scatter(link: Link, call: Call, output: Array, x: Array, op: ReduceOp, *, way: str | None = None) -> Steps:
-    if _lies_in_others(output, x, link.rank):
+    if lies_in_others(output, x, link.rank):
         apart = np.empty_like(output)
         yield from reduce_scatter(link, call, apart, x, op, way=way)
         output[...] = apart
         return
-    length, result = output.size, output.reshape(-1)
-    first, last = link.rank * length, (link.rank + 1) * length
-
-    def attach(copies: Copies, factors: list[float] | None) -> None:
-        copies.reduce_into(op, first, last, result, link.size, factors)
-
-    build = functools.partial(_scattering, link, x, result, op)
-    met: _Met | None = yield from _meet(link, call, x, build, attach, way, op)
-    if met is None:
+    build = functools.partial(_scattering, link, x, output.reshape(-1), op)
+    move = functools.partial(reduce_block, link, output, op)
+    if not (yield from _meet(link, call, x, build, move, way, op)):
         yield from fallback.reduction(x.dtype, op).reduce_scatter(link.after(), output, x, op)
-    elif met.rows:
-        reduce_rows(op, [row[first:last] for row in met.rows], (result,), link.size, met.factors)
-        yield link.later.Ibarrier()
+
+
+def reduce_block(
+    link: Link, output: Array, op: ReduceOp, access: PeerAccess, factors: list[float] | None = None
+) -> None:
+    first, last = link.rank * output.size, (link.rank + 1) * output.size
+    access.reduce_into(op, first, last, output.reshape(-1), link.size, factors)
 
 
 def _scattering(link: Link, x: Array, result: Array, op: ReduceOp) -> Pipeline:
@@ -299,24 +294,12 @@ def _scattering(link: Link, x: Array, result: Array, op: ReduceOp) -> Pipeline:
 
 
 def all_gather(link: Link, call: Call, output: Array, x: Array, *, way: str | None = None) -> Steps:
-    if _lies_in_others(x, output, link.rank):
+    if lies_in_others(x, output, link.rank):
         x = x.copy()
     source, blocks = as_bytes(x), as_bytes(output).reshape(link.size, -1)
-
-    def attach(copies: Copies, _: object) -> None:
-        for rank, block in enumerate(blocks):
-            if rank != link.rank:
-                copies.read(rank, 0, block)
-            elif address_of(block) != address_of(source):
-                block[...] = source
-
     build = functools.partial(_gathering, link, source, blocks)
     mpis = functools.partial(native.all_gather, output=output, x=x)
-    met: _Met = yield from _meet(link, call, source, build, attach, way, mpis=mpis)
-    if met.rows:
-        for row, block in zip(met.rows, blocks, strict=True):
-            block[...] = row
-        yield link.later.Ibarrier()
+    yield from _meet(link, call, source, build, lambda access, _: access.gather(blocks), way, mpis=mpis)
 
 
 def _gathering(link: Link, source: Array, blocks: Array) -> Pipeline:
@@ -332,22 +315,9 @@ def _gathering(link: Link, source: Array, blocks: Array) -> Pipeline:
 
 def broadcast(link: Link, call: Call, x: Array, root: int, *, way: str | None = None) -> Steps:
     target = as_bytes(x)
-
-    def attach(copies: Copies, _: object) -> None:
-        """Let all ranks copy equally much: the others read what the root does not write."""
-        cut = bounds(target.size, link.size, 1)[-2]
-        if link.rank == root:
-            copies.write(cut, target[cut:])
-        else:
-            copies.read(root, 0, target[:cut])
-
     build = functools.partial(_spreading, link, target, root)
     mpis = functools.partial(native.broadcast, x=x, root=root)
-    met: _Met = yield from _meet(link, call, target, build, attach, way, mpis=mpis)
-    if met.rows:
-        if link.rank != root:
-            target[...] = met.rows[root]
-        yield link.later.Ibarrier()
+    yield from _meet(link, call, target, build, lambda access, _: access.spread(root), way, mpis=mpis)
 
 
 def _spreading(link: Link, target: Array, root: int) -> Pipeline:

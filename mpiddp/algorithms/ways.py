@@ -5,15 +5,15 @@ an operation with arrays of a size take the ways in turn, and then all ranks agr
 by the scratch and by attach, and MPI has no part in them. A way is judged by processor time, because other load
 prolongs a call, but hardly its work.
 
-There is a choice where all ranks block in the call. Other calls go through the scratch, which a rank fills when their
-turn has come: a program may have begun several on one array, and by attach a rank might read it before another's
-earlier call has written it.
+In `two_shot` there is a choice where all ranks block in the call. Other calls go through the scratch, which a rank
+fills when their turn has come: a program may have begun several on one array, and by attach a rank might read it before
+another's earlier call has written it. In `direct` every call begins when its turn has come.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from time import thread_time
 from typing import NamedTuple
 
@@ -52,19 +52,28 @@ class Ways(Resource):
         """Run the steps of ``way``, of the only possible or of the chosen one; else try one. Collective."""
         way = way if way in possible else next(iter(possible)) if len(possible) == 1 else self._chosen.get(kind)
         if way is None:
-            yield from self._try(kind, possible)
+            tried, start = self.next(kind, possible), thread_time()
+            yield from possible[tried]
+            yield from self.note(kind, tried, thread_time() - start)
         else:
-            self._calls[kind] += 1  # alike on all ranks
-            if self._calls[kind] % CALLS == 0:
-                self._chosen.pop(kind, None)
+            self.count(kind)
             yield from possible[way]
 
-    def _try(self, kind: Kind, possible: Mapping[str, Steps]) -> Steps:
-        took = self._took.setdefault(kind, {way: [] for way in possible})
-        way = min(took, key=lambda each: len(took[each]))
-        start = thread_time()
-        yield from possible[way]
-        took[way].append(thread_time() - start)
+    def count(self, kind: Kind) -> None:
+        """Count a call that goes the chosen way, on all ranks alike."""
+        self._calls[kind] += 1
+        if self._calls[kind] % CALLS == 0:
+            self._chosen.pop(kind, None)
+
+    def next(self, kind: Kind, possible: Collection[str]) -> str:
+        """Return the way that a call tries: the one that has been tried least."""
+        took = self._took.setdefault(kind, {})
+        return min(possible, key=lambda each: len(took.setdefault(each, [])))
+
+    def note(self, kind: Kind, way: str, seconds: float) -> Steps:
+        """Note the processor time of a try, and choose after the last one. Collective."""
+        took = self._took[kind]
+        took[way].append(seconds)
         if min(map(len, took.values())) == TRIES:
             least = np.array([min(times) for times in took.values()])
             yield self._link.later.Iallreduce(MPI.IN_PLACE, least, MPI.MAX)

@@ -55,12 +55,17 @@ class CrossMemory(Resource):
         self.fault = ""
         """Why it cannot be used; empty if it can, and before it has been tried."""
 
+    @property
+    def asked(self) -> bool:
+        """True once the ranks know whether they reach each other's memory."""
+        return bool(self._pids or self.fault)
+
     def prepare(self) -> Steps:
         """Try it once. Return True, on all ranks, if every rank reaches the memory of all ranks of its node.
 
         All ranks of the group call this together; it communicates on ``later``.
         """
-        if self._pids or self.fault:
+        if self.asked:
             return not self.fault
         node = self._link.node
         token = np.array([secrets.randbits(62)])

@@ -1,0 +1,178 @@
+"""Direct access: longer arrays of a node's ranks, moved where they lie, between two rounds of the eager buffers.
+
+In the first round the ranks tell each other where their arrays lie. If these are symmetric, or if they go by
+cross-memory attach, every rank then does its part of `two_shot` at once, and the second round is the barrier after it.
+The other `ways` are steps: of `two_shot` through the scratch, and of MPI. A call of `two_shot` by attach takes longer,
+because it makes anew what a plan has prepared here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from time import thread_time
+from typing import Any
+
+import numpy as np
+
+from mpiddp.errors import DistError
+from mpiddp.mpi.link import Link
+from mpiddp.mpi.message import as_bytes
+from mpiddp.mpi.operation import Call
+from mpiddp.mpi.requests import READY, Awaited, Steps
+from mpiddp.shm.cma import CrossMemory
+from mpiddp.shm.eager import BUFFERS, EagerBuffers, Round
+from mpiddp.shm.scratch import Scratch
+from mpiddp.shm.segment import address_of, find, segment
+from mpiddp.typing import Array
+
+from . import native, two_shot
+from .one_shot import Shot, whole
+from .peer_access import Copies, PeerAccess, Views
+from .ways import ATTACH, MPIS, SCRATCH, Ways
+
+
+class _Driven:
+    """Steps as one event. They begin with the first look, when it is known whether this rank blocks in the call."""
+
+    __slots__ = ("_awaited", "_begin", "_ended", "_steps")
+
+    def __init__(self, begin: Callable[[], Steps]) -> None:
+        self._begin, self._ended = begin, False
+        self._steps: Steps | None = None
+        self._awaited: Awaited = READY
+
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        if self._steps is None:
+            self._steps = self._begin()
+        while not self._ended and self._awaited.Test():
+            try:
+                self._awaited = next(self._steps)
+            except StopIteration:
+                self._ended = True
+        return self._ended
+
+    def Wait(self) -> None:  # noqa: N802 - MPI's name
+        while not self.Test():
+            self._awaited.Wait()
+
+
+class _Failed:
+    """The end of a call whose part here has failed."""
+
+    def __init__(self, error: DistError) -> None:
+        self._error = error
+
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        raise self._error
+
+    Wait = Test
+
+
+class Direct:
+    """The shots of a call with arrays like ``x``. A reduction has no factor of ``PREMUL_SUM``."""
+
+    def __init__(self, link: Link, call: Call, operation: str, x: Array, op: Any, root: int) -> None:
+        eager = link.find(EagerBuffers)
+        assert eager is not None, "chosen where there are some"
+        self._link, self._call, self._eager = link, call, eager
+        self._operation, self._op, self._root = operation, op, root
+        self._rounds = eager.rounds((3,), np.dtype(np.int64))
+        self._ways, self._memory = link.resource(Ways), link.resource(CrossMemory)
+        self._scratch = link.resource(Scratch)
+        self._kind, self._size_bytes = two_shot.kind_of(call, x), x.nbytes
+        self._x: Array | None = None
+
+    def shots(self) -> Iterator[Shot]:
+        arrived = self._eager.all_arrived
+        yield Shot(self._rounds, self._show, whole, None, arrived, self._act)
+        yield Shot(self._eager.rounds((0,), np.dtype(np.uint8)), None, whole, None, arrived, None)
+
+    def apart(self, x: Array, output: Array) -> Array:
+        """Return the input, or a copy if the output lies where other ranks read."""
+        part, all_of_it = (x, output) if self._operation == "all_gather" else (output, x)
+        return x.copy() if two_shot.lies_in_others(part, all_of_it, self._link.rank) else x
+
+    def _show(self, x: Array) -> None:
+        """Tell where the array lies, in the buffer of the next round."""
+        self._x = x
+        place = find(x)
+        words = self._rounds[(self._eager.number + 1) % BUFFERS].own
+        words[0], words[1], words[2] = place.segment, place.offset, address_of(x)
+
+    def _act(self, current: Round, output: Array) -> Awaited | None:
+        """Do this rank's part; return what is left to wait for."""
+        x, self._x = self._x, None
+        assert x is not None, "it has been shown"
+        link, flat = self._link, as_bytes(x) if self._op is None else x.reshape(-1)
+        segments, offsets, addresses = current.table.T.tolist()
+        access: PeerAccess
+        chosen = way = started = None
+        if segments[0] and len(set(segments)) == 1:
+            view, places = segment(segments[0]).view, zip(link.ranks, offsets, strict=True)
+            access = Views([view(rank, offset, flat.size, flat.dtype) for rank, offset in places], link.rank)
+        else:
+            chosen = self._ways.chosen(self._kind)
+            if chosen is not None:
+                self._ways.count(self._kind)
+            elif possible := self._possible():
+                way = self._ways.next(self._kind, possible)
+            if (chosen or way) != ATTACH:
+                return _Driven(lambda: self._go(link.after(), chosen, way, output, x))
+            access = Copies(self._memory, link.rank, flat, addresses)
+            started = thread_time() if way else None
+        try:
+            self._move(access, output, x)
+        except DistError as error:
+            return _Failed(error)
+        if started is None:
+            return None
+        seconds = thread_time() - started
+        return _Driven(lambda: self._ways.note(self._kind, ATTACH, seconds))
+
+    def _possible(self) -> list[str]:
+        """Return the ways of ordinary arrays; none before the first call has asked for their memory."""
+        ways = []
+        if self._scratch.ready and self._memory.asked:
+            ways.append(SCRATCH)
+        if self._memory.asked and not self._memory.fault:
+            ways.append(ATTACH)
+        if ways and self._op is None and self._size_bytes >= two_shot.MPIS_BYTES:
+            ways.append(MPIS)
+        return ways
+
+    def _go(self, link: Link, chosen: str | None, tried: str | None, output: Array, x: Array) -> Steps:
+        """Go another way than attach, and if it is ``tried`` note the time."""
+        started = thread_time()
+        if MPIS in (chosen, tried):
+            yield from native.all_gather(link, output, x) if output is not x else native.broadcast(link, x, self._root)
+        else:
+            yield from self._memory.prepare()
+            yield from self._steps(link, output, x)
+        if tried is not None:
+            yield from self._ways.note(self._kind, tried, thread_time() - started)
+
+    def _move(self, access: PeerAccess, output: Array, x: Array) -> None:
+        match self._operation:
+            case "all_reduce" | "reduce":
+                two_shot.reduce_slice(self._link, x, self._op, self._root, access)
+            case "reduce_scatter":
+                two_shot.reduce_block(self._link, output, self._op, access)
+            case "all_gather":
+                access.gather(as_bytes(output).reshape(self._link.size, -1))
+            case _:
+                access.spread(self._root)
+
+    def _steps(self, link: Link, output: Array, x: Array) -> Steps:
+        """Return steps through the scratch; by MPI where there is none."""
+        call, op = self._call, self._op
+        match self._operation:
+            case "all_reduce":
+                return two_shot.all_reduce(link, call, x, op, way=SCRATCH)
+            case "reduce":
+                return two_shot.reduce(link, call, x, self._root, op, way=SCRATCH)
+            case "reduce_scatter":
+                return two_shot.reduce_scatter(link, call, output, x, op, way=SCRATCH)
+            case "all_gather":
+                return two_shot.all_gather(link, call, output, x, way=SCRATCH)
+            case _:
+                return two_shot.broadcast(link, call, x, self._root, way=SCRATCH)

@@ -1,0 +1,158 @@
+"""Longer arrays of a node, moved where they lie: by every way, in every mixture, beside NumPy."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpiddp as dist
+from mpiddp.algorithms import direct, one_shot, peer_access, ways
+from mpiddp.distributed.groups import default_group
+from mpiddp.errors import DistError
+from mpiddp.mpi.link import Link
+from mpiddp.shm.cma import CrossMemory, UnreachableError
+from mpiddp.shm.eager import EagerBuffers
+
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2, 3), pytest.mark.core]
+
+COUNT = 100_003
+
+
+@pytest.fixture
+def link(world: Any) -> Link:
+    link = default_group()._link
+    if link.find(EagerBuffers) is None:
+        pytest.skip("without eager buffers two_shot does it alone")
+    dist.all_reduce(np.zeros(COUNT))  # asks for the memory of all ways
+    return link
+
+
+class Fixed(ways.Ways):
+    """One way for all calls."""
+
+    def __init__(self, link: Link, way: str) -> None:
+        super().__init__(link)
+        self.chosen = lambda kind: way  # type: ignore[method-assign, assignment]
+
+
+def fix(link: Link, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(link._resources, ways.Ways, Fixed(link, way))
+    default_group()._plans.forget()
+
+
+def row(rank: int, step: int, count: int = COUNT) -> Any:
+    return np.random.default_rng(100 * step + rank).integers(-9, 9, count).astype(np.float32)
+
+
+@pytest.mark.parametrize("way", ["attach", "scratch", "native", "tried"])
+def test_random_calls_have_numpy_s_results(link: Link, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    if way == "attach" and link.resource(CrossMemory).fault:
+        pytest.skip("the kernel does not copy between processes here")
+    if way != "tried":
+        fix(link, way, monkeypatch)
+    size, me = link.size, link.rank
+    alike = np.random.default_rng(7)
+    pending: list[tuple[Any, Any, Any]] = []
+    for step in range(40):
+        operation = alike.choice(["all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast"])
+        if way == "native" and operation not in ("all_gather", "broadcast"):
+            continue
+        root, count = int(alike.integers(size)), int(alike.integers(70_000, 300_000)) // size * size
+        symmetric = alike.choice([0, 1, 2])  # none, this rank's (a rank may differ), all
+        rows = [row(rank, step, count) for rank in range(size)]
+        x = dist.symmetric_empty(count, np.float32) if symmetric == 2 else np.empty(count + me, np.float32)[me:]
+        x[...] = rows[me]
+        asynchronous = bool(alike.integers(2)) and (me + step) % 2 == 0
+        output, expected = x, functools.reduce(np.add, rows)
+        match operation:
+            case "all_reduce":
+                work = dist.all_reduce(x, async_op=asynchronous)
+            case "reduce":
+                work = dist.reduce(x, root, async_op=asynchronous)
+                expected = expected if me == root else rows[me]
+            case "reduce_scatter":
+                inside = symmetric == 1
+                output = x[me * (count // size) :][: count // size] if inside else np.empty(count // size, np.float32)
+                work = dist.reduce_scatter_single(output, x, async_op=asynchronous)
+                expected = expected.reshape(size, -1)[me]
+            case "all_gather":
+                output = np.empty((size, count), np.float32)
+                if symmetric == 1:
+                    output[(me + 1) % size] = x
+                    x = output[(me + 1) % size]  # where another rank's block arrives
+                work = dist.all_gather_single(output, x, async_op=asynchronous)
+                expected = np.array(rows)
+            case _:
+                work = dist.broadcast(x, root, async_op=asynchronous)
+                expected = rows[root]
+        if work is None:
+            assert np.array_equal(output, expected), (step, operation)
+        else:
+            pending.append((work, output, expected))
+        if alike.integers(3) == 0:
+            for work, output, expected in pending:
+                work.wait()
+                assert np.array_equal(output, expected), (step, operation)
+            pending.clear()
+    for work, output, expected in pending:
+        work.wait()
+        assert np.array_equal(output, expected)
+
+
+def test_pending_calls_on_one_array_take_place_in_their_order(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    if link.resource(CrossMemory).fault:
+        pytest.skip("the kernel does not copy between processes here")
+    fix(link, "attach", monkeypatch)
+    size = link.size
+    for step in range(10):
+        x = np.full(COUNT, float(link.rank + 1))
+        works = [dist.all_reduce(x, async_op=True) for _ in range(3)]
+        works.append(dist.broadcast(x, step % size, async_op=True))
+        for work in works if (link.rank + step) % 2 else reversed(works):
+            assert work is not None
+            work.wait()
+        assert (x == size * (size + 1) / 2 * size**2).all()
+
+
+def test_array_of_a_call_that_failed_is_kept(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank may still write to it."""
+    if link.resource(CrossMemory).fault:
+        pytest.skip("the kernel does not copy between processes here")
+    group = dist.new_group(timeout=0.3)
+    assert group is not None
+    dist.barrier()
+    if link.rank == 0:
+        x = np.zeros(COUNT)
+        kept = weakref.ref(x)
+        with pytest.raises(DistError, match="did not finish in"):
+            dist.all_reduce(x, group=group)
+        del x
+        gc.collect()
+        assert kept() is not None
+    dist.barrier()
+    one_shot._abandoned.clear()
+
+
+def test_memory_that_is_gone_ends_the_call_with_an_error(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*args: object) -> None:
+        raise UnreachableError("gone")
+
+    group = dist.new_group()
+    assert group is not None
+    if link.resource(CrossMemory).fault:
+        pytest.skip("the kernel does not copy between processes here")
+    dist.all_reduce(np.zeros(COUNT), group=group)
+    monkeypatch.setitem(group._link._resources, ways.Ways, Fixed(group._link, "attach"))
+    group._plans.forget()
+    monkeypatch.setattr(direct.Copies, "reduce_for", gone)
+    for async_op in (False, True):
+        with pytest.raises(UnreachableError, match="gone"):
+            work = dist.all_reduce(np.zeros(COUNT), group=group, async_op=async_op)
+            assert work is not None
+            work.wait()
+    peer_access._abandoned.clear()
