@@ -20,7 +20,7 @@ from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.operation import Call
 from mpiddp.mpi.requests import READY, Awaited, Steps
 from mpiddp.shm.cma import CrossMemory
-from mpiddp.shm.eager import BUFFERS, EagerBuffers, Round
+from mpiddp.shm.eager import BUFFERS, LOOKS, EagerBuffers, Round
 from mpiddp.shm.scratch import Scratch
 from mpiddp.shm.segment import address_of, find, segment
 from mpiddp.typing import Array
@@ -29,6 +29,9 @@ from . import native, two_shot
 from .one_shot import Shot, whole
 from .peer_access import Copies, PeerAccess, Views
 from .ways import ATTACH, MPIS, SCRATCH, Ways
+
+_BYTES_PER_LOOK = 1 << 9
+_MOST_LOOKS = 1 << 12
 
 
 class _Driven:
@@ -81,6 +84,8 @@ class Direct:
         self._scratch = link.resource(Scratch)
         self._kind, self._size_bytes = two_shot.kind_of(call, x), x.nbytes
         self._x: Array | None = None
+        self.looks = min(LOOKS + x.nbytes // _BYTES_PER_LOOK, _MOST_LOOKS)
+        """So long a wait for the others' part is not yet shown to other ranks."""
 
     def shots(self) -> Iterator[Shot]:
         arrived = self._eager.all_arrived

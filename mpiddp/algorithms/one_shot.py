@@ -26,7 +26,7 @@ from mpiddp.mpi.recorder import append, program_files
 from mpiddp.mpi.reduction import ReduceOp, is_half
 from mpiddp.mpi.requests import READY, Awaited, Steps
 from mpiddp.mpi.work import Ended, Work, abandon
-from mpiddp.shm.eager import BUFFER_BYTES, EagerBuffers, Round
+from mpiddp.shm.eager import BUFFER_BYTES, LOOKS, EagerBuffers, Round
 from mpiddp.typing import Array
 
 from .local_reduce import accumulated_in, finish, premultiply, reduce_rows
@@ -60,6 +60,7 @@ class OneShot:
         shots: Iterable[Shot],
         places: tuple[int, int] = (0, 0),
         apart: Callable[[Any, Any], Any] | None = None,
+        looks: int = LOOKS,
     ) -> None:
         eager, monitor = link.find(EagerBuffers), link.find(GroupMonitor)
         assert eager is not None and monitor is not None, "chosen where there are some"
@@ -68,7 +69,7 @@ class OneShot:
         self._output, self._input = places
         self._apart = apart
         """Returns the input, or a copy if it shares memory with the output."""
-        self._shots = list(shots)
+        self._shots, self._looks = list(shots), looks
         self._caller: CodeType | None = None
 
     def run(self, args: Sequence[Any], outputs: Sequence[Array] | None = None) -> Work | None:
@@ -90,7 +91,7 @@ class OneShot:
                 operation = self._wait(eager.writable, operation, args)
             part = x if shown is whole else None if shown is None else shown(x)
             current = eager.begin(rounds, record, part, change)
-            if awaited is not None and not awaited() and not eager.spin(awaited):
+            if awaited is not None and not awaited() and not eager.spin(awaited, self._looks):
                 if outputs is not None:
                     return self._submit(args, outputs, self._rest(output, x, record, index, current))
                 operation = self._wait(awaited, operation, args)
@@ -128,7 +129,7 @@ class OneShot:
     def _finish(self, rest: Awaited, operation: Operation | None, args: Sequence[Any]) -> Operation | None:
         """Wait for the rest of a call, and return its operation if it has been made."""
         try:
-            if not rest.Test() and not self._eager.spin(rest.Test):
+            if not rest.Test() and not self._eager.spin(rest.Test, self._looks):
                 operation = self._wait(rest.Test, operation, args)
         except DistError as error:
             if operation is None:

@@ -106,7 +106,7 @@ class Copies:
         """Yield the start of each piece, and its rows, which are copies but for this rank's."""
         size, dtype = len(self._addresses), self._own.dtype
         step = max(min(PIECE_BYTES, CACHE_BYTES // size) // dtype.itemsize, 1)
-        copies = self._memory.buffer(size * step * dtype.itemsize).view(dtype).reshape(size, step)
+        copies = self._memory.buffers(size, step, dtype)
         for start in range(first, last, step):
             rows = [copy[: last - start] for copy in copies]
             rows[self._rank] = self._own[start : min(start + step, last)]

@@ -72,8 +72,11 @@ ONE_NODE: dict[str, Rows] = {
     "all_gather": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
     "broadcast": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
 }
-TWO_RANKS: dict[str, Rows] = {"all_reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot"))}
-"""Rows for two ranks, in place of those in `ONE_NODE`: two reduce 256 KiB of symmetric memory faster in two shots."""
+TWO_RANKS: dict[str, Rows] = {
+    "all_reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "broadcast": ((256 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+}
+"""Rows for two ranks, in place of those in `ONE_NODE`."""
 _SHORT = (handshake.SLOT_BYTES, "short")
 SEVERAL_NODES: dict[str, Rows] = {
     "all_reduce": (_SHORT, (64 * _KIB, "native"), (ANY_SIZE, "hierarchical")),
@@ -196,7 +199,8 @@ def make(
         return Plan(call, shot.steps, shot.run)
     if chosen == "two_shot" and link.find(EagerBuffers) is not None and (op is None or op.factor is None):
         direct = Direct(link, call, operation, x, op, root)
-        shot = OneShot(link, call, direct.shots(), places, direct.apart if places[0] != places[1] else None)
+        apart = direct.apart if places[0] != places[1] else None
+        shot = OneShot(link, call, direct.shots(), places, apart, direct.looks)
         return Plan(call, shot.steps, shot.run)
     if chosen == "short" and not inner:
         return _comparing(call, getattr(short, operation))

@@ -12,6 +12,7 @@ import os
 import secrets
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +52,8 @@ class CrossMemory(Resource):
     def __init__(self, link: Link) -> None:
         self._link = link
         self._pids: list[int] = []
-        self._buffer: Array = np.empty(0, np.uint8)
+        self._memory: Array = np.empty(0, np.uint8)
+        self._buffers: dict[tuple[int, int, np.dtype[Any]], list[Array]] = {}
         self.fault = ""
         """Why it cannot be used; empty if it can, and before it has been tried."""
 
@@ -80,11 +82,17 @@ class CrossMemory(Resource):
             self._pids = [int(pid) for pid in told[:, 0]]
         return not self.fault
 
-    def buffer(self, nbytes: int) -> Array:
+    def buffers(self, count: int, length: int, dtype: np.dtype[Any]) -> list[Array]:
         """Return memory that is used again and again, because fresh pages from the kernel take time."""
-        if self._buffer.size < nbytes:
-            self._buffer = np.empty(nbytes, np.uint8)
-        return self._buffer[:nbytes]
+        found = self._buffers.get((count, length, dtype))
+        if found is None:
+            size_bytes = count * length * dtype.itemsize
+            if self._memory.size < size_bytes:
+                self._memory = np.empty(size_bytes, np.uint8)
+                self._buffers.clear()
+            found = list(self._memory[:size_bytes].view(dtype).reshape(count, length))
+            self._buffers[count, length, dtype] = found
+        return found
 
     def read(self, rank: int, there: int, here: int, size_bytes: int) -> None:
         """Copy from an address of another rank to one of this rank."""

@@ -54,7 +54,7 @@ ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 """Whether other processors see a thread's stores in the order of the program."""
 
 # The other ranks mostly arrive soon. A wait looks without a pause, then yields the core after each look, then sleeps.
-_LOOKS = 40
+LOOKS = 40
 _LOOKS_BEFORE_SLEEP = 20_000
 _SLEEP_S = 50e-6
 # A rank may be late because it waits for a message from this one, and messages move only inside MPI's calls.
@@ -231,9 +231,9 @@ class EagerBuffers(Resource):
 
         return it_arrived
 
-    def spin(self, happened: Callable[[], bool]) -> bool:
+    def spin(self, happened: Callable[[], bool], looks: int = LOOKS) -> bool:
         """Look some times; return False if ``happened()`` is still false."""
-        for _ in range(_LOOKS):
+        for _ in range(looks):
             if self._oversubscribed:
                 os.sched_yield()
             if happened():
