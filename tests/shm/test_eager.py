@@ -185,7 +185,7 @@ def test_a_call_after_an_interrupted_one_is_not_taken_for_its_rest(world, group,
     x = np.ones(2 * FULL)
     if world.rank == 0:
 
-        def interrupt(happened):
+        def interrupt(happened, looks=0):
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
