@@ -41,7 +41,7 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 1020,
-    "mpiddp/algorithms": 2760,
+    "mpiddp/algorithms": 2910,
     "mpiddp/autograd": 1140,
     "mpiddp/bench": 1380,
     "mpiddp/data": 1350,
@@ -53,10 +53,10 @@ BUDGET = {
     "mpiddp/nn": 1370,
     "mpiddp/optim": 510,
     "mpiddp/parallel": 2070,
-    "mpiddp/shm": 460,
+    "mpiddp/shm": 470,
     "mpiddp/torch": 1522,
     "mpiddp/training": 2490,
-    "tests, all": 27_681,
+    "tests, all": 27_830,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
