@@ -81,13 +81,6 @@ def get_default_memory_pool() -> _Pool:
     return _Pool()
 
 
-def get_array_module(*args: Any) -> Any:
-    """Return the module that works on arrays."""
-    import cupy
-
-    return cupy if any(isinstance(each, ndarray) for each in args) else np
-
-
 def may_share_memory(a: ndarray, b: ndarray) -> bool:
     """Tell whether two arrays' memory may overlap."""
     return bool(np.may_share_memory(a._host, b._host))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .._late import Event, ExternalStream, Stream, get_current_stream, synchronize_all
 from .._memory import BaseMemory, MemoryPointer, UnownedMemory, alloc_pinned_memory
 from . import runtime
@@ -47,13 +45,6 @@ def is_available() -> bool:
     return True
 
 
-def alloc(size: int) -> Any:
-    """Return memory of the pool."""
-    from .._memory import Pooled
-
-    return MemoryPointer(Pooled(size), 0)
-
-
 __all__ = [
     "BaseMemory",
     "Device",
@@ -62,7 +53,6 @@ __all__ = [
     "MemoryPointer",
     "Stream",
     "UnownedMemory",
-    "alloc",
     "alloc_pinned_memory",
     "get_current_stream",
     "is_available",
