@@ -18,20 +18,17 @@ from .mpi import stdio
 from .settings import show_one_device
 
 if TYPE_CHECKING:
-    from .data import DataPartitioner as DataPartitioner
-    from .data import DistributedSampler as DistributedSampler
+    from .data import DataPartitioner as DataPartitioner, DistributedSampler as DistributedSampler
     from .distributed import *  # noqa: F403
     from .nn import manual_seed as manual_seed
     from .parallel import *  # noqa: F403
-    from .serialization import load as load
-    from .serialization import save as save
+    from .serialization import load as load, save as save
 
 __version__ = "0.2.0"
 
 _PACKAGES = ("autograd", "data", "device", "distributed", "elastic", "nn", "optim", "parallel", "training")
 # Names of other packages at the top level; those of `distributed` all are.
 _NAMES = {
-    "BufferCommHookLocation": "parallel",
     "DataParallel": "parallel",
     "DataPartitioner": "data",
     "DiLoCo": "parallel",
@@ -47,11 +44,8 @@ _NAMES = {
     "ZeroRedundancyOptimizer": "parallel",
     "allreduce_hook": "parallel",
     "average_gradients": "parallel",
-    "batched_powerSGD_hook": "parallel",
     "bf16_compress_hook": "parallel",
-    "bf16_compress_wrapper": "parallel",
     "fp16_compress_hook": "parallel",
-    "fp16_compress_wrapper": "parallel",
     "load": "serialization",
     "manual_seed": "nn",
     "noop_hook": "parallel",

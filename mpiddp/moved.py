@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from opcode import opmap
+from types import ModuleType
 from typing import NoReturn
 
 _NO_STORE = "mpiddp needs no store, since ranks come from MPI"
@@ -19,6 +20,11 @@ _NO_MIXED_PRECISION = (
 _DILOCO = "it is gone: use DiLoCo(params, period, lr=1, momentum=0), which averages parameters"
 _WARM_UP = (
     "it is gone: use DiLoCo(params, period, warmup_steps=N); leave DistributedDataParallel by no_sync() after N steps"
+)
+_WRAPPER = "it is gone: use fp16_compress_hook, bf16_compress_hook or powerSGD_hook alone, or a hook of your own"
+_NO_BUFFER_HOOK = (
+    "there are no hooks on buffers any more: use DistributedDataParallel(forward_sync_buffers=False), and reduce"
+    " model.buffers() between steps"
 )
 _ADAM = "it is gone: use Adam or AdamW, or a subclass of Optimizer with an _update of your own"
 _TORCH_MODEL = "it is gone: take a model of torch, on the backend of mpiddp.torch"
@@ -63,6 +69,9 @@ _INSTEAD = {
     "AvgPool2d": "it is gone: use conv2d with equal weights",
     "clip_grad_value_": "it is gone: use clip_grad_norm_, or numpy.clip of each p.grad",
     "BatchDataset": "it is gone: a data set with a method batch(indices) needs no class",
+    "batched_powerSGD_hook": "it is gone: use powerSGD_hook",
+    "bf16_compress_wrapper": _WRAPPER,
+    "BufferCommHookLocation": _NO_BUFFER_HOOK,
     "BCEWithLogitsLoss": "it is gone: use CrossEntropyLoss with two classes, or the formula on tensors",
     "binary_cross_entropy_with_logits": "it is gone: use cross_entropy with two classes, or the formula on tensors",
     "ByteWindows": "it is gone: use a data set of your own, with __len__ and __getitem__",
@@ -72,6 +81,7 @@ _INSTEAD = {
     "Embedding": _TORCH_MODEL,
     "embedding": "it is gone: use weight[indices]",
     "ExponentialLR": "it is gone: use LambdaLR(optimizer, lambda step: gamma**step)",
+    "fp16_compress_wrapper": _WRAPPER,
     "GELU": "it is gone: use ReLU, or 0.5 * x * (1 + (0.7978846 * (x + 0.044715 * x**3)).tanh())",
     "gelu": "it is gone: use relu, or 0.5 * x * (1 + (0.7978846 * (x + 0.044715 * x**3)).tanh())",
     "GradScaler": _NO_MIXED_PRECISION,
@@ -114,13 +124,21 @@ at_the_top: set[str] = set()
 """Names of `mpiddp` itself, for those who ask a package for them."""
 
 
-def explain(module: str) -> None:
-    """Give a module the ``__getattr__`` that says where a name is; out of sight of mypy, which would know no typo."""
+def explain(module: str, *parts: str) -> None:
+    """Give a module the ``__getattr__`` that says where a name is; out of sight of mypy, which would know no typo.
+
+    A package without ``__all__`` gets it: its names that are no modules, as of ``from .part import name as name``, and
+    the modules ``parts``.
+    """
 
     def getattr_of_module(name: str) -> NoReturn:
         raise missing(module, name)
 
-    vars(sys.modules[module])["__getattr__"] = getattr_of_module
+    names = vars(sys.modules[module])
+    if "__path__" in names:
+        public = [name for name, each in names.items() if name[0] != "_" and not isinstance(each, ModuleType)]
+        names.setdefault("__all__", [*public, *parts])
+    names["__getattr__"] = getattr_of_module
 
 
 def missing(module: str, name: str, also: str = "") -> AttributeError | ImportError:

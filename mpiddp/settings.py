@@ -12,8 +12,7 @@ import re
 from pathlib import Path
 
 from .launchers import integer, launch
-from .rank_process import MARKERS, RANK_PROCESS
-from .rank_process import outside_of_jobs as outside_of_jobs
+from .rank_process import MARKERS, RANK_PROCESS, outside_of_jobs as outside_of_jobs
 
 
 class SettingError(ValueError):

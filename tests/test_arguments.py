@@ -7,8 +7,7 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from harness.inputs import Op
-from harness.inputs import calls as every_call
+from harness.inputs import Op, calls as every_call
 
 import mpiddp as dist
 from mpiddp.errors import ArrayError

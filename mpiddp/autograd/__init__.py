@@ -6,25 +6,15 @@ DistributedDataParallel that is a part of the bucket that is sent.
 
 from mpiddp import moved
 
-from .engine import queue_callback
-from .function import Function, RemovableHandle, enable_grad, is_grad_enabled, no_grad
-from .gradcheck import gradcheck
-from .tensor import Tensor, cat, maximum, minimum, stack, where
-
-__all__ = [
-    "Function",
-    "RemovableHandle",
-    "Tensor",
-    "cat",
-    "enable_grad",
-    "gradcheck",
-    "is_grad_enabled",
-    "maximum",
-    "minimum",
-    "no_grad",
-    "queue_callback",
-    "stack",
-    "where",
-]
+from .engine import queue_callback as queue_callback
+from .function import (
+    Function as Function,
+    RemovableHandle as RemovableHandle,
+    enable_grad as enable_grad,
+    is_grad_enabled as is_grad_enabled,
+    no_grad as no_grad,
+)
+from .gradcheck import gradcheck as gradcheck
+from .tensor import Tensor as Tensor, cat as cat, maximum as maximum, minimum as minimum, stack as stack, where as where
 
 moved.explain(__name__)

@@ -7,48 +7,30 @@ length.
 
 from mpiddp import moved
 
-from .builtin import digits, mnist, synthetic
+from .builtin import digits as digits, mnist as mnist, synthetic as synthetic
 from .dataset import (
-    ArrayDataset,
-    DataPartitioner,
-    Dataset,
-    Partition,
-    Subset,
-    default_collate,
-    random_split,
+    ArrayDataset as ArrayDataset,
+    DataPartitioner as DataPartitioner,
+    Dataset as Dataset,
+    Partition as Partition,
+    Subset as Subset,
+    default_collate as default_collate,
+    random_split as random_split,
 )
-from .distributed_samplers import BatchShare, DistributedSampler, GlobalBatchSampler
-from .files import labelled, open_labelled
-from .loader import DataLoader
-from .node import shared_on_node
-from .permutation import randperm
-from .samplers import BatchSampler, RandomSampler, SequentialSampler
-from .stream import Stream, get_include
-
-__all__ = [
-    "ArrayDataset",
-    "BatchSampler",
-    "BatchShare",
-    "DataLoader",
-    "DataPartitioner",
-    "Dataset",
-    "DistributedSampler",
-    "GlobalBatchSampler",
-    "Partition",
-    "RandomSampler",
-    "SequentialSampler",
-    "Stream",
-    "Subset",
-    "default_collate",
-    "digits",
-    "get_include",
-    "labelled",
-    "mnist",
-    "open_labelled",
-    "random_split",
-    "randperm",
-    "shared_on_node",
-    "synthetic",
-]
+from .distributed_samplers import (
+    BatchShare as BatchShare,
+    DistributedSampler as DistributedSampler,
+    GlobalBatchSampler as GlobalBatchSampler,
+)
+from .files import labelled as labelled, open_labelled as open_labelled
+from .loader import DataLoader as DataLoader
+from .node import shared_on_node as shared_on_node
+from .permutation import randperm as randperm
+from .samplers import (
+    BatchSampler as BatchSampler,
+    RandomSampler as RandomSampler,
+    SequentialSampler as SequentialSampler,
+)
+from .stream import Stream as Stream, get_include as get_include
 
 moved.explain(__name__)

@@ -123,6 +123,3 @@ def synthetic(
     samples *= np.float32(noise)
     samples += prototypes[labels]
     return ArrayDataset(samples, labels)
-
-
-__all__ = ["digits", "mnist", "synthetic"]

@@ -196,15 +196,3 @@ class DataPartitioner:
                 f"DataPartitioner has parts 0 to {len(self.partitions) - 1}, got {partition}; give one size per rank"
             )
         return Partition(self.data, self.partitions[partition])
-
-
-__all__ = [
-    "ArrayDataset",
-    "DataPartitioner",
-    "Dataset",
-    "Partition",
-    "Subset",
-    "default_collate",
-    "fetch",
-    "random_split",
-]

@@ -233,6 +233,3 @@ class GlobalBatchSampler(EpochSampler):
                 self.current = BatchShare(begin // self.batch_size, len(mine), len(batch), virtual_rank, self.epoch)
                 yield mine if len(mine) else batch[:1]
         self._end(self.position)
-
-
-__all__ = ["BatchShare", "DistributedSampler", "GlobalBatchSampler"]

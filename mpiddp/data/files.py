@@ -179,6 +179,3 @@ def labelled(arrays: Sequence[Array], seed: int = 0) -> tuple[ArrayDataset | Sub
     tests = max(round(TEST_SHARE * len(train)), 1)
     kept, test = random_split(train, [len(train) - tests, tests], seed)
     return kept, test
-
-
-__all__ = ["labelled", "npz_names", "open_labelled", "open_npz", "read_idx"]

@@ -259,6 +259,3 @@ def receive(sent: Sent) -> Any:
     if sent.one is not None and sent.there is not None:
         stream.hold(sent.one, sent.there)
     return sent.batch
-
-
-__all__ = ["DataLoader"]

@@ -192,6 +192,3 @@ def _read_only(x: Array) -> Array:
     seen: Array = x.view(np.ndarray)
     seen.flags.writeable = False
     return seen
-
-
-__all__ = ["shared_on_node"]

@@ -48,6 +48,3 @@ def randperm(n: int, seed: int) -> npt.NDArray[np.int64]:
     while not np.array_equal(left := parent[parent], parent):
         parent = left
     return np.where(previous < 0, partner, parent[previous])
-
-
-__all__ = ["randperm"]

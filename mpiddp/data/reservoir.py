@@ -87,6 +87,3 @@ class Reservoir(Fifo):
 
     def ready(self, count: int, min_fill: int) -> bool:
         return len(self.slots) >= max(1, min_fill)
-
-
-__all__ = ["Fifo", "Reservoir"]

@@ -95,10 +95,3 @@ class BatchSampler:
         """Pass the state on to the sampler."""
         if hasattr(self.sampler, "load_state_dict"):
             self.sampler.load_state_dict(state)
-
-
-__all__ = [
-    "BatchSampler",
-    "RandomSampler",
-    "SequentialSampler",
-]

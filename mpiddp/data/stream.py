@@ -486,6 +486,3 @@ def text_of(dtype: np.dtype[Any]) -> str:
     """
     of = [(name, dtype[name].base.name, *dtype[name].shape) for name in dtype.names or ()]
     return "; ".join(" ".join(map(str, each)) for each in of)
-
-
-__all__ = ["Stream", "get_include"]

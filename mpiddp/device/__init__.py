@@ -3,38 +3,30 @@
 Only this package imports cupy, and only when a GPU is used.
 """
 
-from . import choice, dlpack, nccl, pinned, stream, transfer
-from .choice import cuda_fault, current_device, device_count, in_use, set_device
-from .namespace import array_namespace, device_arrays_of, empty, is_device_array
-from .transfer import download, placed, synchronize, upload
-
-
-def forget() -> None:
-    """Forget all about devices, for tests."""
-    choice.forget()
-    stream.forget()
-    pinned.forget()
-    nccl.forget()
-
-
-__all__ = [
-    "array_namespace",
-    "cuda_fault",
-    "current_device",
-    "device_arrays_of",
-    "device_count",
-    "dlpack",
-    "download",
-    "empty",
-    "forget",
-    "in_use",
-    "is_device_array",
-    "nccl",
-    "pinned",
-    "placed",
-    "set_device",
-    "stream",
-    "synchronize",
-    "transfer",
-    "upload",
-]
+from . import (
+    choice as choice,
+    dlpack as dlpack,
+    nccl as nccl,
+    pinned as pinned,
+    stream as stream,
+    transfer as transfer,
+)
+from .choice import (
+    cuda_fault as cuda_fault,
+    current_device as current_device,
+    device_count as device_count,
+    in_use as in_use,
+    set_device as set_device,
+)
+from .namespace import (
+    array_namespace as array_namespace,
+    device_arrays_of as device_arrays_of,
+    empty as empty,
+    is_device_array as is_device_array,
+)
+from .transfer import (
+    download as download,
+    placed as placed,
+    synchronize as synchronize,
+    upload as upload,
+)

@@ -80,9 +80,3 @@ def device_uuid() -> bytes:
     device = runtime.getDevice()
     uuid = bytes(runtime.getDeviceProperties(device)["uuid"])[:16]
     return uuid.ljust(16, b"\0") + str(runtime.deviceGetPCIBusId(device)).encode()
-
-
-def forget() -> None:
-    global _index
-    _index = None
-    cuda_fault.cache_clear()

@@ -64,8 +64,3 @@ def _gpu(number: int) -> int:
     if not 0 <= number < device_count():
         raise ValueError(f"cannot move to cuda:{number}: this process sees {device_count()} GPUs")
     return number
-
-
-def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Return True for bfloat16, too."""
-    return dtype.kind == "f" or dtype.name == "bfloat16"

@@ -39,6 +39,12 @@ def bfloat16() -> np.dtype[Any]:
     return found
 
 
+def is_floating(dtype: np.dtype[Any]) -> bool:
+    """Return True for NumPy's real floats and bfloat16, and False for other registered dtypes, such as float8."""
+    # ``isbuiltin`` is 2 for dtypes that a library has registered, 1 for NumPy's, and 0 for NumPy's after unpickling.
+    return (dtype.kind == "f" and dtype.isbuiltin != 2) or dtype.name == "bfloat16"
+
+
 def assign(target: Array, source: Array) -> None:
     """Do ``target[...] = source``, fast between float32 and float16."""
     kinds = source.dtype, target.dtype

@@ -93,7 +93,3 @@ class Communicator:
 
 def _pointer(x: Array) -> int:
     return int(x.data.ptr)  # type: ignore[attr-defined]
-
-
-def forget() -> None:
-    fault.cache_clear()

@@ -37,8 +37,3 @@ def give_when(reached: Mark, memory: Array) -> None:
     _lent.append((reached, memory))
     while _lent and _lent[0][0].Test():
         give(_lent.popleft()[1])
-
-
-def forget() -> None:
-    _free.clear()
-    _lent.clear()

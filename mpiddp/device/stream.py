@@ -117,7 +117,3 @@ def under(stream: Any, steps: Generator[Any, None, Any]) -> Generator[Any, None,
             except StopIteration as end:
                 return end.value
         yield awaited
-
-
-def forget() -> None:
-    _sides.clear()

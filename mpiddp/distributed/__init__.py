@@ -27,162 +27,92 @@ They raise:
 """
 
 from mpiddp import moved
-from mpiddp.device import current_device, device_count, set_device
+from mpiddp.device import current_device as current_device, device_count as device_count, set_device as set_device
 from mpiddp.errors import (
-    ArrayError,
-    DistBackendError,
-    DistError,
-    DistTimeoutError,
-    MismatchError,
-    RankFailedError,
+    ArrayError as ArrayError,
+    DistBackendError as DistBackendError,
+    DistError as DistError,
+    DistTimeoutError as DistTimeoutError,
+    MismatchError as MismatchError,
+    RankFailedError as RankFailedError,
 )
-from mpiddp.mpi.future import Future, collect_all, wait_all
-from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.mpi.work import Work
+from mpiddp.mpi.future import Future as Future, collect_all as collect_all, wait_all as wait_all
+from mpiddp.mpi.reduction import ReduceOp as ReduceOp
+from mpiddp.mpi.work import Work as Work
 
 from .backends import (
-    Backend,
-    default_pg_timeout,
-    is_backend_available,
-    is_gloo_available,
-    is_mpi_available,
-    is_nccl_available,
-    is_torchelastic_launched,
-    is_ucc_available,
-    is_xccl_available,
+    Backend as Backend,
+    default_pg_timeout as default_pg_timeout,
+    is_backend_available as is_backend_available,
+    is_gloo_available as is_gloo_available,
+    is_mpi_available as is_mpi_available,
+    is_nccl_available as is_nccl_available,
+    is_torchelastic_launched as is_torchelastic_launched,
+    is_ucc_available as is_ucc_available,
+    is_xccl_available as is_xccl_available,
 )
-from .coalescing import all_reduce_coalesced
+from .coalescing import all_reduce_coalesced as all_reduce_coalesced, tree_all_reduce as tree_all_reduce
 from .collectives import (
-    all_gather,
-    all_gather_into_tensor,
-    all_gather_single,
-    all_reduce,
-    all_to_all,
-    all_to_all_single,
-    barrier,
-    broadcast,
-    gather,
-    reduce,
-    reduce_scatter,
-    reduce_scatter_single,
-    reduce_scatter_tensor,
-    scatter,
+    all_gather as all_gather,
+    all_gather_into_tensor as all_gather_into_tensor,
+    all_gather_single as all_gather_single,
+    all_reduce as all_reduce,
+    all_to_all as all_to_all,
+    all_to_all_single as all_to_all_single,
+    barrier as barrier,
+    broadcast as broadcast,
+    gather as gather,
+    reduce as reduce,
+    reduce_scatter as reduce_scatter,
+    reduce_scatter_single as reduce_scatter_single,
+    reduce_scatter_tensor as reduce_scatter_tensor,
+    scatter as scatter,
 )
-from .device_mesh import DeviceMesh, init_device_mesh
+from .device_mesh import DeviceMesh as DeviceMesh, init_device_mesh as init_device_mesh
 from .groups import (
-    GroupMember,
-    ProcessGroup,
-    get_global_rank,
-    get_group_rank,
-    get_pg_count,
-    get_process_group_ranks,
-    get_rank,
-    get_world_size,
-    group,
-    is_initialized,
+    GroupMember as GroupMember,
+    ProcessGroup as ProcessGroup,
+    get_global_rank as get_global_rank,
+    get_group_rank as get_group_rank,
+    get_pg_count as get_pg_count,
+    get_process_group_ranks as get_process_group_ranks,
+    get_rank as get_rank,
+    get_world_size as get_world_size,
+    group as group,
+    is_initialized as is_initialized,
 )
 from .init import (
-    destroy_process_group,
-    get_backend,
-    get_backend_config,
-    get_node_local_rank,
-    init_process_group,
-    is_available,
+    destroy_process_group as destroy_process_group,
+    get_backend as get_backend,
+    get_backend_config as get_backend_config,
+    get_node_local_rank as get_node_local_rank,
+    init_process_group as init_process_group,
+    is_available as is_available,
 )
-from .monitored import monitored_barrier
-from .new_groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
+from .monitored import monitored_barrier as monitored_barrier
+from .new_groups import (
+    new_group as new_group,
+    new_subgroups as new_subgroups,
+    new_subgroups_by_enumeration as new_subgroups_by_enumeration,
+    split_group as split_group,
+)
 from .objects import (
-    all_gather_object,
-    broadcast_object_list,
-    gather_object,
-    recv_object_list,
-    scatter_object_list,
-    send_object_list,
+    all_gather_object as all_gather_object,
+    broadcast_object_list as broadcast_object_list,
+    gather_object as gather_object,
+    recv_object_list as recv_object_list,
+    scatter_object_list as scatter_object_list,
+    send_object_list as send_object_list,
 )
-from .p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
-from .shrink import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
-from .symmetric import symmetric_empty
-from .trees import tree_all_reduce
-
-__all__ = [
-    "SHRINK_ABORT",
-    "SHRINK_DEFAULT",
-    "ArrayError",
-    "Backend",
-    "DeviceMesh",
-    "DistBackendError",
-    "DistError",
-    "DistTimeoutError",
-    "Future",
-    "GroupMember",
-    "MismatchError",
-    "P2POp",
-    "ProcessGroup",
-    "RankFailedError",
-    "ReduceOp",
-    "Work",
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_gather_single",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_object_list",
-    "collect_all",
-    "current_device",
-    "default_pg_timeout",
-    "destroy_process_group",
-    "device_count",
-    "gather",
-    "gather_object",
-    "get_backend",
-    "get_backend_config",
-    "get_global_rank",
-    "get_group_rank",
-    "get_node_local_rank",
-    "get_pg_count",
-    "get_process_group_ranks",
-    "get_rank",
-    "get_world_size",
-    "group",
-    "init_device_mesh",
-    "init_process_group",
-    "irecv",
-    "is_available",
-    "is_backend_available",
-    "is_gloo_available",
-    "is_initialized",
-    "is_mpi_available",
-    "is_nccl_available",
-    "is_torchelastic_launched",
-    "is_ucc_available",
-    "is_xccl_available",
-    "isend",
-    "monitored_barrier",
-    "new_group",
-    "new_subgroups",
-    "new_subgroups_by_enumeration",
-    "recv",
-    "recv_object_list",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-    "send",
-    "send_object_list",
-    "set_device",
-    "shrink_group",
-    "split_group",
-    "symmetric_empty",
-    "tree_all_reduce",
-    "wait_all",
-]
+from .p2p import (
+    P2POp as P2POp,
+    batch_isend_irecv as batch_isend_irecv,
+    irecv as irecv,
+    isend as isend,
+    recv as recv,
+    send as send,
+)
+from .shrink import SHRINK_ABORT as SHRINK_ABORT, SHRINK_DEFAULT as SHRINK_DEFAULT, shrink_group as shrink_group
+from .symmetric import symmetric_empty as symmetric_empty
 
 moved.explain(__name__)

@@ -1,11 +1,16 @@
-"""An all-reduce of several arrays, by one buffer for each dtype."""
+"""All-reduces of many arrays, by one buffer for each dtype: of a list, or a tree such as a JAX program's gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import numpy as np
+
+from mpiddp import nested
 from mpiddp.algorithms import plan as planning
+from mpiddp.device import array_namespace, is_device_array
 from mpiddp.device.packing import packed, unpack
 from mpiddp.faults.calls import make_call
 from mpiddp.mpi.future import Future
@@ -19,15 +24,16 @@ from .dispatch import dispatch
 from .groups import GroupLike, member
 
 
-def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
-    indices: dict[Any, list[int]] = {}
-    for index, x in enumerate(arrays):
-        indices.setdefault(x.dtype, []).append(index)
+def _alike(xs: Sequence[Array]) -> list[list[int]]:
+    """Return the numbers of the arrays of each library and dtype."""
+    indices: dict[Hashable, list[int]] = {}
+    for index, x in enumerate(xs):
+        indices.setdefault((array_namespace(x), x.dtype), []).append(index)
     return list(indices.values())
 
 
 def _all_reduce(link: Link, xs: Sequence[Array], op: ReduceOp) -> Steps:
-    for indices in _by_dtype(xs):
+    for indices in _alike(xs):
         part = [xs[index] for index in indices]
         flat = packed(part)
         yield from planning.nested(link, "all_reduce", flat, flat, op)
@@ -63,3 +69,103 @@ def all_reduce_coalesced(
     call = make_call(group._link, name, xs, xs, op=op, count=sum(x.size for x in xs), layout=layout)
     work = dispatch(group, planning.plain(group._link, _all_reduce, call), (xs, op), xs, async_op)
     return None if work is None else work.get_future()
+
+
+def _node(tree: Any) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
+    """Return a container's children and how to make it anew; None for a leaf."""
+    if tree is None:
+        return (), lambda _: None
+    node = nested.children(tree)
+    if node is not None:
+        return node
+    if isinstance(tree, int | float | complex | np.generic | np.ndarray) or is_device_array(tree):
+        return None
+    jax = sys.modules.get("jax")
+    if jax is None or isinstance(tree, jax.Array):
+        return None
+    children, definition = jax.tree_util.tree_flatten(tree, is_leaf=lambda part: part is not tree)
+    return None if len(children) == 1 and children[0] is tree else (children, definition.unflatten)
+
+
+def _array(leaf: Any) -> Array:
+    if isinstance(leaf, int | float | complex | np.generic):
+        return np.asarray(leaf)
+    if (isinstance(leaf, np.ndarray) or is_device_array(leaf)) and not leaf.flags.c_contiguous:
+        leaf = leaf.copy(order="C")
+    return as_array(leaf, "tree_all_reduce", writable=False, name="tree")
+
+
+def _like(leaf: Any, result: Array) -> Any:
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(leaf, jax.Array):
+        return jax.numpy.from_dlpack(result) if is_device_array(result) else jax.numpy.array(result)
+    if isinstance(leaf, np.generic):
+        return result[()]
+    return result.item() if isinstance(leaf, int | float | complex) else result
+
+
+def tree_all_reduce(tree: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None) -> Any:
+    """Reduce the arrays of a tree over all ranks into a tree of new arrays; not inside of ``jax.jit``.
+
+    Each dtype's arrays are copied into one buffer for one all-reduce; the results are views of it. MismatchError if
+    containers, keys, shapes or dtypes differ between ranks.
+
+    Parameters
+    ----------
+    tree : any
+        Nested dicts, lists, tuples and named tuples, and containers known to an imported JAX; leaves are arrays and
+        numbers; None stays None. Keys, in any order, shapes and dtypes are equal on all ranks.
+
+    op, group
+        See `mpiddp.distributed`, also for the errors.
+
+    Returns
+    -------
+    any
+        The same containers; a JAX array gives a JAX array, a number a number, anything else a NumPy or CuPy array.
+
+    Examples
+    --------
+    >>> dist.tree_all_reduce({"weight": np.ones((1, 2)), "steps": 3})["weight"].tolist()
+    [[2.0, 2.0]]
+    """
+    group = member(group, "tree_all_reduce")
+    if group is None:
+        return None
+    leaves: list[Any] = []
+    arrays: list[Array] = []
+
+    def collect(part: Any) -> str:
+        """Return what must be equal on all ranks."""
+        node = _node(part)
+        if node is not None:
+            kind = sorted(map(repr, part)) if isinstance(part, dict) else type(part).__name__
+            return f"{kind}({','.join(map(collect, node[0]))})"
+        x = _array(part)
+        leaves.append(part)
+        arrays.append(x)
+        return f"{x.dtype}{x.shape}"
+
+    layout = collect(tree)
+    results: list[Any] = [None] * len(leaves)
+    for indices in _alike(arrays):
+        flat = packed([arrays[index] for index in indices])
+        key = ("tree_all_reduce", layout, op, flat.dtype, flat.shape, type(flat))
+        plan = group._plans.get(key)
+        if plan is None:
+            made = planning.make(group._link, "tree_all_reduce", None, flat, flat, op, layout=layout)
+            plan = group._plans.remember(key, made)
+        dispatch(group, plan, (flat, op), (flat,))
+        start = 0
+        for index in indices:
+            x = arrays[index]
+            results[index] = _like(leaves[index], flat[start : start + x.size].reshape(x.shape))
+            start += x.size
+
+    remaining = iter(results)
+
+    def rebuild(part: Any) -> Any:
+        node = _node(part)
+        return next(remaining) if node is None else node[1]([rebuild(child) for child in node[0]])
+
+    return rebuild(tree)

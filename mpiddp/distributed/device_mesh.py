@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .backends import backend_of
 from .groups import ProcessGroup, default_group, get_rank, is_initialized
 from .init import init_process_group
 from .new_groups import agree, checked_ranks, split
@@ -68,14 +67,6 @@ class DeviceMesh:
     """This rank's group along each dimension; empty on a rank outside of the mesh."""
 
     def __init__(self, device_type: str, mesh: Any, *, mesh_dim_names: Sequence[str] | None = None) -> None:
-        ranks, names = self._check(device_type, mesh, mesh_dim_names)
-        self._be_root(device_type, ranks, names)
-        agree(default_group(), "init_device_mesh", (ranks.tolist(), names))
-        made = [self._make_group(axis) for axis in self._axes]
-        self._groups = [group for group in made if group is not None]
-
-    @staticmethod
-    def _check(device_type: str, mesh: Any, names: Sequence[str] | None) -> tuple[np.ndarray[Any, Any], Names | None]:
         if device_type not in ("cpu", "cuda"):
             raise RuntimeError(
                 f'device_type must be "cpu" or "cuda", without a number, got {device_type!r}: an array says itself'
@@ -84,7 +75,7 @@ class DeviceMesh:
         ranks = np.array(mesh)
         if ranks.dtype.kind not in "iu" or ranks.ndim == 0 or ranks.size == 0:
             raise TypeError(f"a mesh is an array of ranks of at least one dimension, got {mesh!r}")
-        names = _checked_names(names, ranks.ndim)
+        names = _checked_names(mesh_dim_names, ranks.ndim)
         if not is_initialized():
             init_process_group()
         size = default_group().size()
@@ -93,13 +84,11 @@ class DeviceMesh:
                 f"Mesh should not be bigger than default world size {size}, but found {ranks.size} ranks!"
             )
         checked_ranks(ranks.reshape(-1).tolist(), size)
-        return ranks.astype(np.int64), names
-
-    def _be_root(self, device_type: str, ranks: np.ndarray[Any, Any], names: Names | None) -> None:
-        self.device_type, self.mesh, self.mesh_dim_names = device_type, ranks, names
-        self._root = self
-        self._axes = tuple(range(ranks.ndim))
-        self._groups = []
+        self.device_type, self.mesh, self.mesh_dim_names = device_type, ranks.astype(np.int64), names
+        self._root, self._axes = self, tuple(range(ranks.ndim))
+        agree(default_group(), "init_device_mesh", (ranks.tolist(), names))
+        made = [self._make_group(axis) for axis in self._axes]
+        self._groups = [group for group in made if group is not None]
 
     def _rows(self, axes: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """Return all slices of the root mesh along some axes, of shape (number of slices, *shape of a slice)."""
@@ -113,7 +102,7 @@ class DeviceMesh:
         if parts == [list(range(parent.size()))]:
             return parent
         described = self.mesh_dim_names[axis] if self.mesh_dim_names else f"dim_{axis}"
-        return split(parent, parts, "init_device_mesh", None, f"mesh_{described}", backend_of(parent._link))
+        return split(parent, parts, "init_device_mesh", None, f"mesh_{described}", None)
 
     def _part(self, axes: tuple[int, ...], names: Names, groups: list[ProcessGroup]) -> DeviceMesh:
         """Return the slice that this rank is in; on a rank outside of the root mesh, the first slice."""
@@ -123,43 +112,6 @@ class DeviceMesh:
         part.device_type, part.mesh, part.mesh_dim_names = self.device_type, rows[mine[0][0] if len(mine) else 0], names
         part._root, part._axes, part._groups = self._root, axes, groups
         return part
-
-    @classmethod
-    def from_group(
-        cls,
-        group: ProcessGroup | Sequence[ProcessGroup],
-        device_type: str,
-        mesh: Any = None,
-        *,
-        mesh_dim_names: Sequence[str] | None = None,
-    ) -> DeviceMesh:
-        """Return a mesh of existing groups, without communication.
-
-        ``group`` is this rank's group along each dimension. Several groups need ``mesh`` and ``mesh_dim_names``.
-        ValueError if these are missing, or a group has other ranks than ``mesh``.
-        """
-        groups = [group] if isinstance(group, ProcessGroup) else list(group)
-        if not groups:
-            raise ValueError("Expects at least one ProcessGroup to be passed")
-        if len(groups) > 1 and mesh is None:
-            raise ValueError("Must pass mesh if passing multiple ProcessGroups")
-        if len(groups) > 1 and mesh_dim_names is None:
-            raise ValueError("Must pass mesh_dim_names if passing multiple ProcessGroups")
-        ranks, names = cls._check(device_type, groups[0].ranks if mesh is None else mesh, mesh_dim_names)
-        if ranks.ndim != len(groups):
-            raise ValueError(
-                f"Expects mesh with ndim equal to number of ProcessGroups but got mesh {ranks.tolist()} and"
-                f" {len(groups)} ProcessGroups"
-            )
-        made = cls.__new__(cls)
-        made._be_root(device_type, ranks, names)
-        for axis, each in enumerate(groups):
-            if not any(tuple(row) == each.ranks for row in made._rows((axis,)).tolist()):
-                raise ValueError(
-                    f"Invalid mesh {ranks.tolist()} for ProcessGroup with ranks {list(each.ranks)} as dimension {axis}"
-                )
-        made._groups = groups
-        return made
 
     def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
         """Return this rank's slice along named dimensions, as ``mesh["dp", "tp"]``."""

@@ -54,7 +54,6 @@ class ProcessGroup:
         self.ranks = ranks
         self.comm = comm
         self._monitored_barriers = 0
-        self._monitored_reports: dict[int, int] = {}
         self._group_rank_of = dict(zip(ranks, link.world.ranks, strict=False))
 
     def rank(self) -> int:
@@ -134,7 +133,7 @@ def next_name() -> str:
 def register(made: ProcessGroup, *, default: bool = False) -> ProcessGroup:
     global _default, _made
     _groups[made] = None
-    recorder.register(made.group_name, made.group_desc, made._link)
+    made._link.members.name, made._link.members.description = made.group_name, made.group_desc
     _made += 1
     if default:
         _default = made

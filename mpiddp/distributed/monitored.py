@@ -1,26 +1,21 @@
 """A barrier that names missing ranks.
 
-Every rank reports to rank 0, which answers when all have, or its time is up: a late rank finds the answer. The group's
-collectives go on.
+Every rank tells rank 0 that it has come, and rank 0 answers when all have, or its time is up: a late rank finds the
+answer. This goes by `Liveness`, beside the group's messages, and its collectives go on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
-import numpy as np
-
 from mpiddp.errors import DistTimeoutError
+from mpiddp.faults.liveness import Liveness
 from mpiddp.mpi.operation import Call, Operation
-from mpiddp.mpi.p2p import ANY_SOURCE, Receive, code_of
 from mpiddp.mpi.requests import poll_until, seconds
-from mpiddp.mpi.work import Work
-from mpiddp.typing import Array
 
 from .dispatch import calling
 from .groups import GroupLike, ProcessGroup, member
-
-_PASSED, _FAILED = 1, 0
 
 
 def monitored_barrier(
@@ -49,90 +44,58 @@ def monitored_barrier(
     group = member(group, "monitored_barrier")
     if group is None:
         return
-    given_s = seconds(timeout)
+    given_s, liveness = seconds(timeout), group._monitor.job.liveness
     timeout_s = group._link.timeout_s if given_s is None else given_s
     group._monitored_barriers += 1
-    with calling(group, _call(group, group._link.others)):
+    call = Call(group._link.members, "monitored_barrier", peers=group._link.others)
+    with calling(group, call):
         if group.rank() == 0:
-            _gather(group, timeout_s, wait_all_ranks)
+            _gather(group, liveness, timeout_s, wait_all_ranks)
         else:
-            _report(group, timeout_s)
+            _report(group, liveness, timeout_s)
 
 
-def _send(group: ProcessGroup, to: int, *numbers: int) -> Work:
-    mailbox, message = group._mailbox, np.array(numbers)
-    return mailbox.isend(message, to, code_of(message, mailbox.private_tag), _operation(group, ()))
+def _wait(group: ProcessGroup, liveness: Liveness, done: Callable[[], bool], timeout_s: float) -> bool:
+    def looked() -> bool:
+        liveness.progress()
+        return done()
+
+    return poll_until(looked, Operation(Call(group._link.members, "monitored_barrier", peers=())), timeout_s)
 
 
-def _call(group: ProcessGroup, peers: tuple[int, ...]) -> Call:
-    return Call(group._link.members, "monitored_barrier", peers=peers)
-
-
-def _operation(group: ProcessGroup, peers: tuple[int, ...]) -> Operation:
-    return Operation(_call(group, peers))
-
-
-def _receive(group: ProcessGroup, source: int, message: Array) -> Receive:
-    mailbox = group._mailbox
-    peers = group._link.others if source == ANY_SOURCE else (group._link.ranks[source],)
-    return mailbox.irecv(message, source, code_of(message, mailbox.private_tag), _operation(group, peers))
-
-
-def _arrived(posted: Work) -> bool:
-    """Raise if no message will arrive."""
-    return posted.is_completed() and posted.wait()
-
-
-def _report(group: ProcessGroup, timeout_s: float) -> None:
-    number, answer = group._monitored_barriers, np.zeros(2, np.int64)
-    sent = _send(group, 0, number)
-    receive = _receive(group, 0, answer)
-
-    def answered() -> bool:
-        nonlocal receive
-        while _arrived(receive):
-            if answer[0] == number:
-                return True
-            receive = _receive(group, 0, answer)  # this answer was of an earlier barrier, which failed
-        return False
-
+def _report(group: ProcessGroup, liveness: Liveness, timeout_s: float) -> None:
+    number, first = group._monitored_barriers, group._link.ranks[0]
+    liveness.tell_of_barrier(first, group._link.id, number, passed=True)
+    answers = liveness.barriers[group._link.id, first]
     # Rank 0's limit counts: it may begin to wait later.
-    in_time = poll_until(answered, _operation(group, ()), timeout_s)
-    if not in_time:
-        group._mailbox.withdraw(receive)
-    if not in_time or answer[1] == _FAILED:
+    _wait(group, liveness, lambda: number in answers, timeout_s)
+    if not answers.pop(number, False):
         raise DistTimeoutError(
             f"Rank {group.ranks[group.rank()]} successfully reached monitoredBarrier, but received errors while waiting"
             " for send/recv from rank 0. Please check rank 0 logs for faulty rank. (Timed out)"
         )
-    sent.wait()
 
 
-def _gather(group: ProcessGroup, timeout_s: float, wait_all_ranks: bool) -> None:
-    number, reports, message = group._monitored_barriers, group._monitored_reports, np.zeros(1, np.int64)
-    others = range(1, group.size())
-    # A rank with a shorter timeout may be ahead.
-    awaited = {rank for rank in others if reports.get(rank, 0) < number}
-    # A poll tests one request, not one for each rank.
-    receive = _receive(group, ANY_SOURCE, message) if awaited else None
+def _gather(group: ProcessGroup, liveness: Liveness, timeout_s: float, wait_all_ranks: bool) -> None:
+    number, link = group._monitored_barriers, group._link
+    missing = list(range(1, link.size))
+
+    def has_come(rank: int) -> bool:  # a rank with a shorter timeout may be ahead
+        return max(liveness.barriers[link.id, link.ranks[rank]], default=0) >= number
 
     def all_have_come() -> bool:
-        nonlocal receive
-        while receive is not None and _arrived(receive):
-            reports[receive.sender] = int(message[0])
-            if message[0] >= number:  # else it belongs to a failed barrier
-                awaited.discard(receive.sender)
-            receive = _receive(group, ANY_SOURCE, message) if awaited else None
-        return not awaited
+        while missing and has_come(missing[-1]):
+            missing.pop()
+        return not missing
 
-    if timeout_s > 0:
-        poll_until(all_have_come, _operation(group, ()), timeout_s)
-    missing = sorted(awaited)
-    if receive is not None:
-        group._mailbox.withdraw(receive)
-    answers = [_send(group, rank, number, _FAILED if missing else _PASSED) for rank in others]
-    for each in answers:
-        each.wait()
+    if timeout_s > 0 and not _wait(group, liveness, all_have_come, timeout_s):
+        missing = [rank for rank in missing if not has_come(rank)]
+    for rank in link.others:
+        told = liveness.barriers[link.id, rank]
+        for each in tuple(told):  # the watchdog may add some meanwhile
+            if each <= number:
+                del told[each]
+        liveness.tell_of_barrier(rank, link.id, number, passed=not missing)
     if missing:
         raise DistTimeoutError(_explain(group, missing, timeout_s, wait_all_ranks))
 

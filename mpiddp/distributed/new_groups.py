@@ -118,17 +118,17 @@ def split(
     what: str,
     timeout: timedelta | float | None,
     description: str | None,
-    backend: str,
+    backend: str | None,
 ) -> ProcessGroup | None:
     """Return this rank's group; None if it is in no part."""
-    timeout_s = seconds(timeout, of_group=True)
+    kind, timeout_s = check_backend(backend, backend_of(parent._link)), seconds(timeout, of_group=True)
     me = parent.rank()
     mine = next((index for index, part in enumerate(parts) if me in part), None)
 
     def make() -> ProcessGroup | None:
         color, key = (MPI.UNDEFINED, 0) if mine is None else (mine, parts[mine].index(me))
         comm = parent._link.now.Split(color, key)
-        return None if comm == MPI.COMM_NULL else _make(MPI.Intracomm(comm), timeout_s, description, backend)
+        return None if comm == MPI.COMM_NULL else _make(MPI.Intracomm(comm), timeout_s, description, kind)
 
     made: ProcessGroup | None = agree(parent, what, parts, make)
     return made
@@ -173,14 +173,13 @@ def new_group(
     True
     """
     parent = default_group()
-    kind = check_backend(backend, backend_of(parent._link))
     chosen = list(range(parent.size())) if ranks is None else checked_ranks(ranks, parent.size())
     if sort_ranks:
         chosen.sort()
     if not use_local_synchronization:
-        made = split(parent, [chosen], "new_group", timeout, group_desc, kind)
+        made = split(parent, [chosen], "new_group", timeout, group_desc, backend)
         return GroupMember.NON_GROUP_MEMBER if made is None else made
-    timeout_s = seconds(timeout, of_group=True)
+    kind, timeout_s = check_backend(backend, backend_of(parent._link)), seconds(timeout, of_group=True)
     if parent.rank() not in chosen:
         return None
 
@@ -223,7 +222,6 @@ def new_subgroups(
     whole = member(group, "new_subgroups")
     if whole is None:
         return None, []
-    kind = check_backend(backend, backend_of(whole._link))
     if group_size is None:
         counts = set(Counter(whole._link.nodes).values())
         if len(counts) > 1:
@@ -236,19 +234,14 @@ def new_subgroups(
     if whole.size() % group_size:
         raise ValueError(f"The world size ({whole.size()}) must be divisible by group_size={group_size}")
     parts = [list(range(start, start + group_size)) for start in range(0, whole.size(), group_size)]
-    return _all_parts(whole, parts, "new_subgroups", timeout, group_desc, kind)
+    mine = split(whole, parts, "new_subgroups", timeout, group_desc, backend)
+    return mine, _of_all_parts(whole, parts, mine)
 
 
-def _all_parts(
-    parent: ProcessGroup,
-    parts: Sequence[Sequence[int]],
-    what: str,
-    timeout: timedelta | float | None,
-    description: str | None,
-    backend: str,
-) -> tuple[ProcessGroup | None, list[ProcessGroup | int | None]]:
-    made = split(parent, parts, what, timeout, description, backend)
-    return made, [made if parent.rank() in part else GroupMember.NON_GROUP_MEMBER for part in parts]
+def _of_all_parts(
+    parent: ProcessGroup, parts: Sequence[Sequence[int]], mine: ProcessGroup | None
+) -> list[ProcessGroup | int | None]:
+    return [mine if parent.rank() in part else GroupMember.NON_GROUP_MEMBER for part in parts]
 
 
 def new_subgroups_by_enumeration(
@@ -275,7 +268,6 @@ def new_subgroups_by_enumeration(
     True
     """
     parent = default_group()
-    kind = check_backend(backend, backend_of(parent._link))
     if not ranks_per_subgroup_list:
         raise ValueError("The arg 'ranks_per_subgroup_list' cannot be empty")
     parts = [sorted(checked_ranks(given, parent.size())) for given in ranks_per_subgroup_list]
@@ -285,7 +277,8 @@ def new_subgroups_by_enumeration(
             if rank in seen:
                 raise ValueError(f"Rank {rank} has appeared in both subgroup {seen[rank]} and {part}")
             seen[rank] = part
-    return _all_parts(parent, parts, "new_subgroups_by_enumeration", timeout, group_desc, kind)
+    mine = split(parent, parts, "new_subgroups_by_enumeration", timeout, group_desc, backend)
+    return mine, _of_all_parts(parent, parts, mine)
 
 
 def split_group(
@@ -318,9 +311,8 @@ def split_group(
         return None
     if not split_ranks:
         raise ValueError("split_ranks cannot be empty: give the ranks of each part")
-    kind = check_backend(backend, backend_of(parent._link))
     parts = [sorted(checked_ranks(part, parent.size())) for part in split_ranks]
     flat = [rank for part in parts for rank in part]
     if len(set(flat)) != len(flat):
         raise ValueError(f"the split groups must share no rank, got {parts}")
-    return split(parent, parts, "split_group", timeout, group_desc, kind)
+    return split(parent, parts, "split_group", timeout, group_desc, backend)

@@ -6,14 +6,15 @@ Unpickling can run any code that the sender wants; the senders are ranks of this
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from mpiddp.algorithms import native
-from mpiddp.algorithms.plan import plain
-from mpiddp.faults.calls import make_call
+from mpiddp.algorithms.handshake import before
+from mpiddp.algorithms.plan import Plan, plain
+from mpiddp.faults.calls import NO_ROOT, make_call
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
@@ -76,9 +77,18 @@ def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None)
     if group is None:
         return
     _expect_room(object_list, group, "all_gather_object", "object_list")
-    object_list[: group.size()] = perform(
-        group, plain(group._link, _all_gather, make_call(group._link, "all_gather_object")), (_pickled(obj),)
-    )
+    object_list[: group.size()] = _perform(group, _all_gather, "all_gather_object", _pickled(obj))
+
+
+def _perform(group: ProcessGroup, steps: Callable[..., Steps], name: str, *args: Any, root: int = NO_ROOT) -> Any:
+    return perform(group, plain(group._link, steps, make_call(group._link, name, root=root)), args)
+
+
+def gathered(group: ProcessGroup, name: str, obj: Any) -> list[Any]:
+    """Return the objects of all ranks, by a call that ranks compare as ``name`` before; a mismatch ends no group."""
+    plan = Plan(make_call(group._link, name, self_comparing=True), before(_all_gather))
+    objects: list[Any] = perform(group, plan, (_pickled(obj),))
+    return objects
 
 
 def _expect_room(objects: object, group: ProcessGroup, name: str, parameter: str) -> None:
@@ -115,11 +125,9 @@ def gather_object(
     expect_on_root(object_gather_list, group, root, "object_gather_list", "destination")
     if object_gather_list:
         _expect_room(object_gather_list, group, "gather_object", "object_gather_list")
-    gathered = perform(
-        group, plain(group._link, _gather, make_call(group._link, "gather_object", root=root)), (_pickled(obj), root)
-    )
+    received = _perform(group, _gather, "gather_object", _pickled(obj), root, root=root)
     if object_gather_list:
-        object_gather_list[: group.size()] = gathered
+        object_gather_list[: group.size()] = received
 
 
 def broadcast_object_list(
@@ -148,9 +156,7 @@ def broadcast_object_list(
     if not isinstance(object_list, list) or not object_list:
         raise ValueError("object_list must be a list of at least one object")
     data = _pickled(object_list) if group.rank() == root else None
-    received = perform(
-        group, plain(group._link, _broadcast, make_call(group._link, "broadcast_object_list", root=root)), (data, root)
-    )
+    received = _perform(group, _broadcast, "broadcast_object_list", data, root, root=root)
     if len(received) != len(object_list):
         raise ValueError(
             f"broadcast_object_list: rank {group.ranks[root]} sent {len(received)} objects, but this rank's object_list"
@@ -191,9 +197,7 @@ def scatter_object_list(
         if len(inputs) != group.size():
             raise ValueError(f"scatter_object_list needs {group.size()} objects on the source rank, got {len(inputs)}")
         parts = [_pickled(obj) for obj in inputs]
-    scatter_object_output_list[0] = perform(
-        group, plain(group._link, _scatter, make_call(group._link, "scatter_object_list", root=root)), (parts, root)
-    )
+    scatter_object_output_list[0] = _perform(group, _scatter, "scatter_object_list", parts, root, root=root)
 
 
 def send_object_list(

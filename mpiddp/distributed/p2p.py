@@ -51,7 +51,7 @@ def _message(name: str, group: ProcessGroup, x: Array, peer: int, tag: int) -> t
             calls.clear()
         link = group._link
         peers = link.others if peer == ANY_SOURCE else (link.ranks[peer],)
-        calls[key] = found = Call(link.members, name, x.dtype, x.shape, x.shape, peers, tag), code_of(x, tag)
+        calls[key] = found = Call(link.members, name, x.dtype, x.shape, peers, tag), code_of(x, tag)
     return found
 
 

@@ -171,17 +171,8 @@ def unmet(what: str, timeout_s: float) -> str:
     return f"{what} did not finish in {timeout_s:g} s: {waits}"
 
 
-def _unknown() -> str:
-    return ""
-
-
-absent: Callable[[], str] = _unknown
+absent: Callable[[], str] = str
 """Tells which ranks have not come, where the ranks meet for the first time."""
-
-
-def forget_absent() -> None:
-    global absent
-    absent = _unknown
 
 
 def _states() -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.typing import Array
 
-from .calls import RECORD, Calls, Record, first_difference, mismatch
+from .calls import RECORD, Calls, difference, first_difference
 from .liveness import Liveness, Tag, alive
 
 _HEAD = struct.Struct("<q")
@@ -84,44 +83,36 @@ class Comparison:
             self.successor = link.ranks[firsts[(firsts.index(link.rank) + 1) % len(firsts)]]
         self.report = report
         self._name, self._rank = str(link), link.ranks[link.rank]
-        self._calls = weakref.ref(calls)
+        self._calls = calls
         self._sent = self._compared = 0
         self._found = False
         self._theirs: tuple[int, Array] | None = None
 
     def history(self) -> int:
-        calls = self._calls()
-        return 0 if calls is None else calls.link.history
+        return self._calls.link.history
 
     def share(self, group: int) -> int:
         """Return this rank's part of a sum over the nodes, which is 0 if their histories are equal."""
         return self._weight * hash((group, self.history()))
 
-    def last(self) -> tuple[str, int, Array] | None:
-        calls = self._calls()
-        return None if calls is None else (self._name, self._rank, calls.recent())
+    def last(self) -> tuple[str, int, Array]:
+        return self._name, self._rank, self._calls.recent()
 
     def news(self) -> bytes:
-        calls = self._calls()
-        if calls is None or self.successor < 0 or calls.latest == self._sent:
+        if self.successor < 0 or self._calls.latest == self._sent:
             return b""
-        self._sent = calls.latest
-        return calls.recent().tobytes()
+        self._sent = self._calls.latest
+        return self._calls.recent().tobytes()
 
     def take(self, source: int, message: bytearray) -> None:
         self._theirs, self._compared = (source, np.frombuffer(message, RECORD)), 0
 
     def compare(self) -> MismatchError | None:
         """Return the error of nodes that disagree, but only once."""
-        calls = self._calls()
-        if calls is None or self._theirs is None or self._found or self._compared == calls.latest:
+        if self._theirs is None or self._found or self._compared == self._calls.latest:
             return None
-        self._compared = calls.latest
-        source, records = self._theirs
-        theirs: dict[int, Any] = {sequence: fields for sequence, *fields in records.tolist() if sequence}
-        for sequence, *fields in sorted(calls.recent().tolist()):
-            if sequence in theirs and Record(*fields).differs(Record(*theirs[sequence])):
-                self._found = True
-                mine, other = Record(*fields).text(sequence), Record(*theirs[sequence]).text(sequence)
-                return mismatch(self._name, self._rank, mine, source, other)
-        return None
+        self._compared = self._calls.latest
+        source, theirs = self._theirs
+        error = difference(self._name, (self._rank, source), (self._calls.recent(), theirs))
+        self._found = error is not None
+        return error

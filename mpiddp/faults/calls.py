@@ -57,6 +57,7 @@ _OPERATIONS = (
     *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
     *("symmetric_empty", "destroy_process_group", "tree_all_reduce", "shared_on_node", "powerSGD"),
     *("new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group", "init_device_mesh"),
+    *("DistributedDataParallel", "check_replicas"),
     # A short call may publish its record in the eager buffers alone: parts of different calls need different names.
     *("inner all_reduce", "inner reduce_scatter"),
 )
@@ -191,7 +192,6 @@ def make_call(
         link.members,
         operation,
         dtype,
-        _shape(inputs),
         _shape(outputs),
         algorithm=algorithm,
         note=f"{note} {layout}" if note == BUCKET else note,
@@ -389,16 +389,29 @@ def last_call(link: Link, rank: int) -> str:
     return Record(*fields).text(sequence) if sequence > 0 else ""
 
 
-def first_difference(
-    group: object, ranks: Sequence[int], recent: Iterable[Array], *, ended: bool = False
-) -> MismatchError:
-    """Return the error of records that differ; ``ended``: no rank makes another call."""
-    rows = [{record[0]: Record(*record[1:]) for record in row.tolist() if record[0]} for row in recent]
+def _by_number(records: Array) -> dict[int, Record]:
+    return {sequence: Record(*fields) for sequence, *fields in records.tolist() if sequence}
+
+
+def difference(group: object, ranks: Sequence[int], recent: Iterable[Array]) -> MismatchError | None:
+    """Return the error of the first call of which the ranks' records differ."""
+    rows = list(map(_by_number, recent))
     for sequence in sorted(set.intersection(*map(set, rows))):
         for rank, row in enumerate(rows):
             first, other = rows[0][sequence], row[sequence]
             if other.differs(first):
                 return mismatch(group, ranks[0], first.text(sequence), ranks[rank], other.text(sequence))
+    return None
+
+
+def first_difference(
+    group: object, ranks: Sequence[int], recent: Iterable[Array], *, ended: bool = False
+) -> MismatchError:
+    """Return the error of records of which some differ; ``ended``: no rank makes another call."""
+    error = difference(group, ranks, recent)
+    if error is not None:
+        return error
+    rows = list(map(_by_number, recent))
     latest = [max(row, default=0) for row in rows]
     least, most = min(latest), max(latest)
     if ended and least < most:

@@ -52,27 +52,22 @@ def waits(
     return waits
 
 
-def circles(waits: Mapping[int, Wait]) -> list[list[int]]:
-    """Return the circles that waiting ranks form, each from its lowest rank on."""
-    following, found, seen = _following(waits), [], set[int]()
-    for rank in sorted(following):
-        path = []
-        while rank not in seen:
-            seen.add(rank)
-            path.append(rank)
+def circle_of_each(waits: Mapping[int, Wait]) -> dict[int, list[int]]:
+    """Return, for each rank that can never go on, the circle for which it waits, directly or not."""
+    following, found = _following(waits), dict[int, list[int]]()
+    for rank in following:
+        path = dict[int, None]()
+        while rank not in found and rank not in path:
+            path[rank] = None
             rank = following[rank]
-        if rank in path:
-            found.append(_closed(path, rank))
+        circle = found.get(rank) or _closed(list(path), rank)
+        found |= dict.fromkeys(path, circle)
     return found
 
 
-def reached(waits: Mapping[int, Wait], rank: int) -> list[int]:
-    """Return the circle for which a rank waits, directly or not; [] if there is none."""
-    following, path = _following(waits), dict[int, None]()
-    while rank in following and rank not in path:
-        path[rank] = None
-        rank = following[rank]
-    return _closed(list(path), rank) if rank in path else []
+def circles(waits: Mapping[int, Wait]) -> list[list[int]]:
+    """Return the circles that waiting ranks form, each from its lowest rank on."""
+    return [circle for rank, circle in sorted(circle_of_each(waits).items()) if rank == circle[0]]
 
 
 def _closed(path: list[int], rank: int) -> list[int]:

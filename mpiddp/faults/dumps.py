@@ -19,12 +19,12 @@ from typing import Any
 from mpiddp import settings
 from mpiddp.mpi import recorder
 from mpiddp.mpi.lazy import MPI
-from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.operation import Members, Operation
 from mpiddp.mpi.world import World
 
 from .liveness import Liveness, Tag
 
-_WRITTEN_S, _POLL_S = 5.0, 0.01
+_WRITTEN_S = 5.0
 """Time for the others to write theirs. Watchdogs look twice a second, later where many ranks share a core."""
 
 
@@ -55,10 +55,7 @@ class Dumps:
                 for rank in self._world.ranks:
                     if rank != self._rank:
                         self._liveness.send(rank, Tag.DUMP, reason.encode())
-                deadline = time.monotonic() + _WRITTEN_S
-                while len(self._wrote) < self._world.size and time.monotonic() < deadline:
-                    self._liveness.progress()
-                    time.sleep(_POLL_S)
+                self._liveness.progress_until(lambda: len(self._wrote) == self._world.size, _WRITTEN_S)
         where = ", each on its node" if len(set(self._world.hosts)) > 1 and not self._own_folder else ""
         count = sum(self._wrote.values())
         files = f"{self._prefix}*"
@@ -83,7 +80,8 @@ class Dumps:
         return False
 
     def lines(self, reason: str) -> Iterator[dict[str, Any]]:
-        operations = [each for each in recorder.entries() if each.members.number in recorder.groups]
+        operations = [each for each in recorder.entries() if each.members.name]
+        groups = {each.members.number: each.members for each in operations}
         yield {
             "job": self._world.job,
             "rank": self._rank,
@@ -92,8 +90,8 @@ class Dumps:
             "reason": reason,
             "time": time.time(),
             "groups": {
-                _name(number): {"description": group.description, "ranks": list(group.ranks)}
-                for number, group in recorder.groups.items()
+                _name(group): {"description": group.description, "ranks": list(group.ranks)}
+                for group in groups.values()
             },
         }
         yield from map(_line, operations)
@@ -108,34 +106,22 @@ def _is_private(folder: Path) -> bool:
 
 
 def _line(operation: Operation) -> dict[str, Any]:
-    group, record = operation.members.number, operation.call.record
-    link, since_1970_s = recorder.groups[group].link, time.time() - time.monotonic()
+    record, since_1970_s = operation.call.record, time.time() - time.monotonic()
     return {
-        "group": _name(group),
+        "group": _name(operation.members),
         "number": operation.number,
-        "call": _text(operation),
+        "call": operation.text() if record is None else record.text(operation.number),
         # What the ranks compare; null for a message.
         "compared": None if record is None else [record.kind >> 1, record.length, record.root],
         "began": since_1970_s + operation.start,
         "ended": since_1970_s + operation.end if operation.end else None,
-        "queued": link is not None and operation in link.queue.operations()[1:],
+        "queued": operation in operation.members.queue.operations()[1:],
         "file": operation.code.co_filename,
         "line": recorder.line_number(operation.code, operation.offset),
         "function": operation.code.co_name,
     }
 
 
-def _name(number: int) -> str:
+def _name(group: Members) -> str:
     """Return a group's name, equal on all ranks; `group_name` counts each process's groups."""
-    return f"{recorder.groups[number].name}.{number & 0xFFFFFFFF}"
-
-
-def _text(operation: Operation) -> str:
-    call = operation.call
-    if call.record is not None:
-        return str(call.record.text(operation.number))
-    kind = "" if call.dtype is None else f" of {call.dtype} {call.input_shape}"
-    if call.tag is None or call.peers is None:
-        return f"{call.name}{kind}"
-    who = f"rank {call.peers[0]}" if len(call.peers) == 1 else "any rank"
-    return f"{call.name}{kind} {'to' if operation.sends else 'from'} {who} with tag {call.tag}"
+    return f"{group.name}.{group.number & 0xFFFFFFFF}"

@@ -14,30 +14,36 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from mpiddp import launchers
-from mpiddp.errors import DistError, RankFailedError
+from mpiddp.errors import RankFailedError
 from mpiddp.mpi import library
 from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi.link import Link
 from mpiddp.shm.cma import UnreachableError
 
 _NEWS_S = 0.2
 """Longest time between news of a failure and of its rank."""
 
 
-class Revocable(Protocol):
-    comms: list[MPI.Comm]
+T = TypeVar("T")
 
-    def abort(self, error: DistError) -> None: ...
+
+def _awaited(news: Callable[[], T]) -> T:
+    known_by = time.monotonic() + _NEWS_S
+    while not (found := news()) and time.monotonic() < known_by:
+        MPI.COMM_SELF.Iprobe()  # news arrive inside of MPI only
+        time.sleep(0.001)
+    return found
 
 
 class Failures:
     def __init__(self, comm: MPI.Intracomm, outer: Sequence[int] = ()) -> None:
         self._comm, self._outer = comm, outer
         self._comms = [comm]
-        self._groups: weakref.WeakSet[Revocable] = weakref.WeakSet()
+        self._groups: weakref.WeakSet[Link] = weakref.WeakSet()
         self._lock = threading.Lock()
         self.survivable = launchers.survives() and library.facts(MPI.Get_library_version()).survives_deaths
         """Whether ranks live on; else the launcher ends the job."""
@@ -45,7 +51,7 @@ class Failures:
     def register_comm(self, comm: MPI.Intracomm) -> None:
         self._comms.append(comm)
 
-    def register(self, group: Revocable) -> None:
+    def register(self, group: Link) -> None:
         with self._lock:
             self._groups.add(group)
 
@@ -55,20 +61,14 @@ class Failures:
 
     def awaited(self) -> bool:
         """Wait for news of a failure."""
-        known_by = time.monotonic() + _NEWS_S
-        while not self.happened() and time.monotonic() < known_by:
-            MPI.COMM_SELF.Iprobe()  # news arrive inside of MPI only
-            time.sleep(0.001)
-        return self.happened()
+        return _awaited(self.happened)
 
     def caused(self, error: BaseException) -> bool:
         """Return True if a failed rank is the cause of an error, which may come before its news."""
         if not self.survivable or not isinstance(error, (MPI.Exception, UnreachableError)):
             return self.happened()
-        if (
-            isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_REVOKED
-        ):  # another rank knew first, and revokes all
-            self.revoke()
+        if isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_REVOKED:
+            self.revoke()  # another rank knew first, and revokes all
         return self.awaited()
 
     def ranks(self) -> list[int]:
@@ -102,10 +102,7 @@ class Failures:
         if isinstance(error, RankFailedError) or not self.caused(error):
             return
         self.revoke()
-        known_by = time.monotonic() + _NEWS_S
-        while not (ranks := self.ranks()) and time.monotonic() < known_by:
-            MPI.COMM_SELF.Iprobe()
-            time.sleep(0.001)
+        ranks = _awaited(self.ranks)
         who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else "a rank"
         if self._outer and ranks:
             who += f" ({', '.join(str(self._outer[rank]) for rank in ranks)} of the world)"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import picture
-from .picture import Cell, counted, ranges
+from .picture import Cell, Hosts, counted, ranges
 
 Call = dict[str, Any]
 """A line of a dump after the first one; its keys are those that `dumps` writes."""
@@ -34,12 +34,6 @@ class Dump(NamedTuple):
 
     def messages(self) -> list[Call]:
         return [each for each in self.calls if each["compared"] is None]
-
-
-class Hosts(NamedTuple):
-    hosts: dict[int, str]
-    pids: dict[int, int]
-    outer: tuple[int, ...] = ()
 
 
 def read(path: Path) -> Dump:

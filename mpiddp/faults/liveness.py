@@ -8,17 +8,18 @@ from __future__ import annotations
 import contextlib
 import enum
 import json
+import pickle
 import struct
 import threading
 import time
 import weakref
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from mpiddp.errors import DistError, DistTimeoutError, MismatchError, RankFailedError
+from mpiddp.errors import DistError
 from mpiddp.mpi import processes, requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
@@ -33,6 +34,8 @@ T = TypeVar("T")
 
 _QUESTION = struct.Struct("<q?")
 """The group, and whether stacks are wanted."""
+_BARRIER = struct.Struct("<qq?")
+"""The group, the number of a monitored barrier, and whether the rank has come or the barrier has passed."""
 _NO_GROUP = 0
 SILENCE_S = 3.0
 """Time for an answer: watchdogs look twice a second."""
@@ -51,7 +54,7 @@ _PROCESS_STATES = {
 _HOLDS_PYTHON = "its process sleeps and lets no thread of Python answer, as in a call into C that holds the GIL"
 _MAX_RETIRED = 1000
 _PAUSE_S = 1e-4
-_TOLD: tuple[type[Any], ...] = (MismatchError, DistTimeoutError, RankFailedError)
+_POLL_S = 0.01
 _kept: list[Any] = []
 """Requests that others may never answer, with their memory: of partings, and of messages."""
 
@@ -69,6 +72,7 @@ class Tag(enum.IntEnum):
     RUN_OVER = 8
     STORE = 9
     LEFT = 10
+    BARRIER = 11
 
 
 class Liveness:
@@ -95,8 +99,14 @@ class Liveness:
         self._retired: deque[tuple[int, int]] = deque(maxlen=_MAX_RETIRED)
         self._progress: dict[int, tuple[int, float]] = {}
         """For each group: operations begun, and since when."""
-        self.handlers: dict[int, Callable[[int, bytearray], None]] = {Tag.ERROR: self._hear, Tag.LEFT: self._lose}
+        self.handlers: dict[int, Callable[[int, bytearray], None]] = {
+            Tag.ERROR: self._hear,
+            Tag.LEFT: self._lose,
+            Tag.BARRIER: self._note_barrier,
+        }
         """By tag: functions that are called with source and message."""
+        self.barriers: defaultdict[tuple[int, int], dict[int, bool]] = defaultdict(dict)
+        """By group and rank: for each monitored barrier that the rank has told of, whether it has passed or come."""
         self.left = False
         """A rank has left the job, and nothing of all ranks will end."""
         self.exited = False
@@ -119,6 +129,9 @@ class Liveness:
         """Remember a destroyed group for a while: peers may be in its last operation."""
         self._links.pop(link.id, None)
         self._progress.pop(link.id, None)
+        for key in tuple(self.barriers):  # the watchdog may add some meanwhile
+            if key[0] == link.id:
+                del self.barriers[key]
         self._retired.append((link.id, link.sequence))
 
     def begun(self, group: int) -> int:
@@ -138,20 +151,25 @@ class Liveness:
 
     def tell(self, link: Link, error: DistError) -> None:
         """Let the group's other ranks, which may wait, raise ``error``."""
-        kind = next(each for each in (*_TOLD, DistError) if isinstance(error, each))
-        text = json.dumps([link.id, kind.__name__, str(error), getattr(error, "ranks", [])]).encode()
+        message = pickle.dumps((link.id, error))
         for rank in link.others:
-            self.send(rank, Tag.ERROR, text)
+            self.send(rank, Tag.ERROR, message)
 
     def _hear(self, _: int, message: bytearray) -> None:
-        group, name, text, ranks = json.loads(message)
+        group, error = pickle.loads(message)
         link = self._links.get(group)
         if link is not None:
-            kind = next((each for each in _TOLD if each.__name__ == name), DistError)
-            link.monitor.be_told(kind(text, ranks) if ranks else kind(text))
+            link.monitor.be_told(error)
 
     def _lose(self, _source: int, _message: bytearray) -> None:
         self.left = True
+
+    def tell_of_barrier(self, rank: int, group: int, number: int, *, passed: bool) -> None:
+        self.send(rank, Tag.BARRIER, _BARRIER.pack(group, number, passed))
+
+    def _note_barrier(self, source: int, message: bytearray) -> None:
+        group, number, passed = _BARRIER.unpack(message)
+        self.barriers[group, source][number] = passed
 
     def leave(self) -> None:
         _kept.append(self._sent)
@@ -207,6 +225,13 @@ class Liveness:
                 elif tag in self.handlers:
                     self.handlers[tag](source, message)
 
+    def progress_until(self, done: Callable[[], bool], limit_s: float) -> bool:
+        deadline = time.monotonic() + limit_s
+        while not (found := done()) and time.monotonic() < deadline:
+            self.progress()
+            time.sleep(_POLL_S)
+        return found
+
     def own_state(self, group: int, stacks: bool = False) -> State:
         ended = self.exited or activity.left_to_threads()
         state = State(ended=True) if ended else _in_program(stacks)
@@ -231,10 +256,7 @@ class Liveness:
 
     def answers(self, group: int, ranks: Sequence[int], silence_s: float, stacks: bool = False) -> dict[int, State]:
         """Wait for the answers of ranks that have been asked; of others tell why they may be silent."""
-        deadline = time.monotonic() + silence_s
-        while time.monotonic() < deadline and not all(self.answered(group, rank, stacks) for rank in ranks):
-            self.progress()
-            time.sleep(0.01)
+        self.progress_until(lambda: all(self.answered(group, rank, stacks) for rank in ranks), silence_s)
         return {rank: self._answers.get((rank, group)) or State(silent=self._why_silent(rank, group)) for rank in ranks}
 
     def answered(self, group: int, rank: int, stacks: bool = False) -> bool:

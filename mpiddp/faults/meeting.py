@@ -61,7 +61,7 @@ class Meeting:
                 shown = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
                 shown.bind(f"\0{_prefix()}{os.getpid()}-{self._sum}")
             abort.absent = self.missing
-            stack.callback(abort.forget_absent)
+            stack.callback(setattr, abort, "absent", str)
             if all(steps is not self._steps for _, steps in _begun):
                 _begun.append((self._comm, self._steps))
             yield

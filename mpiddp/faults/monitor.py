@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from mpiddp.errors import DistError, DistTimeoutError, MismatchError
-from mpiddp.mpi import recorder
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.operation import Operation
@@ -25,11 +24,13 @@ _TOLD_S, _PUBLISHED_S = 5.0, 1.0
 
 
 class GroupMonitor(Resource):
+    _link: Link
+    """Set by `attach`, while the group is being made."""
+
     def __init__(self, job: Job) -> None:
-        self._job = job
+        self.job = job
         self.survivable = job.failures.survivable
         self.polls = job.failures.survivable or job.raises
-        self._link: Link | None = None
         self._calls: Calls | None = None
         self._eager: EagerBuffers | None = None
         self._comparison: Comparison | None = None
@@ -42,7 +43,7 @@ class GroupMonitor(Resource):
         """Publish the group's calls, in memory of the node where ranks can share some; collective."""
         self._link = link
         link.own(self)
-        self._job.liveness.register(link)
+        self.job.liveness.register(link)
         if link.size == 1:
             return
         eager_bytes = eager.region_bytes(link)
@@ -53,12 +54,11 @@ class GroupMonitor(Resource):
         self._calls = link.own(Calls(link, bytearray(calls.REGION_BYTES) if memory is None else memory))
         if memory is not None and eager_bytes:
             self._eager = link.own(EagerBuffers(link, memory, calls.REGION_BYTES * link.size))
-        self._comparison = self._job.between_nodes.watch(link, self._calls, self.find)
+        self._comparison = self.job.between_nodes.watch(link, self._calls, self.find)
 
     def find(self, error: DistError) -> None:
         """Let the next call or wait raise ``error``, on all ranks. The watchdog calls."""
-        if self._link is not None:
-            self._job.liveness.tell(self._link, error)
+        self.job.liveness.tell(self._link, error)
         self.be_told(error)
 
     def be_told(self, error: DistError) -> None:
@@ -95,7 +95,7 @@ class GroupMonitor(Resource):
 
     def verify_failed(self, sequence: int, error: Exception) -> None:
         """Raise the mismatch behind an error, if any: it is the better reason."""
-        self._job.failures.translate(error)
+        self.job.failures.translate(error)
         self.differed |= isinstance(error, MismatchError)
         may_tell_more = isinstance(error, calls.UnknownCallError)
         may_tell_more |= isinstance(error, calls.BlockError) and self._comparison is not None
@@ -133,43 +133,43 @@ class GroupMonitor(Resource):
         return self._unheard or self.disagreement()
 
     def disagreement(self) -> DistError | None:
-        link, published, buffers = self._link, self._calls, self._eager
+        published, buffers = self._calls, self._eager
         if self._told is not None:
             return self._told
         try:
             if published is not None:
                 published.check()
-            if buffers is not None and link is not None:
-                calls.compare_eager(link, buffers.calls())
+            if buffers is not None:
+                calls.compare_eager(self._link, buffers.calls())
         except MismatchError as error:
             return error
         return None
 
     def check(self) -> None:
         """Raise if a rank has failed or left, or ranks make different calls."""
-        if not self._job.world.thread_multiple:
-            self._job.liveness.progress()  # no watchdog does
-        self._job.failures.raise_if_failed()
+        if not self.job.world.thread_multiple:
+            self.job.liveness.progress()  # no watchdog does
+        self.job.failures.raise_if_failed()
         error = self.disagreement()
         if error is not None:
             self.abort(error)
             raise error
 
     def timed_out(self, error: DistTimeoutError) -> None:
-        if self._job.raises:
+        if self.job.raises:
             self.abort(error)
 
     def explain(self, operation: Operation) -> str:
         unmatched = self.unmatched()
-        return self._job.reports.explain(operation) + (f"\n  {unmatched}" if unmatched else "")
+        return self.job.reports.explain(operation) + (f"\n  {unmatched}" if unmatched else "")
 
     def unmatched(self) -> str:
-        mailbox = None if self._link is None else self._link.find(Mailbox)
+        mailbox = self._link.find(Mailbox)
         try:
             found = [] if mailbox is None else mailbox.unmatched()
         except (MPI.Exception, DistError):  # the group has been aborted
             found = []
-        if self._link is None or not found:
+        if not found:
             return ""
         some = [
             f"from rank {self._link.ranks[source]} with tag {tag} ({size} bytes of {dtype})"
@@ -181,23 +181,20 @@ class GroupMonitor(Resource):
 
     def translate(self, error: BaseException) -> None:
         self._unheard = None
-        self._job.failures.translate(error)
+        self.job.failures.translate(error)
         if isinstance(error, MPI.Exception):
             self._await_told(error)
 
     def abort(self, error: DistError) -> None:
         """End the group with ``error``; tell the other ranks, where they would not find it themselves."""
-        if self._link is not None:
-            unseen = self._job.raises or (self._comparison is not None and isinstance(error, MismatchError))
-            if unseen and error is not self._told:
-                self._job.liveness.tell(self._link, error)
-            self._link.abort(error)
+        unseen = self.job.raises or (self._comparison is not None and isinstance(error, MismatchError))
+        if unseen and error is not self._told:
+            self.job.liveness.tell(self._link, error)
+        self._link.abort(error)
 
     def close(self) -> None:
         """Retire the group: peers may be in its last operation."""
-        if self._link is not None:
-            self._job.liveness.retire(self._link)
-            recorder.retire(self._link)
+        self.job.liveness.retire(self._link)
         self._calls = self._eager = self._comparison = self._told = None
 
     def drop(self, error: DistError) -> None:

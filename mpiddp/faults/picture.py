@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from mpiddp.mpi.operation import Operation
+    from mpiddp.mpi.world import World
 
 _MAX_RANGES, _MAX_ROWS, _MAX_LINES = 6, 5, 3
 _UNKNOWN = -1.0
@@ -20,18 +21,12 @@ Cell: TypeAlias = tuple[str, str]
 """The line of a rank's program, and what the rank does there."""
 
 
-class Hosts(Protocol):
-    """Where each rank runs."""
+class Hosts(NamedTuple):
+    """Where the ranks of a job have run that has ended, as `World` tells it of one that runs."""
 
-    @property
-    def hosts(self) -> Mapping[int, str] | Sequence[str]: ...
-
-    @property
-    def pids(self) -> Mapping[int, int] | Sequence[int]: ...
-
-    @property
-    def outer(self) -> Sequence[int]:
-        """Each rank's number in MPI's world; empty where all are equal."""
+    hosts: Mapping[int, str]
+    pids: Mapping[int, int]
+    outer: Sequence[int] = ()
 
 
 class State(NamedTuple):
@@ -106,7 +101,7 @@ def cells(states: Mapping[int, State]) -> dict[int, Cell]:
     return {rank: (state.at, state.text(idle[state.last])) for rank, state in states.items()}
 
 
-def about(hosts: Hosts, operation: Operation | None, rank: int, states: Mapping[int, State]) -> list[str]:
+def about(hosts: World | Hosts, operation: Operation | None, rank: int, states: Mapping[int, State]) -> list[str]:
     """Return lines about the ranks that keep ``operation`` from ending, which ``rank`` waits for; None: about all."""
     others = {each: state for each, state in states.items() if each != rank}
     missing = others if operation is None else {each: x for each, x in others.items() if not x.is_in(operation)}
@@ -132,7 +127,7 @@ def about(hosts: Hosts, operation: Operation | None, rank: int, states: Mapping[
     return [f"  {head}", *lines, *([went_on] if begun else []), waits]
 
 
-def rows(hosts: Hosts, cells: Mapping[int, Cell], limit: int | None = _MAX_ROWS) -> list[str]:
+def rows(hosts: World | Hosts, cells: Mapping[int, Cell], limit: int | None = _MAX_ROWS) -> list[str]:
     """Return a line for all ranks that do the same at the same line; first what the fewest ranks do."""
     ranks_by_cell: dict[Cell, list[int]] = {}
     for rank, cell in cells.items():
@@ -154,7 +149,7 @@ def named_lines(ranks_by_line: Mapping[str, list[int]]) -> str:
     return "; ".join([*named, *rest])
 
 
-def who(hosts: Hosts, ranks: Sequence[int]) -> str:
+def who(hosts: World | Hosts, ranks: Sequence[int]) -> str:
     names = sorted({hosts.hosts[rank] for rank in ranks})
     outer = f"{ranges(hosts.outer[rank] for rank in ranks)} of the world, " if hosts.outer else ""
     where = f"node {names[0]}" if len(names) == 1 else f"{len(names)} nodes"

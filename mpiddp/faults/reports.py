@@ -54,7 +54,8 @@ class Reports:
         if not any(each.operation and not each.waits_in(operation) for each in known.values()):
             return [], ""
         states = liveness.inquire(group, liveness.awaited(None), silence_s) | {rank: liveness.own_state(group)}
-        circle = deadlock.reached(deadlock.waits(liveness, group, states, SETTLED_S, silence_s), rank)
+        waits = deadlock.waits(liveness, group, states, SETTLED_S, silence_s)
+        circle = deadlock.circle_of_each(waits).get(rank, [])
         return circle, _deadlock(liveness, circle, states) if circle else ""
 
     def doing(self, ranks: Sequence[int], silence_s: float) -> str:

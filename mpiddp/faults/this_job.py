@@ -144,8 +144,7 @@ def _begin(job: Job) -> Job:
 def why_unwatched(job: Job) -> str:
     if job.world.size == 1 or job.world.thread_multiple:
         return ""
-    levels = {MPI.THREAD_SINGLE: "SINGLE", MPI.THREAD_FUNNELED: "FUNNELED", MPI.THREAD_SERIALIZED: "SERIALIZED"}
-    level = levels.get(MPI.Query_thread())
-    if level is None:
+    level = world.thread_level()
+    if level == "MULTIPLE":
         return "another rank's MPI runs without MPI_THREAD_MULTIPLE"
     return f"MPI runs with MPI_THREAD_{level}, as the program or mpi4py.rc asked, or the MPI library offers no more"

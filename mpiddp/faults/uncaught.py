@@ -22,8 +22,7 @@ from mpiddp.errors import (
 from mpiddp.mpi.finalize import finalized
 from mpiddp.mpi.operation import Operation
 
-from . import abort as ending
-from . import activity
+from . import abort as ending, activity
 from .abort import ANSWER_S, abort, dumped
 
 # Time for rank 0 to print a set-up error and end the job, or for a lower rank to print that it was interrupted.

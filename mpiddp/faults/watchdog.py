@@ -27,8 +27,7 @@ from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.operation import Operation, waiting
 
-from . import abort as ending
-from . import activity, marker
+from . import abort as ending, activity, marker
 from .abort import abort, dumped
 from .job import Job
 from .mpirun import Mpirun

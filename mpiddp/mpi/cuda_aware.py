@@ -13,13 +13,13 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpiddp import launchers, settings
 
 from . import library
 from .lazy import MPI
-from .world import library_name
+from .world import library_name, thread_level
 
 
 class Support(NamedTuple):
@@ -38,40 +38,24 @@ class DevicePointers(NamedTuple):
 KINDS = DevicePointers._fields
 
 
-class Capability(NamedTuple):
-    library: str
-    standard: str
-    path: str | None
-    abi: str
-    thread_level: str
-    """There is a watchdog only with ``multiple``."""
-    wheels: tuple[str, ...]
-    """The installed wheels of MPI libraries. Two in one environment overwrite each other's files."""
-    launcher: str | None
-    launcher_fits: Support
-    device_pointers: DevicePointers
+def inspect(comm: MPI.Intracomm | None = None) -> dict[str, Any]:
+    """Start MPI and return the facts, as JSON values.
 
-
-def inspect(comm: MPI.Intracomm | None = None) -> Capability:
-    """Start MPI and return the facts. All ranks of ``comm``, by default MPI.COMM_WORLD, call this together."""
+    All ranks of ``comm``, by default MPI.COMM_WORLD, call this together. There is a watchdog only with the thread level
+    ``multiple``. Two wheels of MPI libraries in one environment overwrite each other's files.
+    """
     launch = launchers.launch()
-    levels = {
-        MPI.THREAD_SINGLE: "single",
-        MPI.THREAD_FUNNELED: "funneled",
-        MPI.THREAD_SERIALIZED: "serialized",
-        MPI.THREAD_MULTIPLE: "multiple",
+    return {
+        "library": library_name(),
+        "standard": ".".join(map(str, MPI.Get_version())),
+        "path": library_path(),
+        "abi": _abi(Path(MPI.__file__ or "").name),
+        "thread_level": thread_level().lower(),
+        "wheels": installed_wheels(),
+        "launcher": None if launch is None else launch.launcher.name,
+        "launcher_fits": launcher_fits(library_name(), launch, MPI.COMM_WORLD.size)._asdict(),
+        "device_pointers": {kind: answer._asdict() for kind, answer in device_pointers(comm)._asdict().items()},
     }
-    return Capability(
-        library=library_name(),
-        standard=".".join(map(str, MPI.Get_version())),
-        path=library_path(),
-        abi=_abi(Path(MPI.__file__ or "").name),
-        thread_level=levels[MPI.Query_thread()],
-        wheels=installed_wheels(),
-        launcher=None if launch is None else launch.launcher.name,
-        launcher_fits=launcher_fits(library_name(), launch, MPI.COMM_WORLD.size),
-        device_pointers=device_pointers(comm),
-    )
 
 
 def _abi(file: str) -> str:
@@ -206,20 +190,13 @@ def _answer(library: ctypes.CDLL) -> Support | None:
     return Support(answer == 1, f"{name}() says {answer}")
 
 
-FORMAT = "mpiddp-device-pointers/2"
-
-
 def outcomes_file(key: str) -> Path:
-    return settings.cache_folder() / f"device-pointers-{key}.json"
+    return settings.cache_folder() / f"device-pointers-3-{key}.json"
 
 
 def probed(key: str) -> dict[str, Support]:
     try:
-        document = json.loads(outcomes_file(key).read_text())
-        if document["format"] != FORMAT:
-            return {}
-        return {
-            kind: Support(bool(yes), str(reason)) for kind, (yes, reason) in document["kinds"].items() if kind in KINDS
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        kinds = json.loads(outcomes_file(key).read_text())
+        return {kind: Support(bool(yes), str(reason)) for kind, (yes, reason) in kinds.items() if kind in KINDS}
+    except (OSError, ValueError, TypeError, AttributeError):
         return {}

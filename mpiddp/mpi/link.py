@@ -132,7 +132,8 @@ class Link(Channel):
         ranks = tuple(map(self.world.ranks.__getitem__, made[:, 0].tolist()))
         super().__init__(ranks, comm.rank, comm, self._own(comm.Dup()))
         self.id = (self.ranks[0] << 40) + int(made[0, 1])
-        self.members = Members(self.id, self.ranks, self.world.size, self.timeout_s, self.monitor, self.world.outer)
+        world = self.world
+        self.members = Members(self.id, self.ranks, world.size, self.timeout_s, self.monitor, world.outer, self.queue)
         self.messages = self._own(comm.Dup())
         self.nodes = tuple(self.world.nodes[rank] for rank in self.ranks)
         ranks_per_node = Counter(self.nodes)

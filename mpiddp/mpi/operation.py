@@ -53,7 +53,7 @@ class Monitor(Protocol):
 class Members:
     """A group as its operations know it: ranks in the world, a number that is equal on all ranks, the timeout."""
 
-    __slots__ = ("monitor", "number", "outer", "ranks", "timeout_s", "world_size")
+    __slots__ = ("description", "monitor", "name", "number", "outer", "queue", "ranks", "timeout_s", "world_size")
 
     def __init__(
         self,
@@ -63,7 +63,12 @@ class Members:
         timeout_s: float,
         monitor: Monitor,
         outer: tuple[int, ...] = (),
+        queue: Any = None,
     ) -> None:
+        self.name = self.description = ""
+        """What the program calls the group."""
+        self.queue = queue
+        """The group's pending operations."""
         self.number, self.ranks, self.world_size = number, ranks, world_size
         self.timeout_s, self.monitor = timeout_s, monitor
         self.outer = tuple(outer[rank] for rank in ranks) if outer else ()
@@ -92,9 +97,8 @@ class Call:
     members: Members
     operation: str
     dtype: Any = None
-    input_shape: tuple[int, ...] | None = None
-    """The shape of the array, or the elements of several together; None where unknown, as for Python objects."""
-    output_shape: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
+    """That of the result, or the elements of several arrays together; None where unknown, as for Python objects."""
     peers: Sequence[int] | None = None
     """The other ranks, by their numbers in the world; None for a call of the whole group."""
     tag: int | None = None
@@ -173,13 +177,17 @@ class Operation:
 
     def __str__(self) -> str:
         """Return e.g. ``all_reduce #3 of float32 (10, 2) in the group of ranks 0, 1, 2``."""
+        return f"{self.text()} in {self.members}"
+
+    def text(self) -> str:
+        """Return the operation without its group."""
         number = f" #{self.number}" if self.peers is None and self.number else ""
-        shape = "" if self.call.output_shape is None else f" of {self.call.dtype} {self.call.output_shape}"
+        shape = "" if self.call.shape is None else f" of {self.call.dtype} {self.call.shape}"
         peer = ""
         if self.tag is not None and self.peers is not None:
             who = f"rank {self.peers[0]}" if len(self.peers) == 1 else "any rank"
             peer = f" {'to' if self.sends else 'from'} {who} with tag {self.tag}"
-        return f"{self.name}{number}{shape}{peer} in {self.members}"
+        return f"{self.name}{number}{shape}{peer}"
 
     @property
     def sends(self) -> bool:

@@ -146,7 +146,6 @@ class Mailbox(Resource):
         self._comm = link.messages
         upper = self._comm.Get_attr(MPI.TAG_UB)
         self.max_tag: int = (upper if isinstance(upper, int) else 32767) // CODES - 2
-        self.private_tag = self.max_tag + 1
         self._status = MPI.Status()
         self._arrived: list[_Arrival] = []
         self.posted: deque[Receive] = deque()
@@ -163,8 +162,7 @@ class Mailbox(Resource):
         status = MPI.Status()
         if self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):  # one more, which no receive has probed for
             arrived.append((status.Get_source(), status.Get_tag(), size_of(status)))
-        named = [(source, code // CODES, code_name(code % CODES), size) for source, code, size in arrived]
-        return [each for each in named if each[1] <= self.max_tag]
+        return [(source, code // CODES, code_name(code % CODES), size) for source, code, size in arrived]
 
     def drop(self, error: DistError) -> None:
         """End all messages with ``error``. Ranks that disagree about collectives may still exchange messages."""
@@ -234,14 +232,6 @@ class Mailbox(Resource):
         finally:
             requests.lock.release()
         return receive
-
-    def withdraw(self, receive: Receive) -> None:
-        """Cancel a receive whose message has not arrived."""
-        with requests.lock:
-            if receive in self.posted:
-                self.posted.remove(receive)
-                receive._abandon()
-                del self._works[receive]
 
     def fail(self, error: DistError) -> None:
         self._comm = aborted(error)

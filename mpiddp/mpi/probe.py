@@ -20,7 +20,7 @@ from typing import Any
 from mpiddp import settings
 from mpiddp.errors import DistError
 
-from .cuda_aware import FORMAT, KINDS, Support, outcomes_file, probed
+from .cuda_aware import KINDS, Support, outcomes_file, probed
 
 RANKS = 2
 LIMIT_S = 60.0
@@ -36,7 +36,7 @@ def _remember(key: str, kind: str, outcome: Support) -> None:
     kinds = {**probed(key), kind: outcome}
     file.parent.mkdir(parents=True, exist_ok=True)
     beside = file.with_name(f"{file.name}.{os.getpid()}")
-    beside.write_text(json.dumps({"format": FORMAT, "kinds": kinds}, indent=1) + "\n")
+    beside.write_text(json.dumps(kinds, indent=1) + "\n")
     beside.replace(file)
 
 
@@ -46,7 +46,7 @@ def job_command(kind: str) -> list[str]:
     launcher = launcher or shutil.which("srun")
     if launcher is None:
         raise ProbeError(f"no mpiexec beside {sys.executable}, and no mpiexec, mpirun or srun on PATH, to start a job")
-    return [launcher, "-n", str(RANKS), sys.executable, "-m", "mpiddp.algorithms.gpu.probe", kind]
+    return [launcher, "-n", str(RANKS), sys.executable, "-m", "mpiddp.training.probe", kind]
 
 
 def run(command: Callable[[str], Sequence[str]] = job_command, limit_s: float = LIMIT_S) -> dict[str, Support]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from sys import _getframe as getframe
 from time import monotonic
 from types import CodeType, FrameType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from .operation import Call, Operation
 
@@ -29,48 +29,9 @@ ring: deque[Recorded] = deque(maxlen=SIZE)
 append = ring.append
 
 
-class _Queue(Protocol):
-    def operations(self) -> list[Operation]: ...
-
-
-class _Link(Protocol):
-    id: int
-    ranks: tuple[int, ...]
-
-    @property
-    def queue(self) -> _Queue: ...
-
-
-class Group:
-    def __init__(self, name: str, description: str, link: _Link) -> None:
-        self.name, self.description = name, description
-        self.ranks = link.ranks
-        self.link: _Link | None = link
-
-
-_MAX_GROUPS = 256
-groups: dict[int, Group] = {}
-
-
-def register(name: str, description: str, link: _Link) -> None:
-    """Note a group. When there are many, forget those that have ended and have no operation in the ring."""
-    if len(groups) >= _MAX_GROUPS:
-        held = {each.members.number for each in entries()}
-        for number in [number for number, each in groups.items() if each.link is None and number not in held]:
-            del groups[number]
-    groups[link.id] = Group(name, description, link)
-
-
-def retire(link: _Link) -> None:
-    found = groups.get(link.id)
-    if found is not None:
-        found.link = None
-
-
 def clear() -> None:
     """Forget everything, because the ranks are numbered anew."""
     ring.clear()
-    groups.clear()
 
 
 def entries() -> list[Operation]:

@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from mpiddp.device.half import is_floating
+
 from .lazy import MPI
 
 
@@ -108,12 +110,6 @@ for _op in REDUCTIONS:
 def in_pairs(factor: float, merges: tuple[int, ...]) -> ReduceOp:
     """Return a ``PREMUL_SUM`` in a fixed order: after each rank's array so many sums end (see `algorithms.pairs`)."""
     return ReduceOp("PREMUL_SUM", ReduceOp.PREMUL_SUM.value, factor, merges)
-
-
-def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Return True for NumPy's real floats and bfloat16, and False for other registered dtypes, such as float8."""
-    # ``isbuiltin`` is 2 for dtypes that a library has registered, 1 for NumPy's, and 0 for NumPy's after unpickling.
-    return (dtype.kind == "f" and dtype.isbuiltin != 2) or dtype.name == "bfloat16"
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:

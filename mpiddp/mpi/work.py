@@ -159,12 +159,6 @@ class Work:
         """Set the time limit of `wait`; None stands for the group's."""
         self._limit_s = timeout_s
 
-    def _abandon(self) -> None:
-        """End an operation that has been withdrawn."""
-        if self._steps is not None:
-            self._steps.close()
-        self._finish(None)
-
     def _is_running(self) -> bool:
         """Return True if this is called from one of the operation's steps."""
         return self._steps is not None and inspect.getgeneratorstate(self._steps) == inspect.GEN_RUNNING

@@ -146,6 +146,12 @@ def _check_launcher() -> None:
     )
 
 
+def thread_level() -> str:
+    """Return MPI's support of threads, such as "MULTIPLE"."""
+    levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+    return next(level for level in levels if getattr(MPI, f"THREAD_{level}") == MPI.Query_thread())
+
+
 def library_name() -> str:
     return library.short_name(MPI.Get_library_version())
 

@@ -7,11 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 from mpiddp.autograd import Tensor
-from mpiddp.autograd.arithmetic import ReLU as ReLUFunction
-from mpiddp.autograd.arithmetic import Sigmoid as SigmoidFunction
-from mpiddp.autograd.arithmetic import Tanh as TanhFunction
-from mpiddp.autograd.reduction import LogSoftmax as LogSoftmaxFunction
-from mpiddp.autograd.reduction import Softmax as SoftmaxFunction
+from mpiddp.autograd.arithmetic import ReLU as ReLUFunction, Sigmoid as SigmoidFunction, Tanh as TanhFunction
+from mpiddp.autograd.reduction import LogSoftmax as LogSoftmaxFunction, Softmax as SoftmaxFunction
 
 from .module import Module
 

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, Self
 
 from mpiddp.autograd import RemovableHandle, Tensor
-from mpiddp.device.conversion import conversion, is_floating
+from mpiddp.device.conversion import conversion
+from mpiddp.device.half import is_floating
 from mpiddp.typing import Array
 
 from .parameter import Parameter

@@ -79,6 +79,3 @@ class AdamW(Adam):
         weight_decay: float = 1e-2,
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay)
-
-
-__all__ = ["Adam", "AdamW"]

@@ -185,6 +185,3 @@ def check_not_negative(**options: float) -> None:
     for name, value in options.items():
         if not 0 <= value < math.inf:
             raise ValueError(f"Invalid {name}: {value}")
-
-
-__all__ = ["Optimizer"]

@@ -55,6 +55,3 @@ class SGD(Optimizer):
                     buffer += g if fresh == 1 else xp.multiply(g, fresh, out=product)
                 g = xp.add(g, xp.multiply(buffer, momentum, out=product), out=update) if group["nesterov"] else buffer
             p -= xp.multiply(g, lr, out=product)
-
-
-__all__ = ["SGD"]

@@ -5,48 +5,21 @@ Names of torch keep torch's meaning; docstrings say the differences. ``process_g
 
 from mpiddp import moved
 
-from .buckets import GradBucket
-from .data_parallel import DataParallel
-from .ddp import DistributedDataParallel
+from .buckets import GradBucket as GradBucket
+from .data_parallel import DataParallel as DataParallel
+from .ddp import DistributedDataParallel as DistributedDataParallel
 from .hooks import (
-    allreduce_hook,
-    bf16_compress_hook,
-    bf16_compress_wrapper,
-    fp16_compress_hook,
-    fp16_compress_wrapper,
-    noop_hook,
+    allreduce_hook as allreduce_hook,
+    bf16_compress_hook as bf16_compress_hook,
+    fp16_compress_hook as fp16_compress_hook,
+    noop_hook as noop_hook,
 )
-from .join import Join, Joinable, JoinHook
-from .local_sgd import DiLoCo
-from .naive import average_gradients
-from .powersgd import PowerSGDState, batched_powerSGD_hook, powerSGD_hook
-from .replicas import BufferCommHookLocation
-from .sync_batchnorm import SyncBatchNorm
-from .timeline import Timeline
-from .zero import ZeroRedundancyOptimizer
-
-__all__ = [
-    "BufferCommHookLocation",
-    "DataParallel",
-    "DiLoCo",
-    "DistributedDataParallel",
-    "GradBucket",
-    "Join",
-    "JoinHook",
-    "Joinable",
-    "PowerSGDState",
-    "SyncBatchNorm",
-    "Timeline",
-    "ZeroRedundancyOptimizer",
-    "allreduce_hook",
-    "average_gradients",
-    "batched_powerSGD_hook",
-    "bf16_compress_hook",
-    "bf16_compress_wrapper",
-    "fp16_compress_hook",
-    "fp16_compress_wrapper",
-    "noop_hook",
-    "powerSGD_hook",
-]
+from .join import Join as Join, Joinable as Joinable, JoinHook as JoinHook
+from .local_sgd import DiLoCo as DiLoCo
+from .naive import average_gradients as average_gradients
+from .powersgd import PowerSGDState as PowerSGDState, powerSGD_hook as powerSGD_hook
+from .sync_batchnorm import SyncBatchNorm as SyncBatchNorm
+from .timeline import Timeline as Timeline
+from .zero import ZeroRedundancyOptimizer as ZeroRedundancyOptimizer
 
 moved.explain(__name__)

@@ -161,7 +161,7 @@ class DistributedDataParallel(Wrapper, Module):
             self._buffers_after = [x.copy() for x in buffers]
         if last:
             _copy_to(buffers, self._buffers_after)
-            self._buffer_sync.broadcast(0, self._reducer.backwards)
+            self._broadcast_buffers(0)
 
     def steps(self, loader: Iterable[Any]) -> Iterator[Iterator[Any]]:
         """Yield the micro-batches of each step, to be run one after the other.

@@ -106,27 +106,3 @@ def fp16_compress_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
 def bf16_compress_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
     """Average a bucket in bfloat16: half the bytes, 8 bits, the range of float32; needs ``ml_dtypes``."""
     return _compress_hook(bfloat16(), process_group, bucket)
-
-
-def _wrapper(dtype_of: Callable[[], np.dtype[Any]], hook: CommHook) -> CommHook:
-    def wrapped(state: object, bucket: GradBucket) -> Future:
-        buffer, dtype = bucket.buffer(), dtype_of()
-        if _is_wider(buffer, dtype):
-            bucket = GradBucket(bucket.index(), bucket.parameters(), converted(buffer, dtype), bucket.is_last())
-        return call(hook, state, bucket)
-
-    return wrapped
-
-
-def fp16_compress_wrapper(hook: CommHook) -> CommHook:
-    """Return a hook that passes a bucket in float16 to ``hook`` and converts the result back.
-
-    >>> state = dist.PowerSGDState(None, matrix_approximation_rank=2)  # doctest: +SKIP
-    >>> ddp.register_comm_hook(state, dist.fp16_compress_wrapper(dist.powerSGD_hook))  # doctest: +SKIP
-    """
-    return _wrapper(lambda: np.dtype(np.float16), hook)
-
-
-def bf16_compress_wrapper(hook: CommHook) -> CommHook:
-    """Return a hook as `fp16_compress_wrapper`'s for bfloat16; needs ``ml_dtypes``."""
-    return _wrapper(bfloat16, hook)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from mpiddp.distributed import ProcessGroup, ReduceOp, Work, all_reduce
 from mpiddp.mpi.recorder import warn
 
 from .reducer import Reducer
-from .replicas import BufferSync, ModuleState, broadcast_arrays
+from .replicas import ModuleState, broadcast_arrays
 
 _SKEWED = 1_000
 
@@ -172,14 +172,16 @@ def announce(model: Joinable, reduces: bool, syncs: bool) -> tuple[int, int | No
 class DDPJoinHook(JoinHook):
     """Contributes zeros to each iteration of the other ranks, and copies their model in the end."""
 
-    def __init__(self, reducer: Reducer, buffer_sync: BufferSync, state: ModuleState, group: ProcessGroup) -> None:
-        self._reducer, self._buffer_sync, self._state, self._group = reducer, buffer_sync, state, group
+    def __init__(
+        self, reducer: Reducer, broadcast_buffers: Callable[[int], None], state: ModuleState, group: ProcessGroup
+    ) -> None:
+        self._reducer, self._broadcast_buffers, self._state, self._group = reducer, broadcast_buffers, state, group
 
     def main_hook(self) -> None:
         """Take part in one forward and its backward, if that is reduced."""
         reduces, syncs, source = _agree(self._group, False, False, active=False)
         if syncs:
-            self._buffer_sync.broadcast(source, self._reducer.backwards)
+            self._broadcast_buffers(source)
         if reduces:
             self._reducer.weight = 0
             try:

@@ -6,12 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mpiddp.arguments import whole
-from mpiddp.device.packing import packed, unpack
-from mpiddp.distributed import ProcessGroup, ReduceOp, all_reduce
+from mpiddp.distributed import ReduceOp, all_reduce_coalesced
 from mpiddp.distributed.groups import GroupLike, known
 from mpiddp.nn import Parameter
-from mpiddp.optim import SGD, Optimizer
-from mpiddp.typing import Array
+from mpiddp.optim import SGD
 
 from .replicas import broadcast_arrays
 
@@ -24,13 +22,6 @@ def parameters_of(params: Parameters) -> list[Parameter]:
     for each in params:
         found += each["params"] if isinstance(each, dict) else [each]
     return found
-
-
-def _by_dtype(params: Iterable[Parameter]) -> list[list[Array]]:
-    found: dict[Any, list[Array]] = {}
-    for parameter in params:
-        found.setdefault(parameter.dtype, []).append(parameter.data)
-    return list(found.values())
 
 
 def _check(name: str, value: int, least: int) -> int:
@@ -95,8 +86,11 @@ class DiLoCo:
                 f" most one a parameter ({len(self._parameters)}), got {fragments}"
             )
         broadcast_arrays([parameter.data for parameter in self._parameters], self.process_group)
-        self._fragments = [_Fragment(each) for each in _split(self._parameters, fragments)]
-        self._outer = [parameter for fragment in self._fragments for parameter in fragment.outer]
+        self._fragments = _split([parameter.data.nbytes for parameter in self._parameters], fragments)
+        """The numbers of the parameters that are synchronised together."""
+        self._synchronized = [0] * fragments
+        """The step of each fragment's last outer step."""
+        self._outer = [Parameter(parameter.data.copy()) for parameter in self._parameters]
         self.outer_optimizer = SGD(self._outer, lr=lr, momentum=momentum, nesterov=momentum > 0)
 
     def average_parameters(self, params: Parameters) -> None:
@@ -106,23 +100,33 @@ class DiLoCo:
         self.step += 1
         local = self.step - self.warmup_steps
         if local == 0:
-            for fragment in self._fragments:
-                fragment.copy_local()
+            for parameter, outer in zip(self._parameters, self._outer, strict=True):
+                outer.data[...] = parameter.data
         elif local > 0:
             count = len(self._fragments)
-            for index, fragment in enumerate(self._fragments, 1):
-                if local % self.period == index * self.period // count % self.period:
-                    self._synchronize(fragment)
+            for index in range(count):
+                if local % self.period == (index + 1) * self.period // count % self.period:
+                    self._synchronize(index)
 
     def synchronize(self) -> None:
         """Make the outer step of all fragments that had none in this step; nothing during the warm-up. Collective."""
-        for fragment in self._fragments:
-            if fragment.synchronized_at != self.step > self.warmup_steps:
-                self._synchronize(fragment)
+        for index, step in enumerate(self._synchronized):
+            if step != self.step > self.warmup_steps:
+                self._synchronize(index)
 
-    def _synchronize(self, fragment: _Fragment) -> None:
-        fragment.synchronize(self.outer_optimizer, self.process_group)
-        fragment.synchronized_at = self.step
+    def _synchronize(self, fragment: int) -> None:
+        pairs = [(self._parameters[index], self._outer[index]) for index in self._fragments[fragment]]
+        gradients = []
+        for parameter, outer in pairs:
+            outer.grad = outer.data.copy()
+            outer.grad -= parameter.data
+            gradients.append(outer.grad)
+        all_reduce_coalesced(gradients, ReduceOp.AVG, self.process_group)
+        self.outer_optimizer.step()
+        for parameter, outer in pairs:
+            parameter.data[...] = outer.data
+            outer.grad = None
+        self._synchronized[fragment] = self.step
 
     def state_dict(self) -> dict[str, Any]:
         """Return steps, global parameters (live arrays) and the outer optimizer's state."""
@@ -130,50 +134,22 @@ class DiLoCo:
         return {"step": self.step, "outer": outer, "outer_optimizer": self.outer_optimizer.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue with the same parameters and fragments; arrays are copied."""
-        if len(state_dict["outer"]) != len(self._outer):
-            raise ValueError(
-                f"DiLoCo: the state has {len(state_dict['outer'])} parts of the model, this one has {len(self._outer)}:"
-                " give the same fragments"
-            )
+        """Continue with the same parameters, else ValueError; arrays are copied."""
+        self.outer_optimizer.load_state_dict(state_dict["outer_optimizer"])
         self.step = state_dict["step"]
         for parameter, saved in zip(self._outer, state_dict["outer"], strict=True):
             parameter.data[...] = saved
-        self.outer_optimizer.load_state_dict(state_dict["outer_optimizer"])
 
 
-class _Fragment:
-    """Parameters that are synchronised together. The global ones are flat arrays, one for each dtype."""
-
-    def __init__(self, parameters: list[Parameter]) -> None:
-        self._parameters = parameters
-        self.synchronized_at = 0
-        self.outer = [Parameter(packed(arrays)) for arrays in _by_dtype(parameters)]
-
-    def copy_local(self) -> None:
-        for outer, arrays in zip(self.outer, _by_dtype(self._parameters), strict=True):
-            outer.data[...] = packed(arrays)
-
-    def synchronize(self, optimizer: Optimizer, group: ProcessGroup) -> None:
-        local = _by_dtype(self._parameters)
-        for outer, arrays in zip(self.outer, local, strict=True):
-            outer.grad = outer.data - packed(arrays)
-            all_reduce(outer.grad, ReduceOp.AVG, group)
-        optimizer.step()
-        for outer, arrays in zip(self.outer, local, strict=True):
-            unpack(outer.data, arrays)
-            outer.grad = None
-
-
-def _split(parameters: list[Parameter], count: int) -> list[list[Parameter]]:
+def _split(sizes_bytes: list[int], count: int) -> list[list[int]]:
     """Cut into non-empty runs of about equal size."""
-    runs: list[list[Parameter]] = [[]]
-    total, done = sum(parameter.data.nbytes for parameter in parameters), 0
-    for index, parameter in enumerate(parameters):
-        missing, left = count - len(runs), len(parameters) - index
+    runs: list[list[int]] = [[]]
+    total, done = sum(sizes_bytes), 0
+    for index, size_bytes in enumerate(sizes_bytes):
+        missing, left = count - len(runs), len(sizes_bytes) - index
         full = done * count >= total * len(runs)
         if runs[-1] and missing and (full or missing == left):
             runs.append([])
-        runs[-1].append(parameter)
-        done += parameter.data.nbytes
+        runs[-1].append(index)
+        done += size_bytes
     return runs

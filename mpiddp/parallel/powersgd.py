@@ -6,7 +6,6 @@ instead of n m. Both sums are one operation of the group's queue: the second beg
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +29,7 @@ from .hooks import allreduce_hook
 
 
 class PowerSGDState:
-    """Options and memory of `powerSGD_hook` and `batched_powerSGD_hook`.
+    """Options and memory of `powerSGD_hook`.
 
     Parameters
     ----------
@@ -46,12 +45,10 @@ class PowerSGDState:
         Add an approximation's error to the next gradient; keeps a copy.
     warm_start : bool
         Begin with the last Q: a power iteration over steps.
-    orthogonalization_epsilon : float
-        0: QR; else Gram-Schmidt with this added to the norms, as in torch.
     random_seed : int
         Seed of the first Q, equal on all ranks.
-    compression_stats_logging_frequency, batch_tensors_with_same_shape
-        For compatibility.
+    orthogonalization_epsilon, compression_stats_logging_frequency, batch_tensors_with_same_shape
+        For compatibility: factors are orthonormalised by QR, which divides by no norm.
 
     References
     ----------
@@ -85,20 +82,12 @@ class PowerSGDState:
         self.min_compression_rate = min_compression_rate
         self.use_error_feedback = use_error_feedback
         self.warm_start = warm_start
-        self.orthogonalization_epsilon = orthogonalization_epsilon
         self.rng = np.random.default_rng(random_seed)
         self.iter = 0
         self.error_dict: dict[int, Array] = {}
         """For each bucket the error of its last approximation."""
         self.q_memory_dict: dict[int, list[Array]] = {}
         """For each bucket the last Q of its matrices."""
-        self.total_numel_before_compression = 0
-        self.total_numel_after_compression = 0
-
-    def compression_stats(self) -> tuple[float, int, int]:
-        """Return the compression rate so far, and the numbers of elements before and after."""
-        before, after = self.total_numel_before_compression, self.total_numel_after_compression
-        return (before / after if after else 0.0), before, after
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next iterations depend on but the options; arrays are live, and this rank's."""
@@ -107,7 +96,6 @@ class PowerSGDState:
             "rng": self.rng.bit_generator.state,
             "error_dict": dict(self.error_dict),
             "q_memory_dict": {index: list(qs) for index, qs in self.q_memory_dict.items()},
-            "numel": [self.total_numel_before_compression, self.total_numel_after_compression],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -116,14 +104,6 @@ class PowerSGDState:
         self.rng.bit_generator.state = state["rng"]
         self.error_dict = {index: error.copy() for index, error in state["error_dict"].items()}
         self.q_memory_dict = {index: [q.copy() for q in qs] for index, qs in state["q_memory_dict"].items()}
-        self.total_numel_before_compression, self.total_numel_after_compression = state["numel"]
-
-    def begin(self, bucket: GradBucket) -> bool:
-        """Count an iteration at its last bucket; return True to compress this bucket."""
-        compress = self.iter >= self.start_powerSGD_iter
-        if bucket.is_last():
-            self.iter += 1
-        return compress
 
 
 def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: N802
@@ -136,7 +116,10 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: 
     >>> state = dist.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=10)  # doctest: +SKIP
     >>> ddp.register_comm_hook(state, dist.powerSGD_hook)  # doctest: +SKIP
     """
-    if not state.begin(bucket):
+    compresses = state.iter >= state.start_powerSGD_iter
+    if bucket.is_last():
+        state.iter += 1
+    if not compresses:
         return allreduce_hook(state.process_group, bucket)
     matrices, others = [], []
     for gradient in bucket.gradients():
@@ -145,18 +128,11 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: 
             matrices.append(matrix)
         else:
             others.append(gradient.reshape(-1))
-    return _submit(state, bucket, matrices, others)
-
-
-def batched_powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: N802
-    """Average a bucket as one square matrix of low rank: cheaper than `powerSGD_hook`, and less exact."""
-    if not state.begin(bucket):
-        return allreduce_hook(state.process_group, bucket)
-    buffer = bucket.buffer()
-    side = math.isqrt(max(buffer.size - 1, 0)) + 1
-    square = array_namespace(buffer).zeros((side, side), dtype=buffer.dtype)
-    square.reshape(-1)[: buffer.size] = buffer
-    return _submit(state, bucket, [square], [], square)
+    group = state.process_group
+    rounds = plan.plain(group._link, _rounds, make_call(group._link, "powerSGD"))
+    work = dispatch(group, rounds, (state, bucket, matrices, others), (bucket.buffer(),), async_op=True)
+    assert work is not None, "it is asynchronous"
+    return work.get_future()
 
 
 def _shrinks(matrix: Array, state: PowerSGDState) -> bool:
@@ -165,30 +141,9 @@ def _shrinks(matrix: Array, state: PowerSGDState) -> bool:
     return bool((rows + columns) * rank * state.min_compression_rate < rows * columns)
 
 
-def _submit(
-    state: PowerSGDState,
-    bucket: GradBucket,
-    matrices: list[Array],
-    others: list[Array],
-    square: Array | None = None,
-) -> Future:
-    group = state.process_group
-    rounds = plan.plain(group._link, _rounds, make_call(group._link, "powerSGD"))
-    work = dispatch(group, rounds, (state, bucket, matrices, others, square), (bucket.buffer(),), async_op=True)
-    assert work is not None, "it is asynchronous"
-    return work.get_future()
-
-
-def _rounds(
-    link: Link,
-    state: PowerSGDState,
-    bucket: GradBucket,
-    matrices: list[Array],
-    others: list[Array],
-    square: Array | None,
-) -> Steps:
+def _rounds(link: Link, state: PowerSGDState, bucket: GradBucket, matrices: list[Array], others: list[Array]) -> Steps:
     """Average ``matrices`` in two rounds and ``others`` with the first of them, in place."""
-    whole = bucket.buffer() if square is None else square.reshape(-1)
+    whole = bucket.buffer()
     xp = array_namespace(whole)
     error = _with_feedback(state, bucket.index(), whole)
     qs = _first_factors(state, bucket.index(), matrices)
@@ -199,7 +154,7 @@ def _rounds(
     yield from plan.nested(link, "all_reduce", first, first, ReduceOp.SUM)
     first /= size
     unpack(first, [*others, *ps])
-    ps = [_orthonormal(p, state.orthogonalization_epsilon) for p in ps]
+    ps = [_orthonormal(p) for p in ps]
 
     for q, matrix, p in zip(qs, matrices, ps, strict=True):
         xp.matmul(matrix.T, p, out=q)
@@ -217,10 +172,6 @@ def _rounds(
         for other in others:  # sent exactly
             offset = (address(other) - address(whole)) // whole.itemsize
             error[offset : offset + other.size] = 0
-    if square is not None:
-        bucket.buffer()[...] = whole[: bucket.buffer().size]
-    state.total_numel_before_compression += sum(x.size for x in (*matrices, *others))
-    state.total_numel_after_compression += first.size + second.size
 
 
 def _with_feedback(state: PowerSGDState, index: int, whole: Array) -> Array | None:
@@ -245,22 +196,14 @@ def _first_factors(state: PowerSGDState, index: int, matrices: Sequence[Array]) 
             array_namespace(m).asarray(state.rng.standard_normal(shape)).astype(m.dtype)
             for m, shape in zip(matrices, shapes, strict=True)
         ]
-    qs = [_orthonormal(q, state.orthogonalization_epsilon) for q in qs]
+    qs = [_orthonormal(q) for q in qs]
     if state.warm_start:
         state.q_memory_dict[index] = qs
     return qs
 
 
-def _orthonormal(x: Array, epsilon: float) -> Array:
+def _orthonormal(x: Array) -> Array:
     """Return an orthonormal basis of the columns, completed if they depend."""
     xp = array_namespace(x)
     wide: Any = x if x.dtype.itemsize > 2 else x.astype(np.float32)
-    if epsilon == 0:
-        return xp.ascontiguousarray(xp.linalg.qr(wide)[0].astype(x.dtype))  # type: ignore[no-any-return]
-    columns = wide.copy()
-    for index in range(columns.shape[1]):
-        column = columns[:, index]
-        column /= xp.linalg.norm(column) + epsilon
-        rest = columns[:, index + 1 :]
-        rest -= xp.outer(column, column @ rest)
-    return columns.astype(x.dtype)  # type: ignore[no-any-return]
+    return xp.ascontiguousarray(xp.linalg.qr(wide)[0].astype(x.dtype))  # type: ignore[no-any-return]

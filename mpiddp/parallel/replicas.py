@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from enum import Enum, auto
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from mpiddp.device import array_namespace, download
-from mpiddp.distributed import MismatchError, ProcessGroup, all_gather_object, broadcast
+from mpiddp.distributed import MismatchError, ProcessGroup, broadcast
+from mpiddp.distributed.objects import gathered
 from mpiddp.typing import Array
 
 from .buckets import ParameterLike
 
-BufferHook = Callable[[Any, dict[str, Array]], Any]
-
-
-_CHECKING = "check_replicas()"
-_MAKING = "DistributedDataParallel(...)"
-
-
-def _of_all(operation: str, value: Any, group: ProcessGroup) -> list[Any]:
-    everybody: list[Any] = [None] * group.size()
-    all_gather_object(everybody, (operation, value), group)
-    for rank, found in enumerate(everybody):
-        if not (isinstance(found, tuple) and len(found) == 2 and found[0] == operation):
-            other = found[0] if isinstance(found, tuple) and found[:1] in ((_MAKING,), (_CHECKING,)) else "another call"
-            ranks = (group.ranks[group.rank()], group.ranks[rank])
-            raise MismatchError(
-                f"the ranks disagree: rank {ranks[0]} is in {operation}, rank {ranks[1]} in {other}; all ranks must"
-                " make, use and check their models in the same order",
-                ranks,
-            )
-    return [value for _, value in everybody]
+_MAKING = "DistributedDataParallel"
 
 
 def check_same_model(
@@ -48,10 +29,10 @@ def check_same_model(
         (name, tuple(parameter.shape), str(parameter.dtype), bool(parameter.requires_grad))
         for name, parameter in named_parameters
     ]
-    fingerprints = _of_all(_MAKING, zlib.crc32(repr((options, mine)).encode()), group)
+    fingerprints = gathered(group, _MAKING, zlib.crc32(repr((options, mine)).encode()))
     if len(set(fingerprints)) == 1:
         return
-    everybody = _of_all(_MAKING, (options, mine), group)
+    everybody = gathered(group, _MAKING, (options, mine))
     other = next(rank for rank, found in enumerate(fingerprints) if found != fingerprints[0])
     (first_options, first), (other_options, theirs) = everybody[0], everybody[other]
     ranks = group.ranks
@@ -96,7 +77,7 @@ def check_equal_values(named_arrays: Sequence[tuple[str, Array]], group: Process
     mine = {
         name: zlib.crc32(np.ascontiguousarray(download(x)).reshape(-1).view(np.uint8).data) for name, x in named_arrays
     }
-    everybody = _of_all(_CHECKING, mine, group)
+    everybody = gathered(group, "check_replicas", mine)
     for rank, theirs in enumerate(everybody):
         for name, x in named_arrays:
             if everybody[0].get(name) != theirs.get(name):
@@ -133,48 +114,3 @@ class ModuleState:
 
     def arrays(self) -> list[Array]:
         return [parameter.data for _, parameter in self.parameters()] + list(self.buffers().values())
-
-
-class BufferCommHookLocation(Enum):
-    """The time at which a hook on buffers runs (torch's ``_BufferCommHookLocation``)."""
-
-    PRE_FORWARD = auto()
-    POST_FORWARD = auto()
-
-
-class BufferSync:
-    """Makes a module's buffers the same on all ranks of ``group``; a source is a rank of the group."""
-
-    def __init__(self, state: ModuleState, group: ProcessGroup) -> None:
-        self._state, self._group = state, group
-        self._hook: tuple[object, BufferHook, BufferCommHookLocation] | None = None
-        self._backwards = 0
-
-    @property
-    def has_hook(self) -> bool:
-        return self._hook is not None
-
-    def register_hook(self, state: object, hook: BufferHook, location: BufferCommHookLocation) -> None:
-        """Call a hook in place of the broadcast."""
-        if not callable(hook):
-            raise TypeError("Communication hook must be callable.")
-        self._hook = state, hook, location
-
-    def is_due(self, backwards: int) -> bool:
-        """Return True if a reduced backward has followed the last synchronisation."""
-        return backwards != self._backwards
-
-    def broadcast(self, source: int, backwards: int) -> None:
-        broadcast_arrays(list(self._state.buffers().values()), self._group, source)
-        self._backwards = backwards
-
-    def sync(self, source: int, backwards: int, now: BufferCommHookLocation) -> None:
-        if self._hook is None:
-            if now is BufferCommHookLocation.PRE_FORWARD:
-                self.broadcast(source, backwards)
-            return
-        state, hook, when = self._hook
-        if when is now:
-            for work in hook(state, self._state.buffers()) or ():
-                work.wait()
-            self._backwards = backwards

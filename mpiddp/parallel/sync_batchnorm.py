@@ -158,17 +158,8 @@ class SyncBatchNorm(BatchNorm):
         process_group : ProcessGroup, optional
         """
         if isinstance(module, BatchNorm) and not isinstance(module, SyncBatchNorm):
-            twin = cls(
-                module.num_features,
-                module.eps,
-                module.momentum,
-                module.affine,
-                module.track_running_stats,
-                process_group,
-            )
-            twin._parameters.update(module._parameters)
-            twin._buffers.update(module._buffers)
-            twin.training = module.training
+            twin = cls.__new__(cls)
+            vars(twin).update(vars(module), process_group=process_group)
             return twin
         for name, child in list(module.named_children()):
             converted = cls.convert_sync_batchnorm(child, process_group)

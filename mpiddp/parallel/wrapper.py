@@ -15,15 +15,7 @@ from .buckets import caps_in_bytes
 from .hooks import CommHook
 from .join import DDPJoinHook, Join, Joinable, JoinHook, announce
 from .reducer import Reducer
-from .replicas import (
-    BufferCommHookLocation,
-    BufferHook,
-    BufferSync,
-    ModuleState,
-    broadcast_arrays,
-    check_equal_values,
-    check_same_model,
-)
+from .replicas import ModuleState, broadcast_arrays, check_equal_values, check_same_model
 from .timeline import Timeline, timeline_of_environment
 from .weights import current_weight, rank_weight
 
@@ -113,7 +105,6 @@ class Wrapper(Joinable):
         self._check_trained([name for name, _ in trained])
         with_buffers = broadcast_buffers is not False
         self._forward_sync_buffers = with_buffers if forward_sync_buffers is None else forward_sync_buffers
-        self._buffer_sync = BufferSync(self._state, group)
         check_same_model(named, {"init_sync": init_sync, **self._options}, group)
         if init_sync:
             buffers = self._state.buffers().values() if with_buffers else ()
@@ -131,6 +122,8 @@ class Wrapper(Joinable):
         self.timeline = timeline_of_environment(group)
         self._reduce = True
         self._divide_by_all = True
+        self._broadcast_after = 0
+        """How many backward passes had reduced gradients when the buffers were made equal."""
 
     def _check_trained(self, trained: Sequence[str]) -> None:
         """Refuse a module with nothing to average, or with parameters that an inner wrapper averages."""
@@ -164,31 +157,30 @@ class Wrapper(Joinable):
             if not self._divide_by_all:
                 self._reducer.divisor = active
         if syncs:
-            self._sync_buffers(source, BufferCommHookLocation.PRE_FORWARD)
+            self._broadcast_buffers(source)
         began_ns = perf_counter_ns()
         output = self.module(*inputs, **kwargs)
         if self.timeline is not None:
             self.timeline.add("forward", "forward", began_ns, perf_counter_ns())
-        if syncs:
-            self._sync_buffers(source, BufferCommHookLocation.POST_FORWARD)
         return self._register_output_hook(output) if reduces else output
 
     def skip_forward(self) -> None:
         """Take part in the communication of the other ranks' forward, on a rank without inputs."""
         if self._will_sync_buffers():
-            self._sync_buffers(0, BufferCommHookLocation.PRE_FORWARD)
-            self._sync_buffers(0, BufferCommHookLocation.POST_FORWARD)
+            self._broadcast_buffers(0)
 
     def _will_sync_buffers(self) -> bool:
         return (
             self.training
             and self._reduce
             and self._forward_sync_buffers
-            and self._buffer_sync.is_due(self._reducer.backwards)
+            and self._broadcast_after != self._reducer.backwards
         )
 
-    def _sync_buffers(self, source: int, now: BufferCommHookLocation) -> None:
-        self._buffer_sync.sync(source, self._reducer.backwards, now)
+    def _broadcast_buffers(self, source: int) -> None:
+        """Copy the buffers of a rank of the group to all."""
+        broadcast_arrays(list(self._state.buffers().values()), self.process_group, source)
+        self._broadcast_after = self._reducer.backwards
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -247,25 +239,6 @@ class Wrapper(Joinable):
         """The state of the communication hook, None without a hook."""
         return self._reducer.comm_hook_state
 
-    def register_buffer_comm_hook(
-        self,
-        state: object,
-        hook: BufferHook,
-        comm_hook_location: BufferCommHookLocation = BufferCommHookLocation.POST_FORWARD,
-    ) -> None:
-        """Synchronise the buffers by ``hook(state, named_buffers)`` instead of a broadcast from the first rank.
-
-        Parameters
-        ----------
-        state : object
-        hook : callable
-            Writes to a dict of the buffers by name; returns None or a list of `Work` or `Future` to wait for.
-        comm_hook_location : BufferCommHookLocation
-            Before forward, or after it, with the buffers as this batch has changed them.
-        """
-        self._without_virtual_ranks("the result of a hook on buffers is not the same")
-        self._buffer_sync.register_hook(state, hook, comm_hook_location)
-
     def join(
         self,
         divide_by_initial_world_size: bool = True,
@@ -291,14 +264,10 @@ class Wrapper(Joinable):
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Return the hook of a rank without inputs; the option is ``divide_by_initial_world_size``."""
         self._without_virtual_ranks("a step of ranks that have joined is not the same")
-        if self._buffer_sync.has_hook:
-            raise RuntimeError(
-                "a rank without inputs cannot follow a hook on buffers: join() needs a model without one"
-            )
         if any(isinstance(each, self._sync_batchnorm_type) for each in self.module.modules()):
             raise RuntimeError("a rank without inputs cannot follow SyncBatchNorm: use weighted() with empty batches")
         self._divide_by_all = bool(kwargs.get("divide_by_initial_world_size", True))
-        return DDPJoinHook(self._reducer, self._buffer_sync, self._state, self.process_group)
+        return DDPJoinHook(self._reducer, self._broadcast_buffers, self._state, self.process_group)
 
     @property
     def join_process_group(self) -> ProcessGroup:

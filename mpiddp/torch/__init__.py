@@ -14,12 +14,11 @@ import torch  # noqa: F401 - before .backend: torch looks for it at the end of i
 from .backend import register
 
 if TYPE_CHECKING:
+    from .arrays import symmetric_empty as symmetric_empty
     from .ddp import DistributedDataParallel as DistributedDataParallel
-    from .default import shrink_group as shrink_group
-    from .default import use as use
-    from .symmetric import symmetric_empty as symmetric_empty
+    from .default import shrink_group as shrink_group, use as use
 
-_NAMES = {"DistributedDataParallel": "ddp", "shrink_group": "default", "symmetric_empty": "symmetric", "use": "default"}
+_NAMES = {"DistributedDataParallel": "ddp", "shrink_group": "default", "symmetric_empty": "arrays", "use": "default"}
 
 __all__ = ["DistributedDataParallel", "register", "shrink_group", "symmetric_empty", "use"]
 

@@ -11,12 +11,12 @@ import runpy
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from mpiddp import distributed, rank_process
 from mpiddp.cores import limit_blas_threads
+from mpiddp.faults import this_job
 
 from . import names, rendezvous
 
@@ -37,30 +37,26 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
 
 def announce() -> None:
     """Set torchrun's variables; all ranks call."""
-    rank, size, local_rank = distributed.get_rank(), distributed.get_world_size(), distributed.get_node_local_rank()
-    places: list[Any] = [None] * size
+    job, port = this_job.current(), [0]
+    assert job is not None, "there is a default group"
+    world = job.world
     with socket.socket() as free:  # on rank 0's host, for a script that makes its own store
         free.bind(("", 0))
-        port = free.getsockname()[1]
-    distributed.all_gather_object(places, (socket.gethostname(), local_rank, port))
-    # Nodes in the order of their first ranks.
-    firsts = [index for index, (_, local, _) in enumerate(places) if local == 0]
-    hosts = [places[index][0] for index in firsts]
-    host = socket.gethostname()
-    alone = len(firsts) == 1
-    here = size if alone else sum(each == host for each, _, _ in places)
+        port[0] = free.getsockname()[1]
+    distributed.broadcast_object_list(port, src=0)
+    several = any(world.nodes)
     variables = {
-        "RANK": rank,
-        "LOCAL_RANK": local_rank,
-        "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": here,
-        "GROUP_RANK": 0 if alone else hosts.index(host),
-        "GROUP_WORLD_SIZE": len(firsts),
-        "ROLE_RANK": rank,
-        "ROLE_WORLD_SIZE": size,
+        "RANK": world.rank,
+        "LOCAL_RANK": world.local_rank,
+        "WORLD_SIZE": world.size,
+        "LOCAL_WORLD_SIZE": len(world.local_ranks),
+        "GROUP_RANK": world.nodes[world.rank],
+        "GROUP_WORLD_SIZE": max(world.nodes) + 1,
+        "ROLE_RANK": world.rank,
+        "ROLE_WORLD_SIZE": world.size,
         "ROLE_NAME": "default",
-        "MASTER_ADDR": "127.0.0.1" if alone else places[0][0],
-        "MASTER_PORT": places[0][2],
+        "MASTER_ADDR": world.hosts[0] if several else "127.0.0.1",
+        "MASTER_PORT": port[0],
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
         "TORCHELASTIC_RUN_ID": rendezvous.RUN_ID,

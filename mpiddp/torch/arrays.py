@@ -6,6 +6,7 @@ NumPy lacks some of torch's dtypes. ml_dtypes gives it bfloat16 for reductions; 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from mpiddp import distributed
 from mpiddp.device import array_namespace
 from mpiddp.device.half import bfloat16
+from mpiddp.distributed.groups import GroupLike
 from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.typing import Array
@@ -188,3 +190,17 @@ class Loan:
         if self._moved:  # a single element may have another stride
             return cuda.as_array(flat.as_strided((flat.numel(),), (1,)).view(torch.uint8))
         return cuda.as_array(flat.view(torch.int16)).view(dtype)
+
+
+def symmetric_empty(
+    shape: int | tuple[int, ...], dtype: torch.dtype = torch.float32, group: GroupLike = None
+) -> torch.Tensor:
+    """Return an uninitialised tensor that the ranks of the node share (`mpiddp.symmetric_empty`); all call alike.
+
+    It is in the host's memory; collectives reduce it, and contiguous views of it, in place.
+    """
+    sizes = shape if isinstance(shape, tuple) else (shape,)
+    memory = distributed.symmetric_empty(math.prod(sizes) * dtype.itemsize, "uint8", group)
+    if memory is None:
+        raise ValueError("symmetric_empty: this rank is not a member of the group")
+    return torch.from_numpy(memory).view(dtype).view(sizes)

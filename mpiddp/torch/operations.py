@@ -22,10 +22,9 @@ from mpiddp.mpi import recorder
 from mpiddp.typing import Array
 
 from . import cuda, default
-from .arrays import Loan, as_array
+from .arrays import Loan, as_array, symmetric_empty
 from .errors import ArgumentError, expect, translated
 from .options import COMBINE, DEFAULTS, UNSET, Tensors, expect_alike, reduction, root_of, seconds, single
-from .symmetric import symmetric_empty
 from .work import Received, Work
 
 _AVG = distributed.ReduceOp.AVG

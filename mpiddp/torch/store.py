@@ -14,7 +14,6 @@ import json
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -177,15 +176,12 @@ class Store(torch.distributed.Store):
 
 def _ask(number: int, timeout: timedelta) -> _Address:
     """Return the address of rank 0's store of this number, which its watchdog tells."""
-    job, deadline = this_job.current(), time.monotonic() + timeout.total_seconds()
+    job = this_job.current()
     assert job is not None
     if number not in _addresses:
         job.liveness.send(0, Tag.STORE, json.dumps([number]).encode())
-    while number not in _addresses:
-        if time.monotonic() > deadline:
-            raise TimeoutError("its watchdog does not answer")
-        job.liveness.progress()
-        time.sleep(0.01)
+    if not job.liveness.progress_until(lambda: number in _addresses, timeout.total_seconds()):
+        raise TimeoutError("its watchdog does not answer")
     return _addresses[number]
 
 

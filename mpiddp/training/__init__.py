@@ -12,12 +12,9 @@ from mpiddp import moved
 
 if TYPE_CHECKING:
     from .checkpoint import save_model as save_model
-    from .config import Config as Config
-    from .config import UsageError as UsageError
+    from .config import Config as Config, UsageError as UsageError
     from .metrics import EpochMetrics as EpochMetrics
-    from .models import MLP as MLP
-    from .models import Net as Net
-    from .models import ResNet as ResNet
+    from .models import MLP as MLP, Net as Net, ResNet as ResNet
     from .trainer import Trainer as Trainer
 
 _MODULES = {

@@ -15,10 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from . import options
-from .options import AT_LEAST_0, AT_LEAST_1, POSITIVE, SHARE, option
-from .options import RunError as RunError
-from .options import UsageError as UsageError
-from .options import nearest as nearest
+from .options import (
+    AT_LEAST_0,
+    AT_LEAST_1,
+    POSITIVE,
+    SHARE,
+    RunError as RunError,
+    UsageError as UsageError,
+    nearest as nearest,
+    option,
+)
 from .stop import parse_duration
 
 MODELS = ("net", "mlp", "resnet")

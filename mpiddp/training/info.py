@@ -41,15 +41,10 @@ def collect(version: str) -> dict[str, Any]:
     job = this_job.current()
     assert job is not None, "there is a default group"
     world = job.world
-    mpi = cuda_aware.inspect(world.comm)
     return {
         "versions": {"mpiddp": version, **_versions()},
         "python": platform.python_version(),
-        "mpi": {
-            **mpi._asdict(),
-            "launcher_fits": mpi.launcher_fits._asdict(),
-            "device_pointers": {kind: answer._asdict() for kind, answer in mpi.device_pointers._asdict().items()},
-        },
+        "mpi": cuda_aware.inspect(world.comm),
         "watchdog": _watchdog(job),
         "dead_ranks": _failed_ranks(job),
         "shared_memory": _shared_memory(),

@@ -270,7 +270,8 @@ def test_without_events_it_would_be_wrong(world: Any, cupy: Any, monkeypatch: py
         right &= bool((x.get() == 10 * world.size * (world.size + 1)).all())
     assert not all(everybody(right))
     cupy.cuda.synchronize_all()
-    pinned.forget()  # what was given back too early
+    pinned._free.clear()
+    pinned._lent.clear()  # what was given back too early
 
 
 def test_interleaved(world: Any, cupy: Any) -> None:

@@ -104,30 +104,6 @@ def test_some_of_the_ranks(world):
     destroy(mesh)
 
 
-def test_of_groups_that_exist(world):
-    half = 2 if world.size % 2 == 0 else 1
-    ranks = np.arange(world.size).reshape(half, -1)
-    rows, _ = dist.new_subgroups_by_enumeration(ranks.tolist())
-    columns, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist())
-    mesh = dist.DeviceMesh.from_group([columns, rows], "cpu", ranks, mesh_dim_names=("dp", "tp"))
-    assert mesh.get_group("tp") is rows and mesh["dp"].get_group() is columns
-    assert mesh.get_local_rank("tp") == rows.rank()
-    line = dist.DeviceMesh.from_group(rows, "cpu")
-    assert line.mesh.tolist() == list(rows.ranks) and line.get_group() is rows
-    wrong = [
-        ({"group": []}, "at least one"),
-        ({"group": [rows, columns]}, "Must pass mesh if"),
-        ({"group": [rows, columns], "mesh": ranks}, "Must pass mesh_dim_names"),
-        ({"group": [rows, columns], "mesh": range(world.size), "mesh_dim_names": ("a",)}, "with ndim equal"),
-    ]
-    if world.size > 1:
-        wrong.append(({"group": [rows, columns], "mesh": ranks, "mesh_dim_names": ("a", "b")}, "Invalid mesh"))
-    for arguments, text in wrong:
-        with pytest.raises(ValueError, match=text):
-            dist.DeviceMesh.from_group(device_type="cpu", **arguments)
-    destroy(mesh)
-
-
 def test_errors(world):
     size = world.size
     wrong = [

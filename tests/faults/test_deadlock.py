@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mpiddp.faults.deadlock import Wait, circles, reached, text
+from mpiddp.faults.deadlock import Wait, circle_of_each, circles, text
 
 
 def messages(*pairs: tuple[int, int]) -> dict[int, Wait]:
@@ -31,8 +31,8 @@ def test_a_chain_to_a_rank_that_computes_is_none() -> None:
 def test_a_collective_waits_for_all_and_any_source_for_one() -> None:
     waits = messages((0, 2), (2, 0))
     assert circles(waits | {3: Wait({0, 9})}) == [[0, 2]], "rank 9 computes, and rank 0 never comes"
-    assert reached(waits | {3: Wait({0, 9})}, 3) == [0, 2]
-    assert reached(waits | {3: Wait({0, 9}, one_suffices=True)}, 3) == []
+    assert circle_of_each(waits | {3: Wait({0, 9})})[3] == [0, 2]
+    assert 3 not in circle_of_each(waits | {3: Wait({0, 9}, one_suffices=True)})
     assert circles({0: Wait({1, 2}, one_suffices=True), 1: Wait({0}), 2: Wait({0})}) == [[0, 1]]
     assert circles({0: Wait(set()), 1: Wait({0})}) == [], "all are in it: the network may be down"
 
@@ -53,7 +53,8 @@ def test_every_rank_that_cannot_go_on_leads_to_a_circle() -> None:
         found = circles(waits)
         for circle in found:
             assert all(after in waits[rank].ranks for rank, after in zip(circle, circle[1:] + circle[:1], strict=True))
-        assert all((reached(waits, rank) in found) == (rank in stuck) for rank in range(size)), (seed, waits)
+        reached = circle_of_each(waits)
+        assert reached.keys() == stuck and all(each in found for each in reached.values()), (seed, waits)
 
 
 def test_text() -> None:

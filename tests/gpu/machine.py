@@ -26,9 +26,9 @@ def machine(small: bool) -> None:
     if hasattr(runtime, "driverGetVersion"):
         say(f"CUDA driver {runtime.driverGetVersion()}, runtime {runtime.runtimeGetVersion()}")
     facts = cuda_aware.inspect()
-    say(f"CuPy {cupy.__version__}, mpi4py {mpi4py.__version__}, {facts.library}")
-    for kind, answer in facts.device_pointers._asdict().items():
-        say(f"device pointers, {kind.replace('_', ' ')}: {'yes' if answer.yes else 'no'}: {answer.reason}")
+    say(f"CuPy {cupy.__version__}, mpi4py {mpi4py.__version__}, {facts['library']}")
+    for kind, answer in facts["device_pointers"].items():
+        say(f"device pointers, {kind.replace('_', ' ')}: {'yes' if answer['yes'] else 'no'}: {answer['reason']}")
     say(f"NCCL: {nccl.fault() or 'usable'}")
     say(f"cores: {len(os.sched_getaffinity(0))}")
     say(f"torch: {torch_fault() or 'usable with CUDA'}")  # last: its first import reads gigabytes

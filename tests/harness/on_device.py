@@ -12,9 +12,7 @@ import pytest
 import mpiddp as dist
 from harness.faking import fake_gpu
 from harness.inputs import thinned
-from mpiddp.algorithms.gpu import ring as device_ring
-from mpiddp.algorithms.gpu import staged_ring
-from mpiddp.algorithms.gpu import table as device_table
+from mpiddp.algorithms.gpu import ring as device_ring, staged_ring, table as device_table
 from mpiddp.mpi import p2p_device
 from mpiddp.mpi.cuda_aware import DevicePointers
 

@@ -20,7 +20,6 @@ from mpiddp.faults.calls import make_call
 from mpiddp.faults.liveness import Liveness
 from mpiddp.mpi import world
 from mpiddp.mpi.link import Channel
-from mpiddp.mpi.message import CODES, dtype_code
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import drive
 from mpiddp.mpi.world import Claims
@@ -119,9 +118,9 @@ def gathering(size: int, ahead: int = 0) -> tuple[Comm, Callable[[], bool]]:
 
 def monitored_barrier(group: Any) -> None:
     """Run a monitored barrier on rank 0, whose peers have all come."""
-    comm, tag = group._link.messages, group._mailbox.private_tag
-    number, code = np.array([group._monitored_barriers + 1]), dtype_code(np.dtype(np.int64))
-    comm.arriving = [(rank, tag * CODES + code, number) for rank in range(1, group.size())]
+    number, liveness = group._monitored_barriers + 1, group._monitor.job.liveness
+    liveness.barriers = {(group._link.id, rank): {number: True} for rank in group._link.ranks}
+    liveness.progress, liveness.tell_of_barrier = list, lambda *_, **__: None
     with mock.patch.object(group._link, "rank", 0):
         monitored.monitored_barrier()
 

@@ -7,8 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from distributed import test_objects as objects
-from distributed import test_p2p as p2p
+from distributed import test_objects as objects, test_p2p as p2p
 from harness.collectives import COLLECTIVES, REDUCTIONS, check
 from harness.inputs import OPS, both_ways, finish
 

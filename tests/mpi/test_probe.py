@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -37,7 +36,7 @@ def test_success(cache):
     assert all(
         answer.yes and answer.reason.startswith("a probe tried it (2 ranks on one node, ") for answer in found.values()
     )
-    assert (cache / "device-pointers-mpich-5.0.2-abc.json").exists()
+    assert (cache / "device-pointers-3-mpich-5.0.2-abc.json").exists()
     assert cuda_aware.probed("mpich-5.0.2-abc") == found
 
 
@@ -148,11 +147,11 @@ def test_the_cache_is_of_one_library():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{", '{"format": "other", "kinds": {}}', json.dumps({"format": cuda_aware.FORMAT, "kinds": {"x": 1}})],
+    ["", "[]", "{", '{"format": "other", "kinds": {}}', '{"collectives": 1}'],
 )
 def test_a_damaged_cache_says_nothing(text, cache):
     cache.mkdir()
-    (cache / "device-pointers-this-one.json").write_text(text)
+    (cache / "device-pointers-3-this-one.json").write_text(text)
     assert cuda_aware.probed("this-one") == {}
 
 

@@ -38,34 +38,10 @@ def low_rank(world: World, hook: Any, state: Any, steps: int, n: int = 24, m: in
     return model.weight.grad, (left + noise.mean(axis=0)) @ right
 
 
-@pytest.mark.parametrize("epsilon", [0, 1e-8])
-def test_a_gradient_of_low_rank_comes_through_exactly(world: World, epsilon: float) -> None:
-    state = dist.PowerSGDState(
-        None, 2, start_powerSGD_iter=2, min_compression_rate=1, orthogonalization_epsilon=epsilon
-    )
+def test_a_gradient_of_low_rank_comes_through_exactly(world: World) -> None:
+    state = dist.PowerSGDState(None, 2, start_powerSGD_iter=2, min_compression_rate=1)
     found, expected = low_rank(world, dist.powerSGD_hook, state, steps=4)
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
-    rate, before, after = state.compression_stats()
-    assert before == 2 * (24 * 20 + 24) and after == 2 * ((24 + 20) * 2 + 24)
-    assert rate == before / after
-
-
-def test_a_batched_gradient_of_low_rank_comes_through(world: World) -> None:
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(np.ones((12, 12), np.float32))
-
-        def forward(self, x: Any) -> Any:
-            return (self.w * x).sum()
-
-    ddp = DDP(Outer())
-    ddp.register_comm_hook(dist.PowerSGDState(None, 1, start_powerSGD_iter=2), dist.batched_powerSGD_hook)
-    pattern = np.outer(np.arange(12), np.arange(12) + 1).astype(np.float32)
-    for _ in range(4):
-        ddp.zero_grad()
-        ddp(pattern * (world.rank + 1)).backward()
-    np.testing.assert_allclose(ddp.module.w.grad, pattern * (world.size + 1) / 2, rtol=1e-4, atol=1e-3)
 
 
 def test_vectors_and_early_steps_are_not_compressed(world: World) -> None:

@@ -152,7 +152,6 @@ def test_misuse_is_said(world):
         pass
     for refused in (
         lambda: model.register_comm_hook(None, dist.fp16_compress_hook),
-        lambda: model.register_buffer_comm_hook(None, dist.allreduce_hook),
         lambda: model.weighted(3).__enter__(),
         lambda: model.join().__enter__(),
     ):

@@ -11,8 +11,7 @@ import signal
 import sys
 import time
 
-from mpiddp import cli
-from mpiddp import distributed as dist
+from mpiddp import cli, distributed as dist
 
 
 def lethal(function, moment, when):

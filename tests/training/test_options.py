@@ -148,7 +148,6 @@ HOOKS = {
     "fp16": lambda: (None, dist.fp16_compress_hook),
     "bf16": lambda: (None, dist.bf16_compress_hook),
     "powersgd": power_sgd(dist.powerSGD_hook),
-    "batched_powersgd": power_sgd(dist.batched_powerSGD_hook),
 }
 
 
@@ -161,7 +160,7 @@ def hooked(make):
     return ddp
 
 
-fp16, bf16, powersgd, batched_powersgd = (hooked(make) for make in HOOKS.values())
+fp16, bf16, powersgd = (hooked(make) for make in HOOKS.values())
 """For ``--average``."""
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from mpiddp.data import ArrayDataset
-from mpiddp.training import Config, Trainer
-from mpiddp.training import trainer as trainer_module
+from mpiddp.training import Config, Trainer, trainer as trainer_module
 from mpiddp.training.build import build_trainer
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]

@@ -28,7 +28,6 @@ RESUMED = {
         "accumulate": 2,
     },
     "own hook and schedule": {"average": f"{__name__}:with_power_sgd", "schedule": BY_EPOCH, "accumulate": 2},
-    "batched compression": {"average": "training.test_options:batched_powersgd"},
     "batch norm of all ranks, zero": {"model": "resnet", "sync_batchnorm": True, "zero": True, "accumulate": 3},
     "batch norm of each rank": {"model": "resnet", "accumulate": 3},
 }

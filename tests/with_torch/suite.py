@@ -131,8 +131,7 @@ def run_rank(plan: dict[str, Any]) -> None:
     import torch.distributed as dist
 
     import mpiddp.torch
-    from mpiddp.torch import __main__ as launcher
-    from mpiddp.torch import names
+    from mpiddp.torch import __main__ as launcher, names
 
     backend = plan["backend"]
     mpiddp.init_process_group()
