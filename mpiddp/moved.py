@@ -125,8 +125,9 @@ at_the_top: set[str] = set()
 
 
 def explain(module: str, *parts: str) -> None:
-    """Give a module the ``__getattr__`` that says where a name is; out of sight of mypy, which would know no typo.
+    """Give a module the ``__getattr__`` that says where a name is.
 
+    It is set at run time, because mypy would take any name for an attribute of a module that defines it.
     A package without ``__all__`` gets it: its names that are no modules, as of ``from .part import name as name``, and
     the modules ``parts``.
     """

@@ -34,7 +34,9 @@ def shares(leaves: int, ranks: int) -> list[range]:
 
 
 def merges(whole: range, parts: Sequence[range]) -> tuple[int, ...]:
-    """Return how many sums end with each part, of which each is a subtree of ``whole``.
+    """Return how many sums are complete after each part.
+
+    ``whole`` is a range of addends, which a binary tree adds; each part is one of the tree's subtrees.
 
     >>> merges(range(8), shares(8, 3))
     (0, 1, 1)

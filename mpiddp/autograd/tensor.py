@@ -33,7 +33,7 @@ from .shaping import Join
 
 
 class ElementCount(int):
-    """Number of elements; called, as torch's ``size``, the shape or one length."""
+    """The number of elements. A call returns the shape or one length, as torch's ``size()`` does."""
 
     shape: Shape
 

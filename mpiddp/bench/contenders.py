@@ -108,7 +108,7 @@ def mpi4py(b: Buffers, comm: MPI.Intracomm) -> Call | None:
 
 
 def torch(b: Buffers, td: Any, group: Any, tensor: Callable[[Any], Any]) -> Call:
-    """Take ``torch.distributed``, a group of it, and what makes a tensor of an array."""
+    """Return the call of ``torch.distributed``, which is ``td``; ``tensor`` makes a tensor over an array's memory."""
     x, output, root, op = tensor(b.x), tensor(b.output), b.root, getattr(td.ReduceOp, b.op.upper())
     inputs, outputs = [[tensor(block) for block in b.blocks(each)] for each in (b.x, b.output)]
     parts = (inputs if b.operation == "scatter" else outputs) if b.rank == root else None

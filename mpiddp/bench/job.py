@@ -137,7 +137,7 @@ def job() -> Iterator[Bench]:
     if began:
         dist.init_process_group()
     made = Bench()
-    # Averages of zeros, sums beyond small integers: no warnings.
+    # The values do not matter, so NumPy need not warn of averages of zeros and of integers that overflow.
     with np.errstate(all="ignore"):
         yield made
     made.close()

@@ -71,7 +71,7 @@ def train_by_layers(images: Array, labels: Array) -> list[float]:
 
 
 def train(hidden: slice, images: Array, labels: Array, mesh: dist.DeviceMesh | None = None) -> list[float]:
-    """Train these hidden features, and return the losses of all samples."""
+    """Train a network with this rank's slice of the hidden features; return the loss of each step."""
     first, second = (nn.Parameter(x.copy()) for x in (weights()[0][hidden], weights()[1][:, hidden]))
     optimizer = optim.SGD([first, second], lr=0.5)
     losses = []

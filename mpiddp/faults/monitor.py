@@ -123,7 +123,8 @@ class GroupMonitor(Resource):
                 self.verify_failed(sequence, error)
                 raise
             self.verify(sequence)
-        except Exception as error:  # no global name: the interpreter's end closes what was given up
+        # The interpreter closes abandoned generators at its end, when global names such as DistError may be gone.
+        except Exception as error:
             self._unheard = error if isinstance(error, MismatchError) else self._unheard
             raise
         return value

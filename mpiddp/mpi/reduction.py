@@ -108,7 +108,7 @@ for _op in REDUCTIONS:
 
 
 def in_pairs(factor: float, merges: tuple[int, ...]) -> ReduceOp:
-    """Return a ``PREMUL_SUM`` in a fixed order: after each rank's array so many sums end (see `algorithms.pairs`)."""
+    """Return a ``PREMUL_SUM`` that adds in the order of a binary tree, which ``merges`` describes (`pairs.merges`)."""
     return ReduceOp("PREMUL_SUM", ReduceOp.PREMUL_SUM.value, factor, merges)
 
 

@@ -107,7 +107,7 @@ class Conv2dFunction(Function):
         xp, window = array_namespace(grad), self.columns.window
         flat = grad.reshape(len(grad), -1)  # (O, P)
         by_position = xp.ascontiguousarray(self.weight.transpose(2, 3, 1, 0))  # (kh, kw, C, O)
-        # On a device one launch makes all products; here each is added while in the cache.
+        # A device makes all products in one launch. On the host each is added while it is in the cache.
         spread = product(by_position, flat) if is_device_array(flat) else None
         image = xp.zeros(self.image.shape, dtype=grad.dtype)
         for i, j, seen in window.offsets():

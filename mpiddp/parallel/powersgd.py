@@ -90,7 +90,10 @@ class PowerSGDState:
         """For each bucket the last Q of its matrices."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next iterations depend on but the options; arrays are live, and this rank's."""
+        """Return all that the next iterations depend on, except the options.
+
+        The arrays are not copied. Each rank has its own, so each saves them.
+        """
         return {
             "iter": self.iter,
             "rng": self.rng.bit_generator.state,

@@ -162,7 +162,10 @@ class CheckpointStore:
             writing.result()
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest whole checkpoint, or None, and newer ones' damage; NewerFormatError."""
+        """Return the newest whole checkpoint, or None, and what is wrong with each newer one.
+
+        NewerFormatError if a later version has written one of them.
+        """
         _restore_names(self.folder)
         faults: list[str] = []
         for step in reversed(self.steps()):

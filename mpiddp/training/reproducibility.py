@@ -15,7 +15,7 @@ from mpiddp.mpi.lazy import MPI
 
 
 def current() -> dict[str, Any]:
-    """Return all of it; the table of algorithms depends on nodes only."""
+    """Return what the bits of a result depend on. The table of algorithms is left out: it depends on the nodes only."""
     link = default_group()._link
     asked = ",".join(f"{operation}:{name}" for operation, name in sorted(settings.algorithms().items()))
     return {
