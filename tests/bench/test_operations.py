@@ -10,7 +10,7 @@ import pytest
 
 from mpiddp.bench import operations
 from mpiddp.bench.cli import DTYPES, OPERATIONS, REDUCTIONS
-from mpiddp.bench.operations import Buffers, bus_factor
+from mpiddp.bench.operations import Buffers
 
 PYTHON = {
     "sum": operator.add,
@@ -115,12 +115,3 @@ def test_arrays_at_rest_stay_as_they_are(op):
     for _ in range(200):
         found.x[...] = operations._NUMPY[op](np.stack([found.x, found.x]), axis=0)
     np.testing.assert_array_equal(found.x, before)
-
-
-def test_bus_factors_are_those_of_nccl_tests():
-    n = 8
-    assert bus_factor("all_reduce", n) == 2 * (n - 1) / n
-    for operation in ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter"):
-        assert bus_factor(operation, n) == (n - 1) / n
-    for operation in ("broadcast", "reduce", "send_recv"):
-        assert bus_factor(operation, n) == 1
