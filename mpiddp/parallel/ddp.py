@@ -200,7 +200,7 @@ class DistributedDataParallel(Wrapper, Module):
                 "DDP Pickling/Unpickling are only supported when using DDP with the default process group: copy or"
                 " pickle ddp.module, and wrap the copy on all ranks"
             )
-        return _wrapped_anew, (self.module, self._options, self.training, self.bucket_order())
+        return _wrapped_anew, (self.module, self._options._asdict(), self.training, self.bucket_order())
 
 
 def _copy_to(targets: Sequence[Array], sources: Sequence[Array]) -> None:

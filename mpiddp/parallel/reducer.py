@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from mpiddp.mpi.reduction import in_pairs
 from mpiddp.mpi.requests import poll
 from mpiddp.typing import Array
 
-from .buckets import Buckets, GradBucket, Handle, ParameterLike
+from .buckets import Buckets, GradBucket, Handle, ParameterLike, caps_in_bytes
 from .hooks import CommHook, averages, call, completed
 from .timeline import Timeline
 from .virtual_ranks import PartialSums
@@ -36,30 +36,38 @@ _UNUSED = (
 )
 
 
-class Reducer:
-    """Averages gradients over a group, with the options of `DistributedDataParallel`.
+class Options(NamedTuple):
+    """Options of `DistributedDataParallel` that are equal on all ranks, and that its copies get, too."""
 
-    ``named_parameters`` come in the order of registration, which is the same on all ranks. ``skip_unused`` counts only
-    with ``find_unused``. ``queue_callback(f)`` makes autograd call ``f`` at the end of the running backward.
+    broadcast_buffers: bool | None
+    bucket_cap_mb: float | None
+    bucket_cap_mb_list: Sequence[float] | None
+    find_unused_parameters: bool
+    static_graph: bool
+    forward_sync_buffers: bool | None
+    skip_all_reduce_unused_params: bool
+    virtual_ranks: int | None
+
+
+class Reducer:
+    """Averages gradients over a group.
+
+    ``named_parameters`` come in the order of registration, which is the same on all ranks. ``queue_callback(f)`` makes
+    autograd call ``f`` at the end of the running backward.
     """
 
     def __init__(
         self,
         named_parameters: Sequence[tuple[str, ParameterLike]],
         group: ProcessGroup,
-        caps_bytes: Sequence[int] | None,
-        find_unused: bool,
-        static_graph: bool,
-        skip_unused: bool,
+        options: Options,
         queue_callback: Callable[[Callable[[], object]], None],
-        virtual_ranks: int | None = None,
     ) -> None:
         self._names = [name for name, _ in named_parameters]
         self._parameters = [parameter for _, parameter in named_parameters]
         self._group = group
-        self._find_unused = find_unused
-        self._static_graph = static_graph
-        self._skip_unused = skip_unused and find_unused
+        self._find_unused, self._static_graph = options.find_unused_parameters, options.static_graph
+        self._skip_unused = options.skip_all_reduce_unused_params and self._find_unused
         self._queue_callback = queue_callback
         self._hook: CommHook | None = None
         self.comm_hook_state: Any = None
@@ -83,7 +91,9 @@ class Reducer:
         # Made anew only for another weight, because the object is part of the key of cached plans.
         self._size = group.size()
         self._average = ReduceOp.PREMUL_SUM(1 / self._size)
+        virtual_ranks = options.virtual_ranks
         self.partial = None if virtual_ranks is None else PartialSums(virtual_ranks, group, named_parameters)
+        caps_bytes = caps_in_bytes(options.bucket_cap_mb, options.bucket_cap_mb_list)
         self.buckets = Buckets(self._parameters, group, caps_bytes)
         self._handles: list[Handle] = [
             parameter.register_post_accumulate_grad_hook(functools.partial(self._mark_ready, index))

@@ -11,10 +11,9 @@ from typing import Any
 from mpiddp.distributed import ProcessGroup
 from mpiddp.distributed.groups import GroupLike, known
 
-from .buckets import caps_in_bytes
 from .hooks import CommHook
 from .join import DDPJoinHook, Join, Joinable, JoinHook, announce
-from .reducer import Reducer
+from .reducer import Options, Reducer
 from .replicas import ModuleState, broadcast_arrays, check_equal_values, check_same_model
 from .timeline import Timeline, timeline_of_environment
 from .weights import current_weight, rank_weight
@@ -80,16 +79,16 @@ class Wrapper(Joinable):
             )
         self.module = module
         self.process_group = group = known(process_group)
-        self._options = {
-            "broadcast_buffers": broadcast_buffers,
-            "bucket_cap_mb": bucket_cap_mb,
-            "find_unused_parameters": find_unused_parameters,
-            "static_graph": static_graph,
-            "bucket_cap_mb_list": bucket_cap_mb_list,
-            "forward_sync_buffers": forward_sync_buffers,
-            "skip_all_reduce_unused_params": skip_all_reduce_unused_params,
-            "virtual_ranks": virtual_ranks,
-        }
+        self._options = Options(
+            broadcast_buffers,
+            bucket_cap_mb,
+            bucket_cap_mb_list,
+            find_unused_parameters,
+            static_graph,
+            forward_sync_buffers,
+            skip_all_reduce_unused_params,
+            virtual_ranks,
+        )
         if virtual_ranks is not None and not hasattr(self, "micro_batch"):
             raise ValueError(
                 "virtual_ranks is for mpiddp.DistributedDataParallel, whose dropout follows them; leave it out"
@@ -105,20 +104,11 @@ class Wrapper(Joinable):
         self._check_trained([name for name, _ in trained])
         with_buffers = broadcast_buffers is not False
         self._forward_sync_buffers = with_buffers if forward_sync_buffers is None else forward_sync_buffers
-        check_same_model(named, {"init_sync": init_sync, **self._options}, group)
+        check_same_model(named, {"init_sync": init_sync, **self._options._asdict()}, group)
         if init_sync:
             buffers = self._state.buffers().values() if with_buffers else ()
             broadcast_arrays([*(parameter.data for _, parameter in named), *buffers], group)
-        self._reducer = Reducer(
-            trained,
-            group,
-            caps_in_bytes(bucket_cap_mb, bucket_cap_mb_list),
-            find_unused_parameters,
-            static_graph,
-            skip_all_reduce_unused_params,
-            self._queue_callback,
-            virtual_ranks,
-        )
+        self._reducer = Reducer(trained, group, self._options, self._queue_callback)
         self.timeline = timeline_of_environment(group)
         self._reduce = True
         self._divide_by_all = True
