@@ -20,7 +20,7 @@ NON_MEMBER = dist.GroupMember.NON_GROUP_MEMBER
         (0, TypeError),
         ([0, 0], ValueError),
         ([-1], ValueError),
-        ([99], ValueError),
+        ([4], ValueError),
         ([0.0], TypeError),
         ([True], TypeError),
         ([None], TypeError),
