@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -32,3 +33,14 @@ def test_an_exception_leaves_none_of_mpis_memory() -> None:
     assert done.rc == 1 and names, done
     # Open MPI: each rank has files of its own, and may be ended before it has removed them.
     assert not [name for name in left if "mpich" in name], done
+
+
+def test_what_a_killed_job_leaves_is_removed_and_no_semaphore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "SHARED", tmp_path)
+    left, semaphore = tmp_path / "mpich_shm_1", tmp_path / "sem.mp-4"
+    for path in (left, semaphore):
+        path.write_bytes(bytes(4096))
+        os.utime(path, (time.time() - 60, time.time() - 60))
+    launcher.remove_segments(time.time() - 90)
+    assert not left.exists()
+    assert semaphore.exists(), "it may be that of any program of this user; whether it lives is not to be seen"
