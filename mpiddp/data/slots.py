@@ -35,14 +35,14 @@ class Slots:
         MPI.Prequest.Startall([self._requests[slot] for slot in slots])
         self._posted += slots
 
-    def arrived(self, most: int) -> tuple[list[int], list[int], list[int]]:
-        """Return slots, sources and sizes of up to ``most`` samples that have arrived; `TOO_LONG` if it was longer."""
+    def arrived(self) -> tuple[list[int], list[int], list[int]]:
+        """Return slots, sources and sizes of samples that have arrived; of one that was too long, `TOO_LONG`."""
         slots: list[int] = []
         sources: list[int] = []
         sizes: list[int] = []
         posted, requests, status, polls = self._posted, self._requests, self._status, 1
         try:
-            while posted and polls and len(slots) < most:
+            while posted and polls:
                 if requests[posted[0]].Test(status):
                     slots.append(posted.popleft())
                     sources.append(status.source)

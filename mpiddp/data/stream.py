@@ -205,8 +205,7 @@ class Stream:
 
     def __next__(self) -> Any:
         policy = self._policy
-        if self._progress():
-            self._progress()  # the other half of the credits
+        self._progress()
         self._look()
         if self._live and not self._ready():
             self._wait(self._ready)
@@ -308,8 +307,7 @@ class Stream:
         return arrived
 
     def _arrive(self, slots: Slots) -> bool:
-        # While one half of the credits is taken, sources send the other.
-        found, sources, sizes = slots.arrived(max(1, self._window * len(self._live) // 2))
+        found, sources, sizes = slots.arrived()
         if not found:
             return False
         ranks, size, now, wrong = {*sources}, slots.bytes.shape[1], time.monotonic(), []

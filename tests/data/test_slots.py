@@ -19,7 +19,7 @@ def arrived(slots: Slots, count: int) -> tuple[list[int], list[int], list[int]]:
     found: tuple[list[int], list[int], list[int]] = [], [], []
     deadline = time.monotonic() + 10
     while len(found[0]) < count and time.monotonic() < deadline:
-        for all_, new in zip(found, slots.arrived(2), strict=True):
+        for all_, new in zip(found, slots.arrived(), strict=True):
             all_ += new
     return found
 
@@ -37,10 +37,10 @@ def test_samples_come_in_their_order_and_say_how_long_they_are() -> None:
         return
     slots = Slots(comm, 7, DTYPE, 4)
     slots.post(3)
-    assert slots.arrived(2) == ([], [], []) and len(slots.free) == 1
+    assert slots.arrived() == ([], [], []) and len(slots.free) == 1
     comm.Barrier()
     at, sources, sizes = arrived(slots, 3)
     assert sources == [1, 1, 1] and sizes == [DTYPE.itemsize, DTYPE.itemsize, TOO_LONG]
     assert len(set(at)) == 3 and slots.samples[at[:2]].tobytes() == samples.tobytes()
     slots.close()
-    assert slots.arrived(2) == ([], [], [])
+    assert slots.arrived() == ([], [], [])
