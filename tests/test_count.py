@@ -41,7 +41,7 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 1020,
-    "mpiddp/algorithms": 2770,
+    "mpiddp/algorithms": 2780,
     "mpiddp/autograd": 1130,
     "mpiddp/bench": 1380,
     "mpiddp/data": 1310,
@@ -56,7 +56,7 @@ BUDGET = {
     "mpiddp/shm": 470,
     "mpiddp/torch": 1510,
     "mpiddp/training": 2590,
-    "tests, all": 27_754,
+    "tests, all": 27_810,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -52,6 +52,9 @@ class _Driven:
                 self._awaited = next(self._steps)
             except StopIteration:
                 self._ended = True
+            except BaseException:  # after Ctrl-C the program may look again
+                self._awaited = _Failed(DistError("this call was interrupted, and its arrays are not complete"))
+                raise
         return self._ended
 
     def Wait(self) -> None:  # noqa: N802 - MPI's name

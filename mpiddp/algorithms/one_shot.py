@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpiddp.errors import DistError
-from mpiddp.faults.calls import NO_ROOT
+from mpiddp.faults.calls import NO_ROOT, BlockError
 from mpiddp.faults.monitor import GroupMonitor
 from mpiddp.mpi import recorder, requests
 from mpiddp.mpi.lazy import MPI
@@ -32,8 +32,8 @@ from mpiddp.typing import Array
 from .local_reduce import accumulated_in, finish, premultiply, reduce_rows
 
 Cut = Callable[[Array], Array]
-_abandoned: list[Sequence[Any]] = []
-"""Arguments of calls that have failed here. They are kept, because other ranks may still write to these arrays."""
+_abandoned: list[tuple[Sequence[Any], Awaited | None]] = []
+"""Arguments and rests of calls that have failed here, to which MPI and other ranks may still write."""
 
 
 class Shot(NamedTuple):
@@ -83,24 +83,30 @@ class OneShot:
         if self._apart is not None:
             x = self._apart(x, output)
         record = sequence.to_bytes(8, "little") + self._record
-        operation = None  # made now for a call that waits, else at its end
-        for index, (rounds, shown, result, change, awaited, end) in enumerate(self._shots):
-            if not eager.writable() and not eager.spin(eager.writable):
-                if outputs is not None:
-                    return self._submit(args, outputs, self._rest(output, x, record, index))
-                operation = self._wait(eager.writable, operation, args)
-            part = x if shown is whole else None if shown is None else shown(x)
-            current = eager.begin(rounds, record, part, change)
-            if awaited is not None and not awaited() and not eager.spin(awaited, self._looks):
-                if outputs is not None:
-                    return self._submit(args, outputs, self._rest(output, x, record, index, current))
-                operation = self._wait(awaited, operation, args)
-            if end is not None:
-                rest = end(current, output if result is whole else result(output))
-                if rest is not None:
+        operation = rest = None  # the first is made now for a call that waits, else at its end
+        try:
+            for index, (rounds, shown, result, change, awaited, end) in enumerate(self._shots):
+                if not eager.writable() and not eager.spin(eager.writable):
                     if outputs is not None:
-                        return self._submit(args, outputs, self._rest(output, x, record, index, current, rest))
-                    operation = self._finish(rest, operation, args)
+                        return self._submit(args, outputs, self._rest(output, x, record, index))
+                    operation = self._wait(eager.writable, operation)
+                part = x if shown is whole else None if shown is None else shown(x)
+                current = eager.begin(rounds, record, part, change)
+                if awaited is not None and not awaited() and not eager.spin(awaited, self._looks):
+                    if outputs is not None:
+                        return self._submit(args, outputs, self._rest(output, x, record, index, current))
+                    operation = self._wait(awaited, operation)
+                if end is not None:
+                    rest = end(current, output if result is whole else result(output))
+                    if rest is not None:
+                        if outputs is not None:
+                            return self._submit(args, outputs, self._rest(output, x, record, index, current, rest))
+                        operation = self._finish(rest, operation)
+        except BlockError:  # after the last message
+            raise
+        except BaseException:  # also Ctrl-C
+            _abandoned.append((args, rest))
+            raise
         if operation is not None:
             self._monitor.verify(sequence)
             operation.end = monotonic()
@@ -126,11 +132,11 @@ class OneShot:
                 steps = monitor.verifying(link.sequence, steps)
             return link.queue.submit(steps, operation, outputs, sorted(spans_of(args)))
 
-    def _finish(self, rest: Awaited, operation: Operation | None, args: Sequence[Any]) -> Operation | None:
+    def _finish(self, rest: Awaited, operation: Operation | None) -> Operation | None:
         """Wait for the rest of a call, and return its operation if it has been made."""
         try:
             if not rest.Test() and not self._eager.spin(rest.Test, self._looks):
-                operation = self._wait(rest.Test, operation, args)
+                operation = self._wait(rest.Test, operation)
         except DistError as error:
             if operation is None:
                 self._monitor.publish(recorder.begin(self._call, self._link.sequence).number, self._call.record)
@@ -148,7 +154,7 @@ class OneShot:
             self._caller = code
         return code, frame
 
-    def _wait(self, happened: Callable[[], bool], operation: Operation | None, args: Sequence[Any]) -> Operation:
+    def _wait(self, happened: Callable[[], bool], operation: Operation | None) -> Operation:
         """Publish the call to other ranks and the watchdog, and compare calls during a long wait.
 
         Returns its operation in the flight recorder, made here if None.
@@ -158,14 +164,15 @@ class OneShot:
             operation = recorder.begin(self._call, link.sequence)
             operation.limited = True
             monitor.publish(link.sequence, self._call.record)
-        began = requests.begin_wait(operation)
+        began, waiting = requests.begin_wait(operation), self._eager.spin_wait(happened)
         try:
-            if not self._eager.spin_wait(happened).wait_checking(self._check, link.timeout_s):
+            if not waiting.wait_checking(self._check, link.timeout_s):
                 error = requests.timed_out(operation, link.timeout_s)
                 monitor.abort(error)
                 raise error
         except Exception as error:
-            _abandoned.append(args)
+            if isinstance(error, MPI.Exception):
+                abandon(waiting, error)
             monitor.translate(error)
             raise
         finally:

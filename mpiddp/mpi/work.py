@@ -36,7 +36,7 @@ _abandoned: list[tuple[Steps | Awaited | None, Awaited | TracebackType | None]] 
 """Operations that were given up. They are kept, because MPI may still write to their memory."""
 
 
-def abandon(steps: Steps | Awaited, error: MPI.Exception) -> None:
+def abandon(steps: Steps | Awaited, error: BaseException) -> None:
     """Keep the memory of what MPI has failed: its other requests, or their parts, may still be on their way."""
     assert error.__traceback__ is not None, "it has been raised"
     _abandoned.append(
@@ -95,7 +95,8 @@ class Work:
                 abandon(steps, error)
             self._finish(error)
         except BaseException as error:
-            # A Ctrl-C is raised at once, not by wait().
+            # A Ctrl-C is raised at once, not by wait(). Other ranks go on.
+            abandon(steps, error)
             self._finish(error)
             raise
 
