@@ -113,7 +113,7 @@ def test_a_job_ends_when_a_host_is_cut_off():
     settings = {"MPIDDP_TIMEOUT": "5", "MPIDDP_FLIGHT_RECORDER": "0"}
     with (
         hosts.Hosts(2) as some,
-        launcher.start("waits", "alike", "loop of all_reduce", ranks=4, on=some.block, **settings) as job,
+        launcher.start("waits", "alike", "loop", ranks=4, on=some.block, **settings) as job,
     ):
         job.wait_for("pid of ", 60, times=4)
         some.lose("h2", crash=False)

@@ -122,7 +122,7 @@ def test_launcher(jobs, state):
     "culprit", thinned(["sleep", "SIGSTOP", "hold the interpreter", "loop"], "sleep", "SIGSTOP", "hold the interpreter")
 )
 def test_launcher_of_open_mpi_prints_a_report(culprit):
-    done = with_whole_report(culprit, "loop of all_reduce")
+    done = with_whole_report(culprit, "loop")
     assert re.search(r"waits\.py\", line \d+, in <module>\n.*\n.* interrupted \(Ctrl-C\)", done.stderr), done
     if culprit == "sleep":
         line = line_of("waits", "time.sleep(60)  # in")

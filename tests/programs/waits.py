@@ -123,7 +123,7 @@ if rank != 1 or one == "alike" or file:
                 x = x + 1
         case "exit":
             sys.exit()
-        case "loop of all_reduce":
+        case "loop":
             while True:
                 dist.all_reduce(x)
         case "handler":
