@@ -120,10 +120,11 @@ class Direct:
             access = Views([view(rank, offset, flat.size, flat.dtype) for rank, offset in places], link.rank)
         else:
             chosen = self._ways.chosen(self._kind)
-            if chosen is not None:
+            if chosen is None:
+                possible = self._possible()
+                way = self._ways.next(self._kind, possible) if possible else None
+            elif chosen != SCRATCH:  # which `two_shot` counts
                 self._ways.count(self._kind)
-            elif possible := self._possible():
-                way = self._ways.next(self._kind, possible)
             if (chosen or way) != ATTACH:
                 return _Driven(lambda: self._go(link.after(), chosen, way, output, x))
             access = Copies(self._memory, link.rank, flat, addresses)
