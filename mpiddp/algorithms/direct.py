@@ -75,17 +75,18 @@ class _Failed:
 
 
 class Direct:
-    """The shots of a call with arrays like ``x``. A reduction has no factor of ``PREMUL_SUM``."""
+    """The shots of a call with arrays like ``x``."""
 
     def __init__(self, link: Link, call: Call, operation: str, x: Array, op: Any, root: int) -> None:
         eager = link.find(EagerBuffers)
         assert eager is not None, "chosen where there are some"
         self._link, self._call, self._eager = link, call, eager
         self._operation, self._op, self._root = operation, op, root
-        self._rounds = eager.rounds((3,), np.dtype(np.int64))
+        self._rounds = eager.rounds((4,), np.dtype(np.int64))
         self._ways, self._memory = link.resource(Ways), link.resource(CrossMemory)
         self._scratch = link.resource(Scratch)
         self._kind, self._size_bytes = two_shot.kind_of(call, x), x.nbytes
+        self._has_factor = op is not None and op.factor is not None
         self._x: Array | None = None
         self.looks = min(LOOKS + x.nbytes // _BYTES_PER_LOOK, _MOST_LOOKS)
         """So long a wait for the others' part is not yet shown to other ranks."""
@@ -106,13 +107,16 @@ class Direct:
         place = find(x)
         words = self._rounds[(self._eager.number + 1) % BUFFERS].own
         words[0], words[1], words[2] = place.segment, place.offset, address_of(x)
+        if self._has_factor:
+            words.view(np.float64)[3] = self._op.factor
 
     def _act(self, current: Round, output: Array) -> Awaited | None:
         """Do this rank's part; return what is left to wait for."""
         x, self._x = self._x, None
         assert x is not None, "it has been shown"
         link, flat = self._link, as_bytes(x) if self._op is None else x.reshape(-1)
-        segments, offsets, addresses = current.table.T.tolist()
+        segments, offsets, addresses, _ = current.table.T.tolist()
+        factors = current.table[:, 3].copy().view(np.float64).tolist() if self._has_factor else None
         access: PeerAccess
         chosen = way = started = None
         if segments[0] and len(set(segments)) == 1:
@@ -130,7 +134,7 @@ class Direct:
             access = Copies(self._memory, link.rank, flat, addresses)
             started = thread_time() if way else None
         try:
-            self._move(access, output, x)
+            self._move(access, output, x, factors)
         except DistError as error:
             return _Failed(error)
         if started is None:
@@ -160,12 +164,12 @@ class Direct:
         if tried is not None:
             yield from self._ways.note(self._kind, tried, thread_time() - started)
 
-    def _move(self, access: PeerAccess, output: Array, x: Array) -> None:
+    def _move(self, access: PeerAccess, output: Array, x: Array, factors: list[float] | None) -> None:
         match self._operation:
             case "all_reduce" | "reduce":
-                two_shot.reduce_slice(self._link, x, self._op, self._root, access)
+                two_shot.reduce_slice(self._link, x, self._op, self._root, access, factors)
             case "reduce_scatter":
-                two_shot.reduce_block(self._link, output, self._op, access)
+                two_shot.reduce_block(self._link, output, self._op, access, factors)
             case "all_gather":
                 access.gather(as_bytes(output).reshape(self._link.size, -1))
             case _:

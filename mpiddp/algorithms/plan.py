@@ -197,7 +197,7 @@ def make(
         overlaps = places[0] != places[1] and 2 * x.nbytes > BUFFER_BYTES
         shot = OneShot(link, call, shots, places, one_shot.apart if overlaps else None)
         return Plan(call, shot.steps, shot.run)
-    if chosen == "two_shot" and link.find(EagerBuffers) is not None and (op is None or op.factor is None):
+    if chosen == "two_shot" and link.find(EagerBuffers) is not None:
         direct = Direct(link, call, operation, x, op, root)
         apart = direct.apart if places[0] != places[1] else None
         shot = OneShot(link, call, direct.shots(), places, apart, direct.looks)

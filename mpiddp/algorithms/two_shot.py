@@ -199,7 +199,7 @@ def _reduce(link: Link, call: Call, x: Array, op: ReduceOp, root: int, way: str 
 
 
 def reduce_slice(
-    link: Link, x: Array, op: ReduceOp, root: int, access: PeerAccess, factors: list[float] | None = None
+    link: Link, x: Array, op: ReduceOp, root: int, access: PeerAccess, factors: list[float] | None
 ) -> None:
     first, last = _own_slice(link, 0, x.size, x)
     access.reduce_for(op, first, last, range(link.size) if root == NO_ROOT else (root,), link.size, factors)
@@ -269,9 +269,7 @@ def reduce_scatter(link: Link, call: Call, output: Array, x: Array, op: ReduceOp
         yield from fallback.reduction(x.dtype, op).reduce_scatter(link.after(), output, x, op)
 
 
-def reduce_block(
-    link: Link, output: Array, op: ReduceOp, access: PeerAccess, factors: list[float] | None = None
-) -> None:
+def reduce_block(link: Link, output: Array, op: ReduceOp, access: PeerAccess, factors: list[float] | None) -> None:
     first, last = link.rank * output.size, (link.rank + 1) * output.size
     access.reduce_into(op, first, last, output.reshape(-1), link.size, factors)
 

@@ -71,7 +71,10 @@ def test_random_calls_have_numpy_s_results(link: Link, monkeypatch: pytest.Monke
         output, expected = x, functools.reduce(np.add, rows)
         match operation:
             case "all_reduce":
-                work = dist.all_reduce(x, async_op=asynchronous)
+                op = dist.ReduceOp.PREMUL_SUM(float(me + 1)) if symmetric == 1 else dist.ReduceOp.SUM
+                work = dist.all_reduce(x, op, async_op=asynchronous)
+                if symmetric == 1:
+                    expected = functools.reduce(np.add, [(rank + 1) * row for rank, row in enumerate(rows)])
             case "reduce":
                 work = dist.reduce(x, root, async_op=asynchronous)
                 expected = expected if me == root else rows[me]
