@@ -18,7 +18,7 @@ from .mpi import stdio
 from .settings import show_one_device
 
 if TYPE_CHECKING:
-    from .data import DataPartitioner as DataPartitioner, DistributedSampler as DistributedSampler
+    from .data import DistributedSampler as DistributedSampler
     from .distributed import *  # noqa: F403
     from .nn import manual_seed as manual_seed
     from .parallel import *  # noqa: F403
@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_PACKAGES = ("autograd", "data", "device", "distributed", "elastic", "nn", "optim", "parallel", "training")
+_PACKAGES = ("autograd", "data", "device", "distributed", "elastic", "nn", "optim", "parallel")
 # Names of other packages at the top level; those of `distributed` all are.
 _NAMES = {
     "DataParallel": "parallel",
-    "DataPartitioner": "data",
     "DiLoCo": "parallel",
     "DistributedDataParallel": "parallel",
     "DistributedSampler": "data",

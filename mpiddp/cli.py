@@ -110,14 +110,16 @@ def run_train(arguments: argparse.Namespace) -> int:
     if before is None and options.resume == "auto" and options.output is not None:
         before = resumed_threads(options.output, 1 if announced is None else announced.size - options.spares)
     _limit_threads(before)
-    code: int = mpiddp.training.run.run(options, mpiddp.__version__)
-    return code
+    from mpiddp.training import run
+
+    return run.run(options, mpiddp.__version__)
 
 
 def run_info(arguments: argparse.Namespace) -> int:
     _limit_threads()
-    code: int = mpiddp.training.info.run(mpiddp.__version__, as_json=arguments.json, probe_gpu=arguments.probe_gpu)
-    return code
+    from mpiddp.training import info
+
+    return info.run(mpiddp.__version__, as_json=arguments.json, probe_gpu=arguments.probe_gpu)
 
 
 def run_where(arguments: argparse.Namespace) -> int:

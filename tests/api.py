@@ -28,7 +28,7 @@ ROOTS = tuple(
     "mpiddp" + part
     for part in (
         *(".distributed", ".autograd", ".nn.functional", ".nn.init", ".nn.utils", ".nn", ".optim.lr_scheduler"),
-        *(".optim", ".parallel", ".data", ".elastic", ".training", ""),
+        *(".optim", ".parallel", ".data", ".elastic", ""),
     )
 )
 

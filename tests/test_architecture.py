@@ -56,7 +56,7 @@ LAZY = {
     "mpiddp": "a name at the top level brings its part in when it is first used",
     "mpiddp.device.*": "CuPy takes seconds, ml_dtypes is an extra: imported when they are asked for",
     "mpiddp.mpi.lazy": "MPI starts with the first use of it, not with the import of mpiddp",
-    "mpiddp.training": "the command line reads the configuration before NumPy, and with it BLAS, is there",
+    "mpiddp.cli": "the command line reads the configuration before NumPy, and with it BLAS, is there",
     "mpiddp.training.user_code": "a module that the user names, such as that of a model of one's own",
     "mpiddp.training.metrics_files": "tensorboard is an extra and takes most of a second",
     "mpiddp.torch": "`import torch` loads it to find the backend, and shall not wait for the rest",
@@ -345,10 +345,7 @@ WITHOUT_TESTS = {
     "bench": "compare contenders ddp job sweep timing with_torch",
     "device": "conversion namespace packing pinned place transfer",
     "distributed": "parting",
-    "examples": (
-        "batches checkpoint_resume collectives data_parallel ddp_timeline elastic gradients "
-        "hello messages model_parallel printing sgd torch_user"
-    ),
+    "examples": ("batches collectives elastic gradients hello messages model_parallel printing sgd"),
     "faults": "abort activity job marker monitor neighbour this_job uncaught",
     "mpi": "child_processes finalize link p2p_device requests world",
     "nn": "activation linear parameter pooling shaping state window",

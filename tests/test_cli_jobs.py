@@ -122,11 +122,8 @@ WRONG = {
     "data": (["train", "--data", "mnist", "--data-dir", "/nowhere"], "train-images-idx3-ubyte"),
     "batch": (["train", "--batch-size", "2"], "give 3 or more"),
     "output": (["train", "--output", "/proc/none"], "/proc/none"),
-    "file as output": (
-        ["train", "--output", "/dev/null/run"],
-        "--output: /dev/null is a file, where a folder is wanted",
-    ),
-    "folder as metrics": (["train", "--metrics", "/dev"], "--metrics /dev is a folder: give the name of a file in it"),
+    "file as output": (["train", "--output", "/dev/null/run"], "Not a directory: '/dev/null/run"),
+    "folder as metrics": (["train", "--metrics", "/dev"], "Is a directory: '/dev'"),
     "variable": (
         ["MPIDDP_TIMEOUT=abc", "train"],
         "MPIDDP_TIMEOUT must be a finite number of seconds above 0; got 'abc'",

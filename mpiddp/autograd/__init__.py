@@ -15,6 +15,6 @@ from .function import (
     no_grad as no_grad,
 )
 from .gradcheck import gradcheck as gradcheck
-from .tensor import Tensor as Tensor, cat as cat, maximum as maximum, minimum as minimum, stack as stack, where as where
+from .tensor import Tensor as Tensor, cat as cat, stack as stack, where as where
 
 moved.explain(__name__)

@@ -105,40 +105,11 @@ def _for_exponent(grad: Array, a: Any, b: Any) -> Any:
     return grad * a**b * (np.log(one_for_zero).item() if isinstance(a, _NUMBERS) else xp.log(one_for_zero))
 
 
-def _for_one(grad: Array, equal: Any, loses: Any) -> Any:
-    """Return the gradient of the one of two values that is taken; equal ones share it."""
-    return grad * (1 - equal.astype(grad.dtype) / 2 - loses)
-
-
 Add = _of_two("Add", operator.add, lambda grad: grad, lambda grad: grad, linear=True)
 Subtract = _of_two("Subtract", operator.sub, lambda grad: grad, lambda grad: -grad, linear=True)
 Multiply = _of_two("Multiply", operator.mul, lambda grad, a, b: grad * b, lambda grad, a, b: grad * a)
 Divide = _of_two("Divide", operator.truediv, lambda grad, a, b: grad / b, lambda grad, a, b: -grad * (a / b) / b)
 Power = _of_two("Power", operator.pow, _for_base, _for_exponent)
-Maximum = _of_two(
-    "Maximum",
-    lambda a, b: array_namespace(a).maximum(a, b),
-    lambda grad, a, b: _for_one(grad, a == b, a < b),
-    lambda grad, a, b: _for_one(grad, a == b, a > b),
-)
-Minimum = _of_two(
-    "Minimum",
-    lambda a, b: array_namespace(a).minimum(a, b),
-    lambda grad, a, b: _for_one(grad, a == b, a > b),
-    lambda grad, a, b: _for_one(grad, a == b, a < b),
-)
-
-
-class Clamp(Function):
-    """``a`` limited to [low, high], each a number or None; the gradient at a limit is 1."""
-
-    def forward(self, a: Array, low: float | None, high: float | None) -> Any:
-        self.inside = (True if low is None else a >= low) & (True if high is None else a <= high)
-        return array_namespace(a).clip(a, low, high)
-
-    def backward(self, grad: Array) -> Any:
-        xp = array_namespace(grad)
-        return xp.where(self.inside, grad, xp.zeros_like(grad))
 
 
 class Where(Function):
@@ -200,41 +171,9 @@ class Arithmetic(Variable):
     def __abs__(self) -> Self:
         return Absolute.apply(self)
 
-    def add(self, other: Operand, *, alpha: float = 1) -> Self:
-        """Return ``self + alpha * other``."""
-        return self + (other if alpha == 1 else alpha * other)
-
-    def sub(self, other: Operand, *, alpha: float = 1) -> Self:
-        """Return ``self - alpha * other``."""
-        return self - (other if alpha == 1 else alpha * other)
-
-    def mul(self, other: Operand) -> Self:
-        """Return ``self * other``."""
-        return self * other
-
-    def div(self, other: Operand) -> Self:
-        """Return ``self / other``."""
-        return self / other
-
-    def neg(self) -> Self:
-        """Return ``-self``."""
-        return -self
-
-    def pow(self, exponent: Operand) -> Self:
-        """Return ``self ** exponent``."""
-        return Power.apply(self, exponent)
-
-    def matmul(self, other: Operand) -> Self:
-        """Return ``self @ other``."""
-        return MatMul.apply(self, other)
-
     def abs(self) -> Self:
         """Return absolute values; the gradient at 0 is 0."""
         return Absolute.apply(self)
-
-    def square(self) -> Self:
-        """Return squares."""
-        return self * self
 
     def sqrt(self) -> Self:
         """Return square roots."""
@@ -259,17 +198,6 @@ class Arithmetic(Variable):
     def relu(self) -> Self:
         """Return ``max(self, 0)``; the gradient at 0 is 0."""
         return ReLU.apply(self)
-
-    def clamp(self, min: float | None = None, max: float | None = None) -> Self:
-        """Return values limited to [min, max]."""
-        return Clamp.apply(self, min, max)
-
-    def masked_fill(self, mask: Operand, value: Operand) -> Self:
-        """Return ``value`` where the boolean ``mask`` holds, else the tensor's values."""
-        mask = values_of(mask)
-        if mask.dtype != bool:
-            raise RuntimeError(f"masked_fill only supports boolean masks, but got mask with dtype {mask.dtype}")
-        return Where.apply(mask, value, self)
 
     def __eq__(self, other: object) -> Self:  # type: ignore[override]
         return constant(self.data == values_of(other))
@@ -304,23 +232,3 @@ class Arithmetic(Variable):
     def eq(self, other: Operand) -> Self:
         """Return where ``self == other``."""
         return self == other
-
-    def ne(self, other: Operand) -> Self:
-        """Return where ``self != other``."""
-        return self != other
-
-    def lt(self, other: Operand) -> Self:
-        """Return where ``self < other``."""
-        return self < other
-
-    def le(self, other: Operand) -> Self:
-        """Return where ``self <= other``."""
-        return self <= other
-
-    def gt(self, other: Operand) -> Self:
-        """Return where ``self > other``."""
-        return self > other
-
-    def ge(self, other: Operand) -> Self:
-        """Return where ``self >= other``."""
-        return self >= other

@@ -58,23 +58,9 @@ class Conversions(Shaping):
         """Return the values with another dtype."""
         return self.to(np.dtype(dtype))
 
-    def double(self) -> Self:
-        """Return the values as float64."""
-        return self.to(np.float64)
-
     def long(self) -> Self:
         """Return the values as int64."""
         return self.to(np.int64)
-
-    # These are last, because their names are types above.
-
-    def bool(self) -> Self:
-        """Return the values as booleans."""
-        return self.to(np.bool_)
-
-    def int(self) -> Self:
-        """Return the values as int32."""
-        return self.to(np.int32)
 
     def float(self) -> Self:
         """Return the values as float32."""

@@ -13,7 +13,7 @@ from mpiddp.device.namespace import cupy_is_loaded
 from mpiddp.device.place import returning, stand_at
 from mpiddp.typing import Array
 
-from .function import Function, Hooks, Variable, no_grad
+from .function import Function, Variable, no_grad
 
 _FREED = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
@@ -73,8 +73,7 @@ def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
             if grad.dtype != node.output_dtype:
                 # Otherwise one float64 in a loss would make the whole backward float64.
                 grad = grad.astype(node.output_dtype)
-            if node.hooks:
-                grad = _run_hooks(node.hooks, grad)
+
             results = type(node).backward(node, grad)
             if results.__class__ is not tuple:
                 results = (results,)
@@ -134,34 +133,16 @@ class _Leaves:
     def __init__(self, uses: dict[Variable, int]) -> None:
         self._uses = uses
         self._reached: set[Variable] = set()
-        self._held: dict[Variable, Array] = {}
 
     def add(self, leaf: Variable, grad: Array | None, owned: bool) -> None:
         """Add a contribution, or None for no gradient. After the last one, call the leaf's hooks."""
         if grad is not None:
             self._reached.add(leaf)
-            if leaf.grad_hooks:
-                # The hooks see this backward's whole gradient, nothing of earlier ones.
-                before = self._held.get(leaf)
-                self._held[leaf] = grad if before is None else before + grad
-            else:
-                accumulate(leaf, grad, owned)
+            accumulate(leaf, grad, owned)
         self._uses[leaf] -= 1
-        if self._uses[leaf] == 0 and leaf in self._reached:
-            held = self._held.pop(leaf, None)
-            if held is not None:
-                accumulate(leaf, _run_hooks(leaf.grad_hooks or {}, held), owned=False)
-            if leaf.post_accumulate_grad_hooks:
-                for hook in tuple(leaf.post_accumulate_grad_hooks.values()):
-                    hook(leaf)
-
-
-def _run_hooks(hooks: Hooks, grad: Array) -> Array:
-    for hook in tuple(hooks.values()):
-        replacement = hook(grad)
-        if replacement is not None:
-            grad = replacement.data if isinstance(replacement, Variable) else replacement
-    return grad
+        if self._uses[leaf] == 0 and leaf in self._reached and leaf.post_accumulate_grad_hooks:
+            for hook in tuple(leaf.post_accumulate_grad_hooks.values()):
+                hook(leaf)
 
 
 def accumulate(leaf: Variable, grad: Array, owned: bool) -> None:

@@ -5,13 +5,12 @@ There is no tape object: a node points at the nodes or leaves of its inputs.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import itertools
 import operator
 import threading
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.exceptions import AxisError
@@ -19,7 +18,6 @@ from numpy.exceptions import AxisError
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array, Shape
 
-_Callable = TypeVar("_Callable", bound=Callable[..., Any])
 _sequence = itertools.count()
 
 
@@ -55,7 +53,7 @@ class _Mode(threading.local):
 mode = _Mode()
 
 
-class _SetGradEnabled:
+class _SetGradEnabled(contextlib.ContextDecorator):
     value: bool
 
     def __init__(self) -> None:
@@ -65,18 +63,11 @@ class _SetGradEnabled:
         self._before.append(mode.enabled)
         mode.enabled = self.value
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         mode.enabled = self._before.pop()
 
-    def __call__(self, function: _Callable) -> _Callable:
-        @functools.wraps(function)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with type(self)():
-                return function(*args, **kwargs)
-
-        return wrapped  # type: ignore[return-value]
+    def _recreate_cm(self) -> _SetGradEnabled:
+        return type(self)()  # each call of a decorated function, in any thread, has its own
 
 
 class no_grad(_SetGradEnabled):  # noqa: N801
@@ -138,8 +129,7 @@ class Variable:
     grad_slot: Array | None = None
     """Memory for a leaf's gradient: the first accumulation writes here, and makes it ``grad``."""
     grad_fn: Any = None
-    grad_hooks: Hooks | None = None
-    """A leaf's hooks that get the gradient of one backward, before it is added to ``grad``."""
+
     post_accumulate_grad_hooks: Hooks | None = None
     """A leaf's hooks that are called when its ``grad`` is final."""
 
@@ -183,7 +173,6 @@ class Function:
     """A number larger than those of the inputs' nodes: backward runs the nodes from the largest to the smallest."""
     output_dtype: np.dtype[Any]
     """Dtype of the output, and so of the gradient that backward gets."""
-    hooks: Hooks | None = None
     saved_tensors: tuple[Any, ...] = ()
 
     @classmethod
@@ -238,7 +227,6 @@ class Function:
             not isinstance(leaf, Variable)
             or leaf.grad_slot is None
             or leaf.grad is not None
-            or leaf.grad_hooks
             # An input that is there twice has one slot for two gradients.
             or sum(edge is leaf for edge in edges) > 1
         ):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array
 
@@ -37,11 +35,5 @@ class MatMul(Function):
         if self.needs(0):
             for_a = unbroadcast(product(grad, right.swapaxes(-1, -2)), left.shape).reshape(a.shape)
         if self.needs(1):
-            if right.ndim == 2:
-                # The sum over the stack is part of the product.
-                rows = math.prod(left.shape[:-1])
-                stacked, grads = left.reshape(rows, left.shape[-1]), grad.reshape(rows, grad.shape[-1])
-                for_b = product(stacked.T, grads).reshape(b.shape)
-            else:
-                for_b = unbroadcast(product(left.swapaxes(-1, -2), grad), right.shape).reshape(b.shape)
+            for_b = unbroadcast(product(left.swapaxes(-1, -2), grad), right.shape).reshape(b.shape)
         return for_a, for_b

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array, Shape
 
-from .arithmetic import Maximum, Minimum
-from .function import Function, constant, normalize_axis_index
+from .function import Function, constant
 from .shaping import Shaping
 
 Dim = int | tuple[int, ...] | list[int] | None
@@ -57,20 +58,15 @@ class Mean(Sum):
 
 
 class Extreme(Function):
-    """The largest (``sign`` 1) or smallest (-1) value over axes; equal ones share the gradient."""
+    """The largest or smallest of all values, which ``choose`` finds; equal ones share the gradient."""
 
-    def forward(self, a: Array, dim: Dim, keepdim: bool, sign: int) -> Any:
-        dim = _axes(dim)
-        self.a, self.kept = a, _kept(a.shape, dim)
-        result = a.max(axis=dim, keepdims=keepdim) if sign > 0 else a.min(axis=dim, keepdims=keepdim)
-        self.result = result.reshape(self.kept)
-        self.dim = dim
+    def forward(self, a: Array, choose: Callable[[Array], Any]) -> Any:
+        result = choose(a)
+        self.winners = a == result
         return result
 
     def backward(self, grad: Array) -> Array:
-        winners = self.a == self.result
-        share = grad.reshape(self.kept) / winners.sum(axis=self.dim, keepdims=True).astype(grad.dtype)
-        return winners * share
+        return self.winners * (grad / self.winners.sum().astype(grad.dtype))
 
 
 class TakeAlong(Function):
@@ -151,38 +147,17 @@ class Reductions(Shaping):
         """Return the logarithm of :meth:`softmax`, without overflow."""
         return LogSoftmax.apply(self, dim)
 
-    def amax(self, dim: Dim = None, keepdim: bool = False) -> Self:
-        """Return the largest values over axes; equal ones share the gradient."""
-        return Extreme.apply(self, dim, keepdim, 1)
+    def max(self, dim: int | None = None, keepdim: bool = False) -> Any:
+        """Return the largest value, or `ValuesAndIndices` along ``dim``."""
+        if dim is None:
+            return Extreme.apply(self, operator.methodcaller("max"))
+        return self._at(self.data.argmax(axis=dim, keepdims=True), dim, keepdim)
 
-    def amin(self, dim: Dim = None, keepdim: bool = False) -> Self:
-        """Return the smallest values over axes; equal ones share the gradient."""
-        return Extreme.apply(self, dim, keepdim, -1)
-
-    def max(self, dim: Any = None, keepdim: bool = False) -> Any:
-        """Return the largest value, `ValuesAndIndices` along ``dim``, or the larger of two tensors."""
-        if dim is None or isinstance(dim, int):
-            return self.amax() if dim is None else self._at(self.data.argmax(axis=dim, keepdims=True), dim, keepdim)
-        return Maximum.apply(self, dim)
-
-    def min(self, dim: Any = None, keepdim: bool = False) -> Any:
-        """Return the smallest value, `ValuesAndIndices` along ``dim``, or the smaller of two tensors."""
-        if dim is None or isinstance(dim, int):
-            return self.amin() if dim is None else self._at(self.data.argmin(axis=dim, keepdims=True), dim, keepdim)
-        return Minimum.apply(self, dim)
-
-    def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> ValuesAndIndices:
-        """Return the ``k`` largest or smallest values along an axis, in order, with their indices."""
-        x = self.data
-        axis, length = normalize_axis_index(dim, x.ndim), x.shape[dim]
-        if not 0 <= k <= length:
-            raise RuntimeError(f"selected index k out of range: k={k} for an axis of length {length}")
-        xp = array_namespace(x)
-        if largest:  # reversed twice: equal values in order, NaN first
-            order = length - 1 - xp.flip(xp.argsort(xp.flip(x, axis), axis=axis, kind="stable"), axis)
-        else:
-            order = xp.argsort(x, axis=axis, kind="stable")
-        return self._at(xp.take(order, xp.arange(k), axis=axis), axis, True)
+    def min(self, dim: int | None = None, keepdim: bool = False) -> Any:
+        """Return the smallest value, or `ValuesAndIndices` along ``dim``."""
+        if dim is None:
+            return Extreme.apply(self, operator.methodcaller("min"))
+        return self._at(self.data.argmin(axis=dim, keepdims=True), dim, keepdim)
 
     def _at(self, index: Array, dim: int, keepdim: bool) -> ValuesAndIndices:
         values = TakeAlong.apply(self, index, dim)

@@ -6,13 +6,11 @@ from __future__ import annotations
 import math
 from typing import Any, Self
 
-import numpy as np
-
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array, Shape
 
 from .arithmetic import Arithmetic
-from .function import Function, Operand, normalize_axis_index, unbroadcast, values_of
+from .function import Function, Operand, normalize_axis_index, values_of
 
 
 class Copy(Function):
@@ -40,19 +38,6 @@ class Transpose(Function):
     def backward(self, grad: Array) -> Array:
         inverse = sorted(range(grad.ndim), key=[axis % grad.ndim for axis in self.axes].__getitem__)
         return grad.transpose(inverse)
-
-
-class Expand(Function):
-    """Repeat along axes of length 1 without copying; -1 keeps an axis."""
-
-    def forward(self, a: Array, shape: Shape) -> Array:
-        self.shape = a.shape
-        own = (1,) * (len(shape) - a.ndim) + a.shape
-        wanted = tuple(m if n == -1 else n for n, m in zip(shape, own, strict=True))
-        return array_namespace(a).broadcast_to(a, wanted)
-
-    def backward(self, grad: Array) -> Array:
-        return unbroadcast(grad, self.shape)
 
 
 class Index(Function):
@@ -152,43 +137,6 @@ class Shaping(Arithmetic):
         axes = list(range(self.data.ndim))
         axes[dim0], axes[dim1] = axes[dim1], axes[dim0]
         return Transpose.apply(self, tuple(axes))
-
-    def permute(self, *dims: Any) -> Self:
-        """Return the tensor with its axes in the order ``dims``."""
-        return Transpose.apply(self, _lengths(dims))
-
-    def expand(self, *shape: Any) -> Self:
-        """Repeat along axes of length 1, without a copy; -1 keeps an axis."""
-        return Expand.apply(self, _lengths(shape))
-
-    def expand_as(self, other: Operand) -> Self:
-        """Expand to the shape of ``other``."""
-        return self.expand(tuple(other.shape))
-
-    def split(self, split_size: int | list[int] | tuple[int, ...], dim: int = 0) -> tuple[Self, ...]:
-        """Return parts along an axis: of ``split_size`` elements, the last one fewer, or of listed sizes."""
-        axis = normalize_axis_index(dim, self.data.ndim)
-        length = self.data.shape[axis]
-        if not isinstance(split_size, int):
-            sizes = list(split_size)
-            if sum(sizes) != length:
-                raise RuntimeError(
-                    f"split_with_sizes expects split_sizes to sum exactly to {length} (input tensor's size at dimension"
-                    f" {dim}), but got split_sizes={sizes}"
-                )
-        elif split_size <= 0:
-            raise RuntimeError(f"split expects split_size be positive, but got split_size={split_size}")
-        else:
-            sizes = [min(split_size, length - start) for start in range(0, length, split_size)] or [0]
-        ends = np.cumsum(sizes)
-        before = (slice(None),) * axis
-        return tuple(self[(*before, slice(int(end - n), int(end)))] for n, end in zip(sizes, ends, strict=True))
-
-    def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
-        """Return at most ``chunks`` parts of equal length along an axis, the last one shorter."""
-        if chunks <= 0:
-            raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
-        return self.split(max(1, -(-self.data.shape[dim] // chunks)), dim)
 
     def clone(self) -> Self:
         """Return a copy through which gradients flow."""

@@ -14,7 +14,7 @@ from mpiddp.device.place import place_of
 from mpiddp.errors import ArrayError
 from mpiddp.typing import Array, DTypeLike, Shape
 
-from .arithmetic import Maximum, Minimum, Where
+from .arithmetic import Where
 from .conversion import Conversions
 from .engine import run_backward
 from .function import (
@@ -140,8 +140,6 @@ class Tensor(Reductions, Conversions):
         return self.data
 
     def __len__(self) -> int:
-        if self.data.ndim == 0:
-            raise TypeError("len() of a 0-d tensor")
         return len(self.data)
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -184,7 +182,7 @@ class Tensor(Reductions, Conversions):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = {"grad_slot", "grad_hooks", "post_accumulate_grad_hooks"}
+        left_out = {"grad_slot", "post_accumulate_grad_hooks"}
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     # -- in place --------------------------------------------------------------------------------------------------
@@ -209,16 +207,13 @@ class Tensor(Reductions, Conversions):
                 )
         return self.data
 
-    def _in_place(self, ufunc: str, other: Operand) -> Tensor:
+    def _augmented(self, ufunc: str, other: Operand) -> Any:
+        """Work in place where nothing is recorded, as an optimizer's step, else make a new tensor."""
+        if mode.enabled and (self.grad_fn is not None or not self.requires_grad):
+            return NotImplemented
         data = self._writable(other)
         getattr(array_namespace(data), ufunc)(data, values_of(other), out=data, casting="same_kind")
         return self
-
-    def _augmented(self, ufunc: str, other: Operand) -> Any:
-        """Work in place where nothing is recorded, as an optimizer's step, else make a new tensor."""
-        if not mode.enabled or (self.requires_grad and self.grad_fn is None):
-            return self._in_place(ufunc, other)
-        return NotImplemented
 
     def __iadd__(self, other: Operand) -> Any:
         return self._augmented("add", other)
@@ -231,22 +226,6 @@ class Tensor(Reductions, Conversions):
 
     def __itruediv__(self, other: Operand) -> Any:
         return self._augmented("true_divide", other)
-
-    def add_(self, other: Operand, *, alpha: float = 1) -> Tensor:
-        """Add ``alpha * other`` in place, off the tape."""
-        return self._in_place("add", other if alpha == 1 else values_of(other) * alpha)
-
-    def sub_(self, other: Operand, *, alpha: float = 1) -> Tensor:
-        """Subtract ``alpha * other`` in place."""
-        return self._in_place("subtract", other if alpha == 1 else values_of(other) * alpha)
-
-    def mul_(self, other: Operand) -> Tensor:
-        """Multiply in place."""
-        return self._in_place("multiply", other)
-
-    def div_(self, other: Operand) -> Tensor:
-        """Divide in place."""
-        return self._in_place("true_divide", other)
 
     def copy_(self, src: Operand) -> Tensor:
         """Write the values of ``src``, which broadcast."""
@@ -266,11 +245,6 @@ class Tensor(Reductions, Conversions):
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Set whether gradients flow to this leaf; return it."""
-        if self.grad_fn is not None and not requires_grad:
-            raise RuntimeError(
-                "you can only change requires_grad flags of leaf variables. If you want to use a computed variable in "
-                "a subgraph that doesn't require differentiation use var_no_grad = var.detach()."
-            )
         if requires_grad and not is_differentiable(self.data.dtype):
             raise RuntimeError("only Tensors of floating point and complex dtype can require gradients")
         self.requires_grad = requires_grad
@@ -302,18 +276,6 @@ class Tensor(Reductions, Conversions):
                 )
         run_backward(self, gradient, bool(retain_graph))
 
-    def register_hook(self, hook: Callable[[Array], Any]) -> RemovableHandle:
-        """Call ``hook(gradient)`` in each backward; an array it returns replaces this tensor's gradient."""
-        if not self.requires_grad:
-            raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
-        if self.grad_fn is None:
-            if self.grad_hooks is None:
-                self.grad_hooks = {}
-            return RemovableHandle(self.grad_hooks, hook)
-        if self.grad_fn.hooks is None:
-            self.grad_fn.hooks = {}
-        return RemovableHandle(self.grad_fn.hooks, hook)
-
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], object]) -> RemovableHandle:
         """Call ``hook(leaf)`` in each backward, when this leaf's ``grad`` is final."""
         if not self.requires_grad:
@@ -341,16 +303,6 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
 def where(condition: Any, input: Any, other: Any) -> Tensor:
     """Return ``input`` where ``condition`` holds, else ``other``."""
     return Where.apply(condition, input, other)
-
-
-def maximum(input: Any, other: Any) -> Tensor:
-    """Return the larger of two values; equal ones share the gradient."""
-    return Maximum.apply(input, other)
-
-
-def minimum(input: Any, other: Any) -> Tensor:
-    """Return the smaller of two values; equal ones share the gradient."""
-    return Minimum.apply(input, other)
 
 
 def _tensor(operand: Any) -> Tensor:

@@ -10,17 +10,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
-import math
 import statistics
 from typing import Any, NamedTuple
 
 import numpy as np
-
-import mpiddp.distributed as dist
-from mpiddp.algorithms import plan
-from mpiddp.algorithms.ways import TRIES
-from mpiddp.training.config import UsageError
 
 from . import contenders
 from .cli import ALL, OPERATIONS
@@ -37,7 +30,6 @@ OURS = ("mpiddp", SYMMETRIC)
 RATIOS = (
     ("mpi4py", "mpiddp"),
     ("mpi4py", SYMMETRIC),
-    *(("mpi4py", way) for way in plan.WAYS),
     (SYMMETRIC, "memcpy"),
     ("gloo", "mpiddp"),
     ("gloo", SYMMETRIC),
@@ -58,25 +50,17 @@ class Measured(NamedTuple):
 def run(arguments: argparse.Namespace) -> int:
     """Return 1 if a result was wrong."""
     kind = dtype(arguments.dtype)
-    everything = plan.ONE_NODE if arguments.ways else OPERATIONS
-    compared = everything if arguments.operation == ALL else (arguments.operation,)
-    if not set(compared) <= set(everything):
-        raise UsageError(f"--ways is for {', '.join(everything)}, not for {arguments.operation}")
+    compared = OPERATIONS if arguments.operation == ALL else (arguments.operation,)
     for operation in compared:
         check_reduction(operation, arguments.op, kind)
     with job() as here:
-        if arguments.ways and not dist.groups.default_group()._link.one_node:
-            raise UsageError("--ways is for ranks of one node")
         here.describe()
-        beside = Contender("mpi4py", lambda b: contenders.mpi4py(b, here.comm))
-        if arguments.ways:
-            arguments.warmup = max(arguments.warmup, 3 * TRIES)
-            by = [Contender(way, functools.partial(contenders.mpiddp, algorithm=way)) for way in plan.WAYS]
-            found = [Contender("mpiddp", contenders.mpiddp), *by, beside]
-        else:
-            memcpy = Contender("memcpy", lambda b: contenders.memcpy(b, here.comm))
-            found = [*(Contender(name, contenders.mpiddp) for name in OURS), beside, memcpy]
-        torch = here.torch() if arguments.torch and not arguments.ways else None
+        found = [
+            *(Contender(name, contenders.mpiddp) for name in OURS),
+            Contender("mpi4py", lambda b: contenders.mpi4py(b, here.comm)),
+            Contender("memcpy", lambda b: contenders.memcpy(b, here.comm)),
+        ]
+        torch = here.torch() if arguments.torch else None
         if torch is not None:
             found += torch.contenders
         series = []
@@ -88,8 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
             wrong[each.name] += sum(point.wrong or 0 for point in each.points)
         found_wrong = ", ".join(f"{name} {count} FAILED" for name, count in wrong.items() if count)
         here.say(f"# Wrong values: {found_wrong or '0 OK'}")
-        if arguments.ways:
-            here.say(table_of_ways(series))
+
         slower, rows = count_slower(series)
         here.say(f"# Slower than MPI in {slower} of {rows} rows: more than {_SLOWER} of mpi4py's time + 3 us")
         if torch is not None:
@@ -142,25 +125,6 @@ def count_slower(series: list[Series]) -> tuple[int, int]:
     return sum(ours[row] > _SLOWER * theirs[row] + _SLOWER_S for row in both), len(both)
 
 
-def table_of_ways(series: list[Series]) -> str:
-    """Return rows of Markdown: mpi4py's time over that of the chosen way, of the scratch, and of attach, by size."""
-    times: dict[tuple[str, int], dict[str, float]] = {}
-    for each in series:
-        for point in each.points:
-            times.setdefault((each.operation, point.size_bytes), {})[each.name] = point.median_s
-    sizes = sorted({size for _, size in times})
-    lines = [
-        f"| mpi4py / chosen; {'; '.join(plan.WAYS)} | {' | '.join(map(format_size, sizes))} |",
-        "|---" * (len(sizes) + 1) + "|",
-    ]
-    for operation in dict.fromkeys(operation for operation, _ in times):
-        rows = [times[operation, size] for size in sizes]
-        ratios = [[row.get("mpi4py", math.nan) / row[name] for name in ("mpiddp", *plan.WAYS)] for row in rows]
-        cells = ["; ".join(f"{ratio:.2f}" for ratio in row) for row in ratios]
-        lines.append(f"| {operation} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def _line(size: str, times: list[str], ratios: list[str], algorithm: str) -> str:
     cells = [size.rjust(8), *(time.rjust(12) for time in times), *(ratio.rjust(18) for ratio in ratios)]
     return f"{''.join(cells)}  {algorithm}"
@@ -180,7 +144,6 @@ def measure(
     rounds: int,
     budget_s: float = _ROUND_S,
     fewest: int = _FEWEST,
-    check: bool = True,
 ) -> dict[str, Measured]:
     """Let the contenders take turns on their buffers, and check their results."""
     ways: dict[str, Way] = {}
@@ -196,7 +159,7 @@ def measure(
         if name not in ways:
             continue
         wrong = None
-        if check and name != "memcpy":
+        if name != "memcpy":
             buffers.fill()
             ways[name].call()
             wrong = here.sum(buffers.count_wrong(spoils_inputs=name == "gloo"))

@@ -13,22 +13,12 @@ from . import results
 from .results import format_size
 
 
-class Curve(NamedTuple):
-    title: str
-    """The panel's; curves of one title are drawn together."""
-    x_label: str
-    y_label: str
-    name: str
-    points: dict[Any, float]
-    """Values by x. If x is a name, they are bars."""
-
-
 class Panel(NamedTuple):
     title: str
     x_label: str
     y_label: str
     lines: dict[str, dict[Any, float]]
-    """The points of each line, by its name."""
+    """The points of each line, y by x, by its name. If x is a name, they are bars."""
 
 
 _STEPS = ("alone", "ddp", "exposed", "torch", "torch-alone", "on-mpiddp", "in-ours")
@@ -55,14 +45,15 @@ def panels(paths: list[Path]) -> list[Panel]:
     found: dict[str, Panel] = {}
     for path in paths:
         mark = f" ({path.stem})" if len(paths) > 1 else ""
-        for title, x_label, y_label, name, points in _of_file(path):
-            lines = found.setdefault(title, Panel(title, x_label, y_label, {})).lines
-            # Runs of `bench train` on several numbers of ranks make one line.
-            lines.setdefault(name if x_label == "ranks" else name + mark, {}).update(points)
+        for title, x_label, y_label, lines in _of_file(path):
+            panel = found.setdefault(title, Panel(title, x_label, y_label, {}))
+            for name, points in lines.items():
+                # Runs of `bench train` on several numbers of ranks make one line.
+                panel.lines.setdefault(name if x_label == "ranks" else name + mark, {}).update(points)
     return list(found.values())
 
 
-def _of_file(file: Path) -> Iterator[Curve]:
+def _of_file(file: Path) -> Iterator[Panel]:
     document, series = results.read(file)
     if document["kind"] in _ROWS:
         title, x, y, factor, columns = _ROWS[document["kind"]]
@@ -70,14 +61,14 @@ def _of_file(file: Path) -> Iterator[Curve]:
             for column in columns:
                 if column in row:
                     name = f"{row['network']}, {row['scaling']}" if "scaling" in row else column
-                    yield Curve(title, x, y, name, {row[x]: factor * row[column]})
+                    yield Panel(title, x, y, {name: {row[x]: factor * row[column]}})
     for each in series:
         if len(each.points) > 1:
             title = f"{each.operation} {each.op} of {each.dtype}, {each.ranks} ranks".replace(" none", "")
             times = {point.size_bytes: point.median_s * 1e6 for point in each.points}
             rates = {point.size_bytes: each.bus_bandwidth(point) / 1e9 for point in each.points}
-            yield Curve(f"Latency: {title}", "size (bytes)", "time (us)", each.name, times)
-            yield Curve(f"Bus bandwidth: {title}", "size (bytes)", "GB/s", each.name, rates)
+            yield Panel(f"Latency: {title}", "size (bytes)", "time (us)", {each.name: times})
+            yield Panel(f"Bus bandwidth: {title}", "size (bytes)", "GB/s", {each.name: rates})
 
 
 def draw(found: list[Panel], path: Path) -> None:

@@ -115,8 +115,6 @@ def synthetic(
     Samples are float32 (n, *shape), labels int64 (n,); classes differ by one sample at most. ``train=False`` gives
     other samples of the same classes. ``noise`` is the standard deviation; that of the prototypes is 1.
     """
-    if classes < 1 or n < 0:
-        raise ValueError(f"synthetic needs at least one class and no negative n, got classes={classes} and n={n}")
     prototypes = np.random.default_rng([seed, 0]).standard_normal((classes, *shape), dtype=np.float32)
     labels = np.arange(n) % classes
     samples = np.random.default_rng([seed, 1 if train else 2]).standard_normal((n, *shape), dtype=np.float32)

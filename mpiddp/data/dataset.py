@@ -7,7 +7,6 @@ nor stacks.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
@@ -24,8 +23,8 @@ def default_collate(samples: list[Any]) -> Any:
     """Make a batch of samples of one structure (``torch.utils.data.default_collate``).
 
     Arrays become arrays (n, ...), numbers an array (n,), strings and bytes lists; tuples (unlike torch's), named
-    tuples, lists and mappings of them stay such. ValueError if there is no sample, or samples differ in length or
-    shape; TypeError for a sample of another type.
+    tuples, lists and mappings of them stay such. ValueError if samples differ in length or shape, for which there is
+    ``collate_fn``; TypeError for a sample of another type.
 
     Examples
     --------
@@ -33,15 +32,8 @@ def default_collate(samples: list[Any]) -> Any:
     (array([[0., 0., 0.],
            [1., 1., 1.]]), array([1, 0]))
     """
-    if not samples:
-        raise ValueError("default_collate needs at least one sample, got an empty list")
     first = samples[0]
     if isinstance(first, np.ndarray) or is_device_array(first):
-        shapes = {sample.shape for sample in samples}
-        if len(shapes) > 1:
-            raise ValueError(
-                f"default_collate needs arrays of one shape, got {sorted(shapes)}; pad them, or pass a collate_fn"
-            )
         return array_namespace(first).stack(samples)
     if isinstance(first, (bool, int, float, complex, np.generic)):
         return np.asarray(samples)
@@ -50,8 +42,6 @@ def default_collate(samples: list[Any]) -> Any:
     if isinstance(first, Mapping):
         return {key: default_collate([sample[key] for sample in samples]) for key in first}
     if isinstance(first, (tuple, list)):
-        if len({len(sample) for sample in samples}) > 1:
-            raise ValueError("default_collate needs samples of equal length; pass a collate_fn for ragged ones")
         fields = [default_collate(list(field)) for field in zip(*samples, strict=True)]
         if hasattr(first, "_fields"):
             return type(first)(*fields)
@@ -159,40 +149,3 @@ def random_split(dataset: Dataset, lengths: Sequence[int | float], seed: int = 0
         )
     order = randperm(n, seed)
     return [Subset(dataset, order[end - size : end]) for size, end in zip(sizes, accumulate(sizes), strict=True)]
-
-
-class Partition(Subset):
-    """A part of a data set."""
-
-
-class DataPartitioner:
-    """Cut a data set into random parts, as torch's tutorial on distributed applications.
-
-    A rank sees the same samples in every epoch; :class:`~mpiddp.data.DistributedSampler` draws others. Part ``i`` has
-    ``int(sizes[i] * len(data))`` samples; the sum of ``sizes`` may be below 1. Source:
-    https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
-    """
-
-    def __init__(self, data: Dataset, sizes: Sequence[float] = (0.7, 0.2, 0.1), seed: int = 1234) -> None:
-        sizes = list(sizes)
-        # [1 / 49] * 49 adds up to more than one.
-        if not sizes or min(sizes) < 0 or sum(sizes) > 1 + 1e-9:
-            raise ValueError(
-                f"DataPartitioner needs sizes that are fractions, none negative, of sum at most 1; got {sizes} of sum "
-                f"{sum(sizes):g}. For equal parts pass [1 / n] * n"
-            )
-        self.data = data
-        indexes = list(range(len(data)))
-        random.Random(seed).shuffle(indexes)
-        lengths = [int(size * len(data)) for size in sizes]
-        self.partitions = [
-            indexes[end - length : end] for length, end in zip(lengths, accumulate(lengths), strict=True)
-        ]
-
-    def use(self, partition: int) -> Partition:
-        """Return part ``partition``, from 0."""
-        if not 0 <= partition < len(self.partitions):
-            raise IndexError(
-                f"DataPartitioner has parts 0 to {len(self.partitions) - 1}, got {partition}; give one size per rank"
-            )
-        return Partition(self.data, self.partitions[partition])

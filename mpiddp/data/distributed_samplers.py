@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -101,12 +101,9 @@ class DistributedSampler(EpochSampler):
     Parameters
     ----------
     drop_last : bool
-        Drop up to ``N - 1`` samples at the end, so that ranks have equally many.
-    mode : {"pad", "exact"}
-        If ``N`` does not divide the length, "pad" (torch) repeats samples from the start of the order. "exact" repeats
-        and drops none, and ranks differ by up to one: right for an evaluation; training then needs
-        :meth:`DistributedDataParallel.join <mpiddp.DistributedDataParallel.join>` or a
-        :class:`~mpiddp.data.GlobalBatchSampler`.
+        If ``N`` does not divide the length, drop up to ``N - 1`` samples at the end, so that ranks have equally many.
+        By default samples from the start of the order are repeated; a :class:`~mpiddp.data.GlobalBatchSampler` gives
+        each sample once, as an evaluation needs it.
 
     Examples
     --------
@@ -122,22 +119,13 @@ class DistributedSampler(EpochSampler):
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
-        *,
-        mode: Literal["pad", "exact"] = "pad",
     ) -> None:
         super().__init__(dataset, num_replicas, rank, shuffle, seed)
-        if mode not in ("pad", "exact"):
-            raise ValueError(f"DistributedSampler knows the modes 'pad' and 'exact', got {mode!r}")
-        if drop_last and mode == "exact":
-            raise ValueError("mode='exact' drops nothing: leave out drop_last=True, or use mode='pad'")
         self.drop_last = drop_last
-        self.mode = mode
         self.total_size = self._total(len(dataset))
-        self.num_samples = len(range(self.rank, self.total_size, self.num_replicas))
+        self.num_samples = self.total_size // self.num_replicas
 
     def _total(self, n: int) -> int:
-        if self.mode == "exact":
-            return n
         return (n if self.drop_last else n + self.num_replicas - 1) // self.num_replicas * self.num_replicas
 
     def __len__(self) -> int:

@@ -18,46 +18,38 @@ from mpiddp.typing import Array
 
 from .dataset import ArrayDataset, Subset, random_split
 
-IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-
 
 def read_idx(path: Path) -> Array:
-    """Return the array of an IDX file, MNIST's format, mapped (``numpy.memmap``) if of bytes and not gzipped.
+    """Return the bytes of an IDX file, MNIST's format, gzipped or not.
 
-    ValueError if it is none, or its length does not fit its header: two zero bytes, a type, the number of dimensions,
-    their sizes as big-endian uint32 (http://yann.lecun.com/exdb/mnist/).
+    ValueError if it is none, or its length does not fit its header: two zero bytes, 8 for bytes, the number of
+    dimensions, their sizes as big-endian uint32 (http://yann.lecun.com/exdb/mnist/).
     """
-    content: Array = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
-    packed = content[:2].tobytes() == b"\x1f\x8b"
-    if packed:
+    content = path.read_bytes()
+    if content[:2] == b"\x1f\x8b":
         try:
-            content = np.frombuffer(gzip.decompress(content.data), np.uint8)
+            content = gzip.decompress(content)
         except (OSError, EOFError) as error:
             raise ValueError(f"{path} is a truncated or damaged gzip file ({error}); fetch it again") from error
-    head = content[:4].tobytes()
-    if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in IDX_DTYPES:
+    if len(content) < 4 or content[:3] != b"\0\0\x08":
         raise ValueError(
-            f"{path} is no IDX file: it starts with {head.hex(' ') or 'nothing'}, expected 00 00, a type of "
-            f"{', '.join(f'{code:02x}' for code in IDX_DTYPES)}, and the number of dimensions; fetch it again"
+            f"{path} is no IDX file of bytes: it starts with {content[:3].hex(' ') or 'nothing'}, expected 00 00 08;"
+            " fetch it again"
         )
-    dtype, dimensions = np.dtype(IDX_DTYPES[head[2]]), head[3]
-    start = 4 + 4 * dimensions
-    shape = tuple(content[4 : min(start, len(content) // 4 * 4)].view(">u4").tolist())
-    expected = start + math.prod(shape) * dtype.itemsize
-    if len(shape) < dimensions or len(content) != expected:
+    start = 4 + 4 * content[3]
+    shape = tuple(int.from_bytes(content[at : at + 4]) for at in range(4, start, 4))
+    if len(content) != start + math.prod(shape):
         raise ValueError(
-            f"{path} holds {len(content)} bytes, its header speaks of {expected} (shape {shape}, {dtype.name}); "
+            f"{path} holds {len(content)} bytes, its header speaks of {start + math.prod(shape)} (shape {shape}); "
             "it is truncated or damaged, fetch it again"
         )
-    if dtype.itemsize == 1 and not packed:
-        return np.memmap(path, dtype, "r", start, shape)
-    return np.array(content[start:].view(dtype).reshape(shape), dtype.newbyteorder("="))
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 _LOCAL_HEADER = struct.Struct("<26xHH")
 """Lengths of a zip member's name and extra field."""
-_DAMAGED = (ValueError, SyntaxError, tokenize.TokenError)
-"""NumPy's errors for a damaged header, which is a Python expression."""
+_DAMAGED = (ValueError, SyntaxError, tokenize.TokenError, struct.error, EOFError, zipfile.BadZipFile, zlib.error)
+"""NumPy reads the header of an array as a Python expression."""
 
 
 def open_npz(path: Path, names: Iterable[str]) -> list[Array]:
@@ -68,24 +60,30 @@ def open_npz(path: Path, names: Iterable[str]) -> list[Array]:
     arrays = []
     with _zip(path) as archive, path.open("rb") as file:
         for name in names:
-            member, label = archive.getinfo(f"{name}.npy"), f"{path}, array {name!r},"
-            if member.compress_type == zipfile.ZIP_STORED:
-                file.seek(member.header_offset)
-                head = file.read(_LOCAL_HEADER.size)
-                if len(head) < _LOCAL_HEADER.size:
-                    raise ValueError(f"{label} is cut off; write or fetch the file again")
-                start = file.seek(sum(_LOCAL_HEADER.unpack(head)), 1)
-                mapped = _map_array(path, file, label)
-                if file.tell() + mapped.nbytes != start + member.file_size:
-                    raise ValueError(f"{label} is damaged: its header does not fit its size; write or fetch it again")
-                arrays.append(mapped)
-                continue
+            member = archive.getinfo(f"{name}.npy")
             try:
-                with archive.open(member) as packed:
-                    arrays.append(np.lib.format.read_array(packed, allow_pickle=False))
-            except (*_DAMAGED, EOFError, zipfile.BadZipFile, zlib.error) as error:
-                raise ValueError(f"{label} cannot be read ({error}); write or fetch the file again") from error
+                if member.compress_type == zipfile.ZIP_STORED:
+                    arrays.append(_mapped(path, file, member))
+                else:
+                    with archive.open(member) as packed:
+                        arrays.append(np.lib.format.read_array(packed, allow_pickle=False))
+            except _DAMAGED as error:
+                raise ValueError(f"{path}, array {name!r}, cannot be read ({error}); write it again") from error
     return arrays
+
+
+def _mapped(path: Path, file: IO[bytes], member: zipfile.ZipInfo) -> Array:
+    file.seek(member.header_offset)
+    start = file.seek(sum(_LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))), 1)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError(f"it holds Python objects ({dtype}), which would have to be unpickled")
+    mapped: Array = np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+    if file.tell() + mapped.nbytes != start + member.file_size:
+        raise ValueError("its header does not fit its size")
+    return mapped
 
 
 def npz_names(path: Path) -> list[str]:
@@ -98,20 +96,6 @@ def _zip(path: Path) -> zipfile.ZipFile:
         return zipfile.ZipFile(path)
     except zipfile.BadZipFile as error:
         raise ValueError(f"{path} is no .npz file, or is truncated ({error}); numpy.savez writes one") from error
-
-
-def _map_array(path: Path, file: IO[bytes], label: str) -> Array:
-    """Map the array whose ``.npy`` header begins at the file's position."""
-    try:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
-        if dtype.hasobject:
-            raise ValueError(f"it holds Python objects ({dtype}), which would have to be unpickled")
-        mapped: Array = np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
-    except _DAMAGED as error:
-        raise ValueError(f"{label} cannot be mapped ({error}); numpy.save and numpy.savez write such files") from error
-    return mapped
 
 
 TEST_SHARE = 0.1

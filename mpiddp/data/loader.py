@@ -11,8 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -29,8 +28,7 @@ from .samplers import BatchSampler, RandomSampler, SequentialSampler
 Indices = Sequence[int] | Array
 
 
-@dataclass(frozen=True, slots=True)
-class _Ticket:
+class _Ticket(NamedTuple):
     share: BatchShare | None
     state: dict[str, Any]
 
@@ -90,10 +88,7 @@ class DataLoader:
         prefetch_factor: int = 2,
         device: Literal["cpu", "cuda"] = "cpu",
     ) -> None:
-        if num_workers < 0:
-            raise ValueError(f"num_workers should not be negative, got {num_workers}; 0 fetches in the consumer")
-        if prefetch_factor < 1:
-            raise ValueError(f"prefetch_factor should be at least 1, got {prefetch_factor}")
+
         if device not in ("cpu", "cuda"):
             raise ValueError(f"device should be 'cpu' or 'cuda', got {device!r}; set_device chooses among GPUs")
         if sampler is not None and shuffle:
@@ -182,18 +177,14 @@ def _uploaded(batches: _Batches) -> _Batches:
     waiting: deque[tuple[_Ticket, Sent]] = deque()
     fault: Exception | None = None
     try:
-        while True:
-            try:
-                ticket, batch = next(batches)
-            except StopIteration:
-                break
-            except Exception as error:
-                fault = error  # raised in the place of its batch
-                break
-            waiting.append((ticket, send(batch)))
-            if len(waiting) > 1:
-                done, sent = waiting.popleft()
-                yield done, receive(sent)
+        try:
+            for ticket, batch in batches:
+                waiting.append((ticket, send(batch)))
+                if len(waiting) > 1:
+                    done, sent = waiting.popleft()
+                    yield done, receive(sent)
+        except Exception as error:
+            fault = error  # raised in the place of its batch
         while waiting:
             done, sent = waiting.popleft()
             yield done, receive(sent)
@@ -214,13 +205,12 @@ class Pinned:
         self.host[...] = x
 
 
-@dataclass(frozen=True)
-class Sent:
+class Sent(NamedTuple):
     """A batch in copy: one of its device arrays, if any, and the mark after the last copy."""
 
     batch: Any
-    one: Array | None
-    there: Mark | None
+    one: Array | None = None
+    there: Mark | None = None
 
 
 def pin(batch: Any) -> Any:
@@ -247,7 +237,7 @@ def send(batch: Any) -> Sent:
 
     sending = map_nested(begin, batch, Pinned)
     if not targets:
-        return Sent(sending, None, None)
+        return Sent(sending)
     there = stream.mark(stream.side("upload", targets[-1]))
     for x in sources:
         pinned.give_when(there, x.memory)

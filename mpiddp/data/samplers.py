@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 import numpy as np
+
+from mpiddp.arguments import whole
 
 
 def checked_batch_size(batch_size: object) -> int:
@@ -16,15 +17,7 @@ def checked_batch_size(batch_size: object) -> int:
             f"batch_size should be an integer, got the float {batch_size:g}; pass {max(int(batch_size), 1)} "
             "(divide with // instead of /)"
         )
-    if isinstance(batch_size, bool):
-        raise TypeError(f"batch_size should be an integer, got {batch_size!r}")
-    try:
-        size = operator.index(batch_size)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"batch_size should be an integer, got {type(batch_size).__name__}") from None
-    if size < 1:
-        raise ValueError(f"batch_size should be a positive integer value, but got batch_size={size}")
-    return size
+    return whole("batch_size", batch_size, 1)
 
 
 class SequentialSampler:

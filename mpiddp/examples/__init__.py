@@ -1,7 +1,7 @@
 """Small programs to learn from. Each begins with the command that runs it and shows its output.
 
 ``python -m mpiddp.examples`` prints this list: name, ranks, subject. ``mpirun -np RANKS python -m mpiddp.examples
-NAME`` runs one; without ranks, ``python -m mpiddp.examples NAME`` does.
+NAME`` runs one.
 
 Ranks and messages
 
@@ -12,13 +12,9 @@ Ranks and messages
 Training on many ranks
 
     sgd                4  every step in sight: by hand, then with DistributedDataParallel
-    torch_user         2  a torch user's script, and its changes
     gradients          2  why divide them by the world size? no_sync: several batches, sent once
     batches            2  what goes wrong without set_epoch? uneven numbers of batches; SyncBatchNorm
-    ddp_timeline       2  what does DDP do between the first gradient and optimizer.step?
-    checkpoint_resume  4  stop in the middle of an epoch, go on to the same bits
     elastic            4  a rank dies, a spare takes its place, and no bit changes
-    data_parallel      -  one process and threads, no ranks
     model_parallel     4  one model, its layers or its weights on several ranks; when to scale up, when out
 """
 

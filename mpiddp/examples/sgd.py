@@ -10,27 +10,27 @@ Output::
 
     by hand
     epoch 1
-    rank 0: 359 digits, mean loss 1.718
-    rank 1: 359 digits, mean loss 1.788
-    rank 2: 359 digits, mean loss 1.748
-    rank 3: 359 digits, mean loss 1.691
+    rank 0: 360 digits, mean loss 1.674
+    rank 1: 360 digits, mean loss 1.704
+    rank 2: 360 digits, mean loss 1.710
+    rank 3: 360 digits, mean loss 1.710
     epoch 2
-    rank 0: 359 digits, mean loss 0.338
-    rank 1: 359 digits, mean loss 0.398
-    rank 2: 359 digits, mean loss 0.442
-    rank 3: 359 digits, mean loss 0.354
+    rank 0: 360 digits, mean loss 0.306
+    rank 1: 360 digits, mean loss 0.340
+    rank 2: 360 digits, mean loss 0.393
+    rank 3: 360 digits, mean loss 0.339
     the models of all ranks are equal: True
     with DistributedDataParallel
     epoch 1
-    rank 0: 359 digits, mean loss 1.718
-    rank 1: 359 digits, mean loss 1.788
-    rank 2: 359 digits, mean loss 1.748
-    rank 3: 359 digits, mean loss 1.691
+    rank 0: 360 digits, mean loss 1.674
+    rank 1: 360 digits, mean loss 1.704
+    rank 2: 360 digits, mean loss 1.710
+    rank 3: 360 digits, mean loss 1.710
     epoch 2
-    rank 0: 359 digits, mean loss 0.338
-    rank 1: 359 digits, mean loss 0.398
-    rank 2: 359 digits, mean loss 0.442
-    rank 3: 359 digits, mean loss 0.354
+    rank 0: 360 digits, mean loss 0.306
+    rank 1: 360 digits, mean loss 0.340
+    rank 2: 360 digits, mean loss 0.393
+    rank 3: 360 digits, mean loss 0.339
     the models of all ranks are equal: True
 """
 
@@ -40,7 +40,7 @@ import numpy as np
 
 import mpiddp as dist
 from mpiddp import nn, optim
-from mpiddp.data import DataLoader, DataPartitioner, digits
+from mpiddp.data import DataLoader, DistributedSampler, digits
 from mpiddp.examples.printing import print_in_order, print_once
 
 
@@ -52,11 +52,13 @@ def new_model() -> nn.Module:
 def train(model: nn.Module, by_hand: bool) -> None:
     """Train two epochs on this rank's part of the digits."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    part = DataPartitioner(digits(size=8), [1 / size] * size).use(rank)
-    loader = DataLoader(part, batch_size=128 // size)
+    data = digits(size=8)
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=128 // size, sampler=sampler)
     optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for epoch in (1, 2):
         print_once(f"epoch {epoch}")
+        sampler.set_epoch(epoch)
         losses = []
         for images, labels in loader:
             optimizer.zero_grad()
@@ -66,7 +68,7 @@ def train(model: nn.Module, by_hand: bool) -> None:
                 dist.average_gradients(model)  # for each parameter: all_reduce(p.grad), divided by the number of ranks
             optimizer.step()
             losses.append(loss.item())
-        print_in_order(f"rank {rank}: {len(part)} digits, mean loss {np.mean(losses):.3f}")
+        print_in_order(f"rank {rank}: {len(sampler)} digits, mean loss {np.mean(losses):.3f}")
 
     models = [b""] * size
     dist.all_gather_object(models, b"".join(p.data.tobytes() for p in model.parameters()))

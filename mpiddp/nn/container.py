@@ -10,14 +10,8 @@ from .module import Module
 
 
 class _Ordered(Module):
-    def __getitem__(self, index: Any) -> Any:
-        modules = list(self.children())[index]
-        if not isinstance(index, slice):
-            return modules
-        part = type(self)()
-        for module in modules:
-            part.append(module)
-        return part
+    def __getitem__(self, index: int) -> Any:
+        return list(self.children())[index]
 
     def __setitem__(self, index: int, module: Module) -> None:
         setattr(self, list(self._modules)[index], module)

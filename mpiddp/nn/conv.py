@@ -130,18 +130,13 @@ class Conv2dFunction(Function):
 
 
 def conv2d(input: Any, weight: Any, bias: Any = None, stride: Pair = 1, padding: Pair = 0) -> Tensor:
-    """Correlate images (N, C, H, W) or (C, H, W) with kernels (O, C, kh, kw).
+    """Correlate images (N, C, H, W) with kernels (O, C, kh, kw).
 
     The result (N, O, H', W') lies in memory as (O, H', W', N). ``stride`` and ``padding``, the zeros around the image,
     are ints or pairs of int.
     """
-    if input.ndim == 3:
-        y = conv2d(input.reshape((1, *input.shape)), weight, bias, stride, padding)
-        return y.reshape(y.shape[1:])
     if input.ndim != 4:
-        raise RuntimeError(
-            f"Expected 3D (unbatched) or 4D (batched) input to conv2d, but got input of size: {list(input.shape)}"
-        )
+        raise RuntimeError(f"Expected images (N, C, H, W) as input of conv2d, but got size: {list(input.shape)}")
     if input.shape[1] != weight.shape[1]:
         raise RuntimeError(
             f"Given groups=1, weight of size {list(weight.shape)}, expected input{list(input.shape)} to have "

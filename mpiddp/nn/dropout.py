@@ -39,9 +39,9 @@ def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = F
 
 
 def dropout2d(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Apply :func:`dropout` to whole channels of images (N, C, H, W) or (C, H, W)."""
-    if input.ndim not in (3, 4):
-        raise ValueError(f"dropout2d needs images of shape (N, C, H, W) or (C, H, W), got {input.ndim} axes")
+    """Apply :func:`dropout` to whole channels of images (N, C, H, W)."""
+    if input.ndim != 4:
+        raise ValueError(f"dropout2d needs images of shape (N, C, H, W), got {input.ndim} axes")
     return _dropped(input, p, training, shared=2)
 
 
@@ -50,8 +50,6 @@ class Dropout(Module):
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
-        if not 0 <= p <= 1:
-            raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
         self.p = p
 
     def forward(self, input: Any) -> Tensor:

@@ -4,7 +4,7 @@ from mpiddp import moved
 from mpiddp.autograd import cat, stack
 
 from .activation import log_softmax, relu, sigmoid, softmax, tanh
-from .collectives import all_gather, all_reduce, all_to_all_single, reduce_scatter
+from .collectives import all_gather, all_reduce
 from .conv import conv2d
 from .dropout import dropout, dropout2d
 from .linear import linear
@@ -15,7 +15,6 @@ from .pooling import max_pool2d
 __all__ = [
     "all_gather",
     "all_reduce",
-    "all_to_all_single",
     "batch_norm",
     "cat",
     "conv2d",
@@ -27,7 +26,6 @@ __all__ = [
     "max_pool2d",
     "mse_loss",
     "nll_loss",
-    "reduce_scatter",
     "relu",
     "sigmoid",
     "softmax",

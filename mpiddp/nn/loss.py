@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,33 +33,24 @@ def _plain(operand: Any) -> Any:
 class NLLLossFunction(Function):
     """Minus the log-probabilities x (N, C, ...) of the classes ``target`` (N, ...), reduced."""
 
-    def forward(self, x: Array, target: Array, ignore_index: int, reduction: str) -> Any:
+    def forward(self, x: Array, target: Array, reduction: str) -> Any:
         xp = array_namespace(x)
-        self.shape, classes = x.shape, x.shape[1]
-        on_device = is_device_array(target)
-        ignored = target == ignore_index
-        some_ignored = on_device or ignored.any()
-        labels = xp.where(ignored, 0, target) if some_ignored else target
-        wrong = (labels < 0) | (labels >= classes)
-        if on_device:
-            labels = xp.where(wrong, 0, labels)
-        elif wrong.any():
-            raise IndexError(f"Target {labels[wrong][0]} is out of bounds.")
+        self.shape = x.shape
+        wrong = (target < 0) | (target >= x.shape[1])
         self.factors: Any = -1  # of the log-probabilities: one number, or (N, ...)
-        if some_ignored:
-            self.factors = xp.where(ignored, x.dtype.type(0), x.dtype.type(-1))
-        if on_device:
-            self.factors = xp.where(wrong, x.dtype.type(math.nan), self.factors)
-        n, *others = xp.ix_(*map(xp.arange, labels.shape))
-        self.index = n, labels, *others
+        if is_device_array(target):
+            target = xp.where(wrong, 0, target)
+            self.factors = xp.where(wrong, x.dtype.type(math.nan), x.dtype.type(-1))
+        elif wrong.any():
+            raise IndexError(f"Target {target[wrong][0]} is out of bounds.")
+        n, *others = xp.ix_(*map(xp.arange, target.shape))
+        self.index = n, target, *others
         losses = x[self.index] * self.factors
         if reduction != "mean":
             return losses if reduction == "none" else losses.sum()
-        count = xp.asarray(target.size - ignored.sum() if some_ignored else target.size, dtype=x.dtype)
+        count = xp.asarray(target.size, dtype=x.dtype)
         with np.errstate(divide="ignore", invalid="ignore"):  # the mean of no sample is NaN, as torch's
             self.factors = self.factors / count
-            if some_ignored:
-                self.factors = xp.where(ignored, x.dtype.type(0), self.factors)  # 0 / 0 without samples
             return losses.sum() / count
 
     def backward(self, grad: Array) -> Array:
@@ -67,41 +59,35 @@ class NLLLossFunction(Function):
         return result
 
 
-def nll_loss(input: Any, target: Any, *, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
+def nll_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
     """Return the negative log-likelihood of classes.
 
     Parameters
     ----------
     input : array or Tensor
-        Log-probabilities (N, C), (N, C, ...) or (C).
+        Log-probabilities (N, C) or (N, C, ...).
     target : array or Tensor
-        Integer classes (N), (N, ...) or (). A class below 0, or C or more, raises IndexError; on a GPU, where a check
+        Integer classes (N) or (N, ...). A class below 0, or C or more, raises IndexError; on a GPU, where a check
         would have to wait, it gives NaN.
-    ignore_index : int
-        Targets of this value do not count.
     """
     _check(input, reduction)
     labels = array_namespace(_plain(input)).asarray(_plain(target))
     if labels.dtype.kind not in "iu":
         raise TypeError(f"expected integer classes as target, not probabilities: got {labels.dtype} {labels.shape}")
-    if input.ndim == 1:
-        batch = input.reshape((1, *input.shape))
-        return nll_loss(batch, labels.reshape(1), ignore_index=ignore_index, reduction=reduction).reshape(())
-    if input.ndim < 1 or labels.shape != (input.shape[0], *input.shape[2:]):
+    if input.ndim < 2 or labels.shape != (input.shape[0], *input.shape[2:]):
         raise ValueError(
             f"Expected input batch_size ({input.shape[0] if input.ndim else 0}) to match target batch_size "
             f"({labels.shape[0] if labels.ndim else 0}): input has shape {input.shape}, target {labels.shape}"
         )
-    return NLLLossFunction.apply(input, labels, ignore_index, reduction)
+    return NLLLossFunction.apply(input, labels, reduction)
 
 
-def cross_entropy(input: Any, target: Any, *, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
-    """Return the cross entropy of classes with the softmax of scores (N, C), (N, C, ...) or (C).
+def cross_entropy(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
+    """Return the cross entropy of classes with the softmax of scores (N, C) or (N, C, ...).
 
     It is :func:`nll_loss` of the scores' :func:`log_softmax`; for the arguments see there.
     """
-    scores = log_softmax(input, 0 if input.ndim == 1 else 1)
-    return nll_loss(scores, target, ignore_index=ignore_index, reduction=reduction)
+    return nll_loss(log_softmax(input, 1), target, reduction=reduction)
 
 
 def mse_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
@@ -119,30 +105,30 @@ def mse_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
     return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
 
 
-class NLLLoss(Module):
-    """Layer of :func:`mpiddp.nn.functional.nll_loss`."""
-
-    def __init__(self, *, ignore_index: int = -100, reduction: str = "mean") -> None:
-        super().__init__()
-        self.ignore_index, self.reduction = ignore_index, reduction
-
-    def forward(self, input: Any, target: Any) -> Tensor:
-        return nll_loss(input, target, ignore_index=self.ignore_index, reduction=self.reduction)
-
-
-class CrossEntropyLoss(NLLLoss):
-    """Layer of :func:`mpiddp.nn.functional.cross_entropy`."""
-
-    def forward(self, input: Any, target: Any) -> Tensor:
-        return cross_entropy(input, target, ignore_index=self.ignore_index, reduction=self.reduction)
-
-
-class MSELoss(Module):
-    """Layer of :func:`mpiddp.nn.functional.mse_loss`."""
+class _Loss(Module):
+    function: ClassVar[Callable[..., Tensor]]
 
     def __init__(self, *, reduction: str = "mean") -> None:
         super().__init__()
         self.reduction = reduction
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        return mse_loss(input, target, reduction=self.reduction)
+        return type(self).function(input, target, reduction=self.reduction)
+
+
+class NLLLoss(_Loss):
+    """Layer of :func:`mpiddp.nn.functional.nll_loss`."""
+
+    function = nll_loss
+
+
+class CrossEntropyLoss(_Loss):
+    """Layer of :func:`mpiddp.nn.functional.cross_entropy`."""
+
+    function = cross_entropy
+
+
+class MSELoss(_Loss):
+    """Layer of :func:`mpiddp.nn.functional.mse_loss`."""
+
+    function = mse_loss

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any, Self
 
-from mpiddp.autograd import RemovableHandle, Tensor
+from mpiddp.autograd import Tensor
 from mpiddp.device.conversion import conversion
 from mpiddp.device.half import is_floating
 from mpiddp.typing import Array
@@ -44,32 +43,15 @@ class Module:
 
     def __init__(self) -> None:
         # Not by assignment: __setattr__ looks into these.
-        vars(self).update(
-            training=True,
-            _parameters={},
-            _buffers={},
-            _modules={},
-            _not_saved=set(),
-            _forward_hooks={},
-            _forward_pre_hooks={},
-        )
+        vars(self).update(training=True, _parameters={}, _buffers={}, _modules={}, _not_saved=set())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the output; subclasses define it."""
         raise NotImplementedError(f'Module [{type(self).__name__}] is missing the required "forward" function')
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run ``forward`` between its hooks."""
-        for hook in tuple(self._forward_pre_hooks.values()):
-            changed = hook(self, args, kwargs)
-            if changed is not None:
-                args, kwargs = changed
-        output = self.forward(*args, **kwargs)
-        for hook in tuple(self._forward_hooks.values()):
-            changed = hook(self, args, output)
-            if changed is not None:
-                output = changed
-        return output
+        """Run ``forward``."""
+        return self.forward(*args, **kwargs)
 
     # -- attributes ------------------------------------------------------------------------------------------------
 
@@ -124,18 +106,10 @@ class Module:
         else:
             super().__delattr__(name)
 
-    def __dir__(self) -> list[str]:
-        names = set(super().__dir__())
-        return sorted(names.union(self._parameters, self._buffers, self._modules))
-
     def register_parameter(self, name: str, param: Parameter | None) -> None:
         """Add a parameter under ``name``; None reserves the name."""
         self._check_name(name, "parameter")
-        if param is not None and not isinstance(param, Parameter):
-            raise TypeError(
-                f"cannot assign '{type(param).__name__}' object to parameter '{name}' "
-                "(mpiddp.nn.Parameter or None required)"
-            )
+
         self._register("_parameters", name, param)
 
     def register_buffer(self, name: str, tensor: Array | Tensor | None, persistent: bool = True) -> None:
@@ -148,9 +122,7 @@ class Module:
     def register_module(self, name: str, module: Module | None) -> None:
         """Add a module under ``name``, as assignment does."""
         self._check_name(name, "module")
-        if not isinstance(module, Module | None):
-            kind = type(module).__name__
-            raise TypeError(f"cannot assign '{kind}' object to module '{name}' (Module or None required)")
+
         self._register("_modules", name, module)
 
     add_module = register_module
@@ -289,17 +261,6 @@ class Module:
         fn(self)
         return self
 
-    def register_forward_pre_hook(self, hook: Callable[..., Any], *, with_kwargs: bool = False) -> RemovableHandle:
-        """Call ``hook(module, args)`` before each forward; a result other than None replaces the arguments.
-
-        With ``with_kwargs`` it is ``hook(module, args, kwargs)``, which returns None or a pair.
-        """
-        return RemovableHandle(self._forward_pre_hooks, hook if with_kwargs else partial(_positional, hook))
-
-    def register_forward_hook(self, hook: Callable[[Any, tuple[Any, ...], Any], Any]) -> RemovableHandle:
-        """Call ``hook(module, args, output)`` after each forward; a result other than None replaces the output."""
-        return RemovableHandle(self._forward_hooks, hook)
-
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self, *, prefix: str = "") -> OrderedDict[str, Array]:
@@ -340,11 +301,6 @@ class Module:
             return f"{type(self).__name__}({extra})"
         lines = ([extra] if extra else []) + children
         return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
-
-
-def _positional(hook: Callable[..., Any], module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    changed = hook(module, args)
-    return None if changed is None else (changed if isinstance(changed, tuple) else (changed,), kwargs)
 
 
 def _as_buffer(name: str, value: Any) -> Array | None:

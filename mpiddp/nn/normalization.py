@@ -192,13 +192,6 @@ class BatchNorm(Module):
             input, self.running_mean, self.running_var, self.weight, self.bias, training, self.momentum, self.eps
         )
 
-    def reset_running_stats(self) -> None:
-        """Forget all batches."""
-        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
-            self.running_mean.fill(0)
-            self.running_var.fill(1)
-            self.num_batches_tracked.fill(0)
-
     def extra_repr(self) -> str:
         return (
             f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "

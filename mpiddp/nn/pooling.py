@@ -50,7 +50,7 @@ class MaxPool2dFunction(Function):
 
 
 def max_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
-    """Return the largest value of each window of images (N, C, H, W) or (C, H, W).
+    """Return the largest value of each window of images (N, C, H, W).
 
     ``stride`` is by default ``kernel_size``; the margin ``padding``, at most half of the window, never wins. Each is an
     int or a pair.
@@ -60,12 +60,10 @@ def max_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, paddin
         raise RuntimeError(
             f"pad should be at most half of effective kernel size, but got pad={max(margin)}, kernel_size={min(kernel)}"
         )
-    if input.ndim not in (3, 4):
-        raise RuntimeError(f"Expected 3D or 4D (batch mode) tensor for input of pooling, but got: {list(input.shape)}")
+    if input.ndim != 4:
+        raise RuntimeError(f"Expected images (N, C, H, W) as input of max_pool2d, but got size: {list(input.shape)}")
     window = Window(tuple(input.shape[-2:]), kernel, kernel if stride is None else pair(stride), margin)
-    images = input if input.ndim == 4 else input.reshape((1, *input.shape))
-    output = MaxPool2dFunction.apply(images, window)
-    return output if input.ndim == 4 else output.reshape(output.shape[1:])
+    return MaxPool2dFunction.apply(input, window)
 
 
 class MaxPool2d(Module):

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from mpiddp import moved
 from mpiddp.arguments import whole
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array
-
-State = dict[str, Any]
 
 
 class _Streams:
@@ -47,11 +46,6 @@ def manual_seed(seed: int) -> None:
     _streams = _Streams(whole("seed", seed) & 0xFFFF_FFFF_FFFF_FFFF, _streams.stream)
 
 
-def initial_seed() -> int:
-    """Return the seed of the streams."""
-    return _streams.seed
-
-
 def set_stream(stream: int) -> None:
     """Choose this process's dropout stream, normally its rank."""
     if stream != _streams.stream:
@@ -61,25 +55,6 @@ def set_stream(stream: int) -> None:
 def set_step(*step: int, stream: int | None = None) -> None:
     """Restart dropout for a training step, in another stream if one is given: masks do not depend on earlier draws."""
     _streams.restart_dropout(_streams.stream if stream is None else stream, *step)
-
-
-def get_state() -> State:
-    """Return the position of both streams, for JSON."""
-    return {
-        "seed": _streams.seed,
-        "stream": _streams.stream,
-        "values": dict(_streams.values.bit_generator.state),
-        "dropout": dict(_streams.dropout.bit_generator.state),
-    }
-
-
-def set_state(state: State) -> None:
-    """Restore the result of :func:`get_state`."""
-    global _streams
-    streams = _Streams(int(state["seed"]), int(state["stream"]))
-    streams.values.bit_generator.state = state["values"]
-    streams.dropout.bit_generator.state = state["dropout"]
-    _streams = streams
 
 
 def value_generator() -> np.random.Generator:
@@ -129,3 +104,6 @@ def scrambled(xp: Any, size: int, low: int, high: int) -> Array:
         bits *= np.uint32(0x846CA68B)
         bits ^= bits >> np.uint32(16)
     return bits  # type: ignore[no-any-return]
+
+
+moved.explain(__name__)

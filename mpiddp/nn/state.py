@@ -18,11 +18,6 @@ class IncompatibleKeys(NamedTuple):
     missing_keys: list[str]
     unexpected_keys: list[str]
 
-    def __repr__(self) -> str:
-        if not any(self):
-            return "<All keys matched successfully>"
-        return f"IncompatibleKeys(missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys})"
-
 
 def load(state_dict: Mapping[str, Any], own: Mapping[str, Array], strict: bool, owner: str) -> IncompatibleKeys:
     """Copy arrays to ``own``, as :meth:`mpiddp.nn.Module.load_state_dict`; errors name the class ``owner``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -33,24 +33,13 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
     """
     tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
-    if any(map(is_device_array, gradients)):
-        return _clip_on_device(gradients, max_norm, norm_type)
-    total = float(_norm(np.array([_norm(grad, norm_type) for grad in gradients]), norm_type))
-    factor = max_norm / (total + 1e-6)
-    if not factor >= 1:  # also true of a NaN, as in torch
-        for grad in gradients:
-            grad *= grad.dtype.type(factor)
-    return total
-
-
-def _clip_on_device(gradients: Sequence[Array], max_norm: float, norm_type: float) -> Array:
-    xp = array_namespace(gradients[0])
-    norms = xp.stack([_norm(grad, norm_type) for grad in gradients])
-    total: Array = _norm(norms, norm_type)
-    factor = xp.minimum(max_norm / (total + 1e-6), 1.0)  # NaN of a NaN
-    for grad in gradients:
+    xp = array_namespace(gradients[0] if gradients else None)
+    total: Any = _norm(xp.array([_norm(grad, norm_type) for grad in gradients]), norm_type)
+    factor = xp.minimum(max_norm / (total + 1e-6), 1.0)  # NaN of a NaN, as in torch
+    on_device = is_device_array(total)
+    for grad in gradients if on_device or not factor >= 1 else ():  # to look at a device's is to wait for it
         grad *= factor.astype(grad.dtype)
-    return total
+    return total if on_device else float(total)
 
 
 def _norm(grad: Array, norm_type: float) -> Any:

@@ -40,16 +40,9 @@ class LRScheduler(ABC):
     """
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"{type(optimizer).__name__} is not an Optimizer")
-        for i, group in enumerate(optimizer.param_groups):
-            if last_epoch == -1:
-                group.setdefault("initial_lr", group["lr"])
-            elif "initial_lr" not in group:
-                raise KeyError(
-                    f"param 'initial_lr' is not specified in param_groups[{i}] when resuming with last_epoch="
-                    f"{last_epoch}; load the optimizer's state before making the schedule"
-                )
+
+        for group in optimizer.param_groups if last_epoch == -1 else ():
+            group.setdefault("initial_lr", group["lr"])
         self.optimizer = optimizer
         self.base_lrs: list[float] = [float(group["initial_lr"]) for group in optimizer.param_groups]
         self.last_epoch = last_epoch + 1
@@ -58,10 +51,6 @@ class LRScheduler(ABC):
     @abstractmethod
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
         """Return the rate of group ``index``, with initial rate ``base_lr``, after ``step`` steps."""
-
-    def get_lr(self) -> list[float]:
-        """Return the present rate of each group."""
-        return [self.lr_at(self.last_epoch, base_lr, i) for i, base_lr in enumerate(self.base_lrs)]
 
     def get_last_lr(self) -> list[float]:
         """Return the rate last set, for each group."""
@@ -73,29 +62,18 @@ class LRScheduler(ABC):
         self._apply()
 
     def _apply(self) -> None:
-        groups = len(self.optimizer.param_groups)
-        if groups != len(self.base_lrs):
-            raise ValueError(
-                f"the schedule was made for {len(self.base_lrs)} parameter groups, and its optimizer has {groups} now:"
-                " add groups first, then make the schedule"
-            )
-        self._last_lr = self.get_lr()
+
+        self._last_lr = [self.lr_at(self.last_epoch, base_lr, i) for i, base_lr in enumerate(self.base_lrs)]
         for group, lr in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             group["lr"] = lr
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but optimizer and functions, as plain numbers and lists."""
-        return {
-            key: value for key, value in self.__dict__.items() if key != "optimizer" and not _holds_functions(value)
-        }
+        """Return the number of steps made, which is all that a schedule of the same options needs."""
+        return {"last_epoch": self.last_epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the state of a schedule of the same kind; the optimizer restores the rates."""
-        self.__dict__.update(state_dict)
-
-
-def _holds_functions(value: object) -> bool:
-    return any(map(callable, value)) if isinstance(value, list) else callable(value)
+        """Go on after the steps of ``state_dict``."""
+        self.step(state_dict["last_epoch"])
 
 
 class LambdaLR(LRScheduler):
@@ -104,7 +82,7 @@ class LambdaLR(LRScheduler):
     Parameters
     ----------
     lr_lambda : callable or list of callable
-        Function of the step, or one for each group. Not saved by :meth:`state_dict`.
+        Function of the step, or one for each group.
     """
 
     def __init__(
@@ -150,10 +128,7 @@ class MultiStepLR(LRScheduler):
 
 
 class LinearLR(LRScheduler):
-    """A warm-up: the rate times a factor from ``start_factor`` to ``end_factor`` in ``total_iters`` steps.
-
-    ``start_factor`` is in (0, 1], ``end_factor`` in [0, 1].
-    """
+    """A warm-up: the rate times a factor from ``start_factor`` to ``end_factor`` in ``total_iters`` steps."""
 
     def __init__(
         self,
@@ -163,13 +138,7 @@ class LinearLR(LRScheduler):
         total_iters: int = 5,
         last_epoch: int = -1,
     ) -> None:
-        if not 0 < start_factor <= 1:
-            raise ValueError(
-                f"Starting multiplicative factor expected to be greater than 0 and less or equal to 1, got "
-                f"{start_factor}"
-            )
-        if not 0 <= end_factor <= 1:
-            raise ValueError(f"Ending multiplicative factor expected to be between 0 and 1, got {end_factor}")
+
         self.start_factor = start_factor
         self.end_factor = end_factor
         self.total_iters = total_iters
@@ -224,12 +193,7 @@ class SequentialLR(LRScheduler):
                 "Sequential Schedulers expects number of schedulers provided to be one more than the number of "
                 f"milestone points, but got {len(schedulers)} schedulers and {len(milestones)} milestones"
             )
-        for i, scheduler in enumerate(schedulers):
-            if scheduler.optimizer is not optimizer:
-                raise ValueError(
-                    f"SequentialLR expects all schedulers to belong to the same optimizer, but the one at index {i}, "
-                    f"{type(scheduler).__name__}, has another"
-                )
+
         self._schedulers = list(schedulers)
         self._milestones = list(milestones)
         super().__init__(optimizer, last_epoch)
@@ -237,14 +201,6 @@ class SequentialLR(LRScheduler):
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
         i = bisect_right(self._milestones, step)
         return self._schedulers[i].lr_at(step - (self._milestones[i - 1] if i else 0), base_lr, index)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "_schedulers": [scheduler.state_dict() for scheduler in self._schedulers]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for scheduler, state in zip(self._schedulers, state_dict["_schedulers"], strict=True):
-            scheduler.load_state_dict(state)
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != "_schedulers"})
 
 
 moved.explain(__name__)

@@ -41,11 +41,7 @@ class Optimizer(ABC):
     """
 
     def __init__(self, params: Iterable[Parameter] | Iterable[Group], defaults: dict[str, Any]) -> None:
-        if hasattr(params, "grad"):
-            raise TypeError(
-                "params argument given to the optimizer should be an iterable of parameters or dicts, but got one "
-                f"{type(params).__name__}; pass a list"
-            )
+
         self.defaults = defaults
         self.state: defaultdict[Any, Record] = defaultdict(dict)
         self.param_groups: list[Group] = []
@@ -138,17 +134,9 @@ class Optimizer(ABC):
         Arrays are copied to the dtype and device of their parameter; ValueError if groups or shapes differ.
         """
         saved = state_dict["param_groups"]
-        if len(saved) != len(self.param_groups):
-            raise ValueError(
-                f"loaded state dict has a different number of parameter groups: {len(saved)}, not "
-                f"{len(self.param_groups)}"
-            )
-        for i, (theirs, mine) in enumerate(zip(saved, self.param_groups, strict=True)):
-            if len(theirs["params"]) != len(mine["params"]):
-                raise ValueError(
-                    "loaded state dict contains a parameter group that doesn't match the size of optimizer's group: "
-                    f"{len(theirs['params'])} parameters, not {len(mine['params'])}, in group {i}"
-                )
+        theirs, mine = ([len(group["params"]) for group in groups] for groups in (saved, self.param_groups))
+        if theirs != mine:
+            raise ValueError(f"loaded state dict has groups of {theirs} parameters, and the optimizer has {mine}")
         params = chain.from_iterable(group["params"] for group in self.param_groups)
         records = {
             param: _like(param.data, state_dict["state"][number], number)
@@ -157,8 +145,8 @@ class Optimizer(ABC):
         }
         self.state.clear()
         self.state.update(records)
-        for theirs, mine, runs in zip(saved, self.param_groups, self._runs, strict=True):
-            mine.update({key: value for key, value in theirs.items() if key != "params"})
+        for loaded, group, runs in zip(saved, self.param_groups, self._runs, strict=True):
+            group.update({key: value for key, value in loaded.items() if key != "params"})
             runs.forget()
 
     def _numbers(self) -> dict[int, int]:

@@ -1,39 +1,8 @@
-"""Training as a job: configuration, models, metrics, checkpoints, and a `Trainer` for any model.
+"""Training as a job, the command ``python -m mpiddp train``: configuration, models, metrics, checkpoints.
 
-Names are loaded on first use: `Config` is read before NumPy, because BLAS reads its number of threads then.
+`config` is read before NumPy, because BLAS reads its number of threads then; so nothing is imported here.
 """
-
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING, Any
 
 from mpiddp import moved
 
-if TYPE_CHECKING:
-    from .checkpoint import save_model as save_model
-    from .config import Config as Config, UsageError as UsageError
-    from .metrics import EpochMetrics as EpochMetrics
-    from .models import MLP as MLP, Net as Net, ResNet as ResNet
-    from .trainer import Trainer as Trainer
-
-_MODULES = {
-    **dict.fromkeys(("MLP", "Net", "ResNet"), "models"),
-    **dict.fromkeys(("Config", "UsageError"), "config"),
-    "EpochMetrics": "metrics",
-    "Trainer": "trainer",
-    "save_model": "checkpoint",
-}
-__all__ = list(_MODULES)
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("info", "run"):
-        return importlib.import_module(f"{__name__}.{name}")
-    if name not in _MODULES:
-        raise moved.missing(__name__, name)
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+moved.explain(__name__)

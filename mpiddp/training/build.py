@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import mpiddp.distributed as dist
 from mpiddp import nn
-from mpiddp.data import DataLoader, Dataset, DistributedSampler, GlobalBatchSampler
+from mpiddp.data import DataLoader, Dataset, GlobalBatchSampler
 from mpiddp.device import choice, cuda_fault, upload
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.nn.normalization import BatchNorm
@@ -21,7 +21,7 @@ from .config import ALONE, Config, UsageError
 from .metrics import count_correct
 from .models import MODELS
 from .ranks import gathered, raise_on_all_ranks
-from .trainer import Callback, Trainer
+from .trainer import Trainer
 from .user_code import call
 
 TEST_BATCH = 256
@@ -52,9 +52,7 @@ def build_module(config: Config) -> nn.Module:
 
 
 def _called(name: str) -> nn.Module:
-    module = call("--model", name)
-    if not isinstance(module, nn.Module):
-        raise UsageError(f"--model {name} has to return an mpiddp.nn.Module, got {type(module).__name__}")
+    module: nn.Module = call("--model", name, nn.Module)
     if not any(p.requires_grad for p in module.parameters()):
         raise UsageError(f"--model {name} has no parameter to train: return a Module that has one")
     return module
@@ -65,12 +63,10 @@ def build_model(config: Config) -> DistributedDataParallel:
     module = build_module(config)
     if config.average == "ddp":
         return DistributedDataParallel(module, virtual_ranks=config.virtual_ranks)
-    found = raise_on_all_ranks(lambda: call("--average", config.average, module=module))
-    if not isinstance(found, DistributedDataParallel) or found.module is not module:
-        raise UsageError(
-            f"--average {config.average} has to return a DistributedDataParallel of the module that it is given, got"
-            f" {type(found).__name__}"
-        )
+    wrap = functools.partial(call, "--average", config.average, DistributedDataParallel, module=module)
+    found: DistributedDataParallel = raise_on_all_ranks(wrap)
+    if found.module is not module:
+        raise UsageError(f"--average {config.average} has to wrap the module that it is given, and wraps another one")
     if config.spares and isinstance(found.comm_hook_state, PowerSGDState):
         raise UsageError(f"--spares: with PowerSGD a rank's remainder of gradients {ALONE}")
     return found
@@ -89,16 +85,14 @@ def group_options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def build_optimizer(config: Config, module: nn.Module) -> Optimizer:
     name, options = config.optimizer, group_options(config.as_dict())
-    kind: Callable[..., Optimizer] = OPTIMIZERS[name] if name in OPTIMIZERS else functools.partial(_own_optimizer, name)
+    kind: Callable[..., Optimizer] = OPTIMIZERS.get(name) or functools.partial(_own_optimizer, name)
     if config.zero:
         return ZeroRedundancyOptimizer(module.parameters(), kind, **options)
     return kind(module.parameters(), **options)
 
 
 def _own_optimizer(name: str, params: Iterable[Any], lr: float) -> Optimizer:
-    found = call("--optimizer", name, params=params, lr=lr)
-    if not isinstance(found, Optimizer):
-        raise UsageError(f"--optimizer {name} has to return an mpiddp.optim.Optimizer, got {type(found).__name__}")
+    found: Optimizer = call("--optimizer", name, Optimizer, params=params, lr=lr)
     return found
 
 
@@ -112,12 +106,8 @@ def build_scheduler(config: Config, optimizer: Optimizer, steps_an_epoch: int) -
     if config.schedule == "cosine":
         parts.append(CosineAnnealingLR(optimizer, max(1, steps - warmup)))
     elif config.schedule != "constant":
-        found = call(
-            "--schedule", config.schedule, optimizer=optimizer, steps=steps - warmup, steps_an_epoch=steps_an_epoch
-        )
-        if not isinstance(found, LRScheduler):
-            raise UsageError(f"--schedule {config.schedule} has to return an LRScheduler, got {type(found).__name__}")
-        parts.append(found)
+        given = {"optimizer": optimizer, "steps": steps - warmup, "steps_an_epoch": steps_an_epoch}
+        parts.append(call("--schedule", config.schedule, LRScheduler, **given))
     if len(parts) < 2:
         return parts[0] if parts else None
     return SequentialLR(optimizer, parts, [warmup])
@@ -126,18 +116,13 @@ def build_scheduler(config: Config, optimizer: Optimizer, steps_an_epoch: int) -
 def build_trainer(
     config: Config,
     data: tuple[Dataset, Dataset],
-    callbacks: Mapping[str, Sequence[Callback]] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Trainer:
     train, test = data
     virtual = config.virtual_ranks
     sampler = GlobalBatchSampler(train, config.batch_size, seed=config.seed, virtual_ranks=virtual)
-    if virtual is None:
-        testing: dict[str, Any] = {"batch_size": TEST_BATCH}
-        testing["sampler"] = DistributedSampler(test, shuffle=False, mode="exact")
-    else:
-        batches = GlobalBatchSampler(test, virtual * TEST_BATCH, shuffle=False, virtual_ranks=virtual)
-        testing = {"batch_sampler": batches}
+    parts = virtual or dist.get_world_size()
+    testing = GlobalBatchSampler(test, parts * TEST_BATCH, shuffle=False, virtual_ranks=virtual)
     device: Literal["cpu", "cuda"] = "cuda" if config.device == "cuda" else "cpu"
     model = build_model(config)
     memory = model.comm_hook_state
@@ -149,11 +134,10 @@ def build_trainer(
         # Right for log-probabilities, too: softmax inverts their logarithm.
         getattr(model.module, "loss_fn", F.cross_entropy),
         DataLoader(train, batch_sampler=sampler, num_workers=config.workers, device=device),
-        DataLoader(test, num_workers=config.workers, device=device, **testing),
+        DataLoader(test, batch_sampler=testing, num_workers=config.workers, device=device),
         correct_fn=getattr(model.module, "correct_fn", count_correct),
         stop=stop,
         on_nan="skip" if config.on_nan == "skip" else "stop",
-        callbacks=callbacks,
         stateful={"compression": memory} if isinstance(memory, PowerSGDState) else {},
         accumulate=config.accumulate,
         clip_norm=config.clip_norm,

@@ -23,11 +23,9 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from mpiddp.nn import Module
 from mpiddp.serialization import (
     encode_arrays,
     on_host,
-    save,
     sync_folder,
     temporary_name,
     write_synced,
@@ -47,10 +45,6 @@ _POLL_S = 0.02
 
 class DamagedError(ValueError):
     """A checkpoint is damaged; the text names the file and the damage."""
-
-
-class NewerFormatError(ValueError):
-    """A checkpoint has the format of a newer mpiddp."""
 
 
 @dataclass(frozen=True)
@@ -85,51 +79,31 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint, and check lengths and digests; DamagedError, NewerFormatError."""
+    """Read a checkpoint, and check lengths and digests; DamagedError, or ValueError of a newer format."""
     try:
         manifest = json.loads(_read(folder / MANIFEST))
-        written = manifest["format"]
-        expected = {name: (each["bytes"], each["sha256"]) for name, each in manifest["files"].items()}
-        missing = {ARRAYS, STATE} - set(expected)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        written, expected = manifest["format"], dict(manifest["files"])
+        if not {ARRAYS, STATE} <= set(expected):
+            raise ValueError(f"it does not name {ARRAYS} and {STATE}")
+    except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"{folder / MANIFEST} is damaged ({error})") from error
-    if missing:
-        raise DamagedError(f"{folder / MANIFEST} is damaged (it does not name {', '.join(sorted(missing))})")
     if written not in (1, FORMAT):
-        raise NewerFormatError(
-            f"{folder} has format {written}, this mpiddp reads {FORMAT}; use the mpiddp that wrote it"
-        )
+        raise ValueError(f"{folder} has format {written}, this mpiddp reads {FORMAT}; use the mpiddp that wrote it")
     contents = {name: _read(folder / name) for name in expected}
-    for name, (size, digest) in expected.items():
-        found = file_entry(contents[name])
-        if found["bytes"] != size:
-            raise DamagedError(f"{folder / name} has {found['bytes']} bytes, {size} were written")
-        if found["sha256"] != digest:
-            raise DamagedError(f"{folder / name} has other bytes than were written (SHA-256)")
+    for name, entry in expected.items():
+        if (found := file_entry(contents[name])) != entry:
+            raise DamagedError(f"{folder / name} has other bytes than were written: {found}, not {entry}")
     shards = {
         int(match[1]): safetensors.numpy.load(contents[name]) for name in expected if (match := _SHARD.fullmatch(name))
     }
     return Checkpoint(safetensors.numpy.load(contents[ARRAYS]), json.loads(contents[STATE]), shards)
 
 
-def save_model(path: Path, model: Module) -> None:
-    """Save a model's parameters and buffers as safetensors, whole or not at all; read by `mpiddp.load`.
-
-    Parameters
-    ----------
-    path : Path
-    model : Module
-        Not its `DistributedDataParallel`.
-    """
-    save(model.state_dict(), path)
-
-
 class CheckpointStore:
     """Keeps the ``keep`` newest checkpoints and the best, written in the background by one process."""
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
-        if keep < 1:
-            raise ValueError(f"a CheckpointStore keeps at least 1 checkpoint, got keep={keep}")
+
         self.folder = folder
         self.keep = keep
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="mpiddp-checkpoint")
@@ -164,7 +138,7 @@ class CheckpointStore:
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest whole checkpoint, or None, and what is wrong with each newer one.
 
-        NewerFormatError if a later version has written one of them.
+        ValueError if a later version has written one of them.
         """
         _restore_names(self.folder)
         faults: list[str] = []

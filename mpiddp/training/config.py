@@ -10,11 +10,12 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import tomllib
+import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import options
 from .options import (
     AT_LEAST_0,
     AT_LEAST_1,
@@ -22,6 +23,7 @@ from .options import (
     SHARE,
     RunError as RunError,
     UsageError as UsageError,
+    flag,
     nearest as nearest,
     option,
 )
@@ -161,7 +163,13 @@ class Config:
     keep: int = option(3, "files", "newest checkpoints to keep; the most accurate one stays besides", within=AT_LEAST_1)
 
     def __post_init__(self) -> None:
-        options.check(self)
+        for each in dataclasses.fields(self):
+            value, within, choices = getattr(self, each.name), each.metadata["within"], each.metadata["choices"]
+            if choices and value not in choices:
+                wanted = f"one of {', '.join(choices)}, got {value!r}{nearest(str(value), choices)}"
+                raise UsageError(f"{flag(each.name)} has to be {wanted}")
+            if within and value is not None and not within.holds(value):
+                raise UsageError(f"{flag(each.name)} has to be {within.expected}, got {value}")
         names = {"model": MODELS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES, "average": ("ddp",), "data": DATA}
         for name, known in names.items():
             _check_name(name, getattr(self, name), known)
@@ -185,7 +193,7 @@ class Config:
         yield own, "--dropout is for the models that have a name here, not for one's own"
         for name in ("momentum", "weight_decay"):
             changed = getattr(self, name) != type(self).__dataclass_fields__[name].default
-            yield ":" in self.optimizer and changed, f"{options.flag(name)} is for the optimizers that have a name here"
+            yield ":" in self.optimizer and changed, f"{flag(name)} is for the optimizers that have a name here"
         yield spares and self.zero, f"--spares: with --zero a rank's part of the optimizer state {ALONE}"
         yield spares and self.device == "cuda", "--spares: ranks on GPUs cannot go on after a death; use --resume auto"
         if virtual is None:
@@ -202,42 +210,86 @@ class Config:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Config:
         """Make a configuration of plain values, as from TOML or JSON; UsageError for unknown keys and wrong types."""
-        return cls(**options.from_mapping(cls, values))
+        for key in values:
+            if key not in _KINDS:
+                raise UsageError(f"unknown configuration key {key!r}{nearest(key, _KINDS)}")
+        return cls(**{key: _converted(key, value) for key, value in values.items()})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as values for JSON and TOML; those not set as None."""
-        return {key: _plain(value) for key, value in vars(self).items()}
+        return {key: str(value) if isinstance(value, Path) else value for key, value in vars(self).items()}
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """Return `as_dict` in the groups of ``--help``."""
+        """Return the values of the fields in the groups of ``--help``."""
         found: dict[str, dict[str, Any]] = {}
         for each in dataclasses.fields(self):
-            found.setdefault(each.metadata["table"], {})[each.name] = _plain(getattr(self, each.name))
+            found.setdefault(each.metadata["table"], {})[each.name] = getattr(self, each.name)
         return found
 
-    def as_json(self) -> str:
-        """Return `as_dict` as the text of a JSON file."""
-        return json.dumps(self.as_dict(), indent=1) + "\n"
+
+_KINDS = {name: (typing.get_args(hint) or (hint,))[0] for name, hint in typing.get_type_hints(Config).items()}
+"""The type of each option; None besides, where it is the default."""
+_TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
 
 
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
+def _converted(key: str, value: Any) -> Any:
+    """Check the type of a value; an int is taken as a float, and a string as a path."""
+    kind = _KINDS[key]
+    if value is None and getattr(Config, key) is None:
+        return None
+    if kind is Path and isinstance(value, str | Path) and value != "":
+        return Path(value)
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise UsageError(f"configuration key {key!r} has to be {_TYPES[kind]}, got {value!r}")
+    return value
 
 
 def _check_name(name: str, value: str, names: Iterable[str]) -> None:
-    flag, form = options.flag(name), "npz:FILE or MODULE:CALLABLE" if name == "data" else "MODULE:CALLABLE"
+    form = "npz:FILE or MODULE:CALLABLE" if name == "data" else "MODULE:CALLABLE"
     if value not in names and ":" not in value:
-        raise UsageError(f"{flag} has to be {', '.join(names)}, {form}, got {value!r}{nearest(value, names)}")
+        raise UsageError(f"{flag(name)} has to be {', '.join(names)}, {form}, got {value!r}{nearest(value, names)}")
     if ":" in value and not all(value.partition(":")):
-        raise UsageError(f"{flag} {value!r} has an empty part: give {form} without gaps")
+        raise UsageError(f"{flag(name)} {value!r} has an empty part: give {form} without gaps")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    options.add_options(parser, Config)
+    """Add an option for each field; those that are not given stay out of the namespace."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        default=argparse.SUPPRESS,
+        metavar="FILE",
+        help="TOML file of the names below (batch_size = 128); the command line overrides it",
+    )
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for each in dataclasses.fields(Config):
+        kind, metadata = _KINDS[each.name], each.metadata
+        table, choices = metadata["table"], metadata["choices"]
+        if table not in groups:
+            groups[table] = parser.add_argument_group(table)
+        if kind is bool:
+            state = " (default: yes)" if each.default else ""
+            how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+        else:
+            state = "" if each.default is None else f" (default: {each.default})"
+            shown = "{" + ",".join(choices) + "}" if choices else metadata["metavar"] or kind.__name__.upper()
+            how = {"type": str if kind is Path else kind, "metavar": shown}  # `Path("")` would be the working directory
+        text = (metadata["help"] + state).replace("%", "%%")
+        groups[table].add_argument(flag(each.name), default=argparse.SUPPRESS, help=text, **how)
 
 
 def read_options(arguments: argparse.Namespace) -> Config:
-    return Config(**options.read_options(arguments, Config))
+    """Return the configuration of ``--config`` and the command line."""
+    given = vars(arguments)
+    values: dict[str, Any] = {}
+    if "config" in given:
+        try:
+            values = tomllib.loads(given["config"].read_text())
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--config {given['config']}: {error}") from error
+    return Config.from_mapping(values | {name: given[name] for name in _KINDS if name in given})
 
 
 def resumed_threads(output: Path, ranks: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from mpiddp.data import ArrayDataset, Dataset, digits, labelled, mnist, open_labelled, shared_on_node, synthetic
@@ -33,46 +34,24 @@ def load_data(config: Config) -> Split:
 
 
 def _load(config: Config) -> Split:
-    kind, colon, place = config.data.partition(":")
+    kind, _, place = config.data.partition(":")
     try:
-        if not colon:
-            return _MADE[kind](config)
-        if kind == "npz":
-            return labelled(shared_on_node(lambda: open_labelled(place)), config.seed)
-        return _called(config.data)
+        match kind:
+            case "digits":
+                return _shared(lambda train: digits(train, seed=config.seed))
+            case "synthetic":
+                return _shared(lambda train: synthetic(4096 if train else 1024, seed=config.seed, train=train, noise=2))
+            case "mnist":
+                return _shared(functools.partial(mnist, config.data_dir or ""))  # Config has checked that there is one
+            case "npz":
+                return labelled(shared_on_node(lambda: open_labelled(place)), config.seed)
+        # Called on every rank, so that it may use `shared_on_node`.
+        train, test = (call("--data", config.data, Dataset, train=part) for part in (True, False))
+        return train, test
     except IsADirectoryError as error:
         raise UsageError(f"--data {config.data}: {error.filename} is a folder, where a file is wanted") from error
     except (OSError, ValueError, MismatchError) as error:
         raise UsageError(" ".join([f"--data {config.data}: {error}", *getattr(error, "__notes__", ())])) from error
-
-
-def _digits(config: Config) -> Split:
-    return _shared(lambda train: digits(train, seed=config.seed))
-
-
-def _synthetic(config: Config) -> Split:
-    return _shared(lambda train: synthetic(4096 if train else 1024, seed=config.seed, train=train, noise=2.0))
-
-
-def _mnist(config: Config) -> Split:
-    folder = config.data_dir
-    assert folder is not None, "Config has checked it"
-    return _shared(lambda train: mnist(folder, train))
-
-
-_MADE = {"digits": _digits, "synthetic": _synthetic, "mnist": _mnist}
-
-
-def _called(name: str) -> Split:
-    """Call the user's function on every rank, so that it may use `shared_on_node`."""
-    train, test = (call("--data", name, train=part) for part in (True, False))
-    for part in (train, test):
-        if not isinstance(part, Dataset):
-            raise UsageError(
-                f"--data {name}: expected data sets, which have __len__ and __getitem__, from train=True and "
-                f"train=False, got {type(part).__name__}"
-            )
-    return train, test
 
 
 def _shared(make: Callable[[bool], ArrayDataset]) -> Split:

@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .metrics import EpochMetrics
 from .trainer import Trainer
 
 _logger = logging.getLogger(__name__)
-
-
-class JsonLines:
-    """A file with a line of JSON for each epoch. It is begun anew, and flushed after every line."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("w", buffering=1)
-
-    def write(self, metrics: EpochMetrics) -> None:
-        self._file.write(metrics.as_json() + "\n")
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class TensorBoardEvents:
@@ -80,33 +67,40 @@ def tag(name: str) -> str:
 class MetricsFiles:
     """All files of metrics of a run, written on rank 0 from ``history`` on; OSError for unwritable files.
 
-    ``metrics`` is a file of JSON lines; ``output`` gets ``metrics.jsonl`` and, with tensorboard, ``tensorboard/``.
+    ``metrics`` is a file with a line of JSON for each epoch, begun anew and flushed after every line; ``output`` gets
+    the same as ``metrics.jsonl`` and, with tensorboard, ``tensorboard/``.
     """
 
     def __init__(self, metrics: Path | None, output: Path | None, history: Sequence[EpochMetrics] = ()) -> None:
-        files: list[JsonLines | TensorBoardEvents] = [JsonLines(metrics)] if metrics is not None else []
-        if output is not None:
-            files.append(JsonLines(output / "metrics.jsonl"))
-        for file in files:
-            for each in history:
-                file.write(each)
-        self._files = files
         self._written = len(history)
+        self._files: dict[Any, Callable[[EpochMetrics], object]] = {}
+        """What writes an epoch into each."""
+        for path in filter(None, (metrics, output and output / "metrics.jsonl")):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("w", buffering=1)
+            self._files[file] = functools.partial(_write_line, file)
+            for each in history:
+                _write_line(file, each)
         if output is not None:
             with contextlib.suppress(ImportError):
-                self._files.append(TensorBoardEvents(output / "tensorboard", history))
+                events = TensorBoardEvents(output / "tensorboard", history)
+                self._files[events] = events.write
 
     def epoch_end(self, trainer: Trainer) -> None:
         """Write the new epochs; a full disk does not stop the training."""
         for metrics in trainer.history[self._written :]:
-            for file in self._files:
+            for write in self._files.values():
                 try:
-                    file.write(metrics)
+                    write(metrics)
                 except OSError as error:
-                    _logger.warning("epoch %d is missing in a %s (%s)", metrics.epoch, type(file).__name__, error)
+                    _logger.warning("epoch %d is missing in a file of metrics (%s)", metrics.epoch, error)
         self._written = len(trainer.history)
 
     def close(self) -> None:
         for file in self._files:
             with contextlib.suppress(OSError):
                 file.close()
+
+
+def _write_line(file: IO[str], metrics: EpochMetrics) -> None:
+    file.write(metrics.as_json() + "\n")

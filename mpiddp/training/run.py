@@ -7,7 +7,6 @@ import functools
 import logging
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 import mpiddp.distributed as dist
@@ -17,10 +16,10 @@ from mpiddp.device.allocator import tune_allocator
 from mpiddp.distributed.groups import default_group
 from mpiddp.distributed.shrink import survivable
 from mpiddp.errors import EXIT_CHECKPOINTED, EXIT_INTERRUPTED
+from mpiddp.serialization import save
 
 from . import info
 from .build import agree_on_device, build_trainer, gpu_fault
-from .checkpoint import save_model
 from .checkpointer import Checkpointer
 from .config import Config, RunError, UsageError
 from .console import Console, configuration_lines, say, warnings_of
@@ -119,18 +118,6 @@ def check_request(config: Config, ranks: int) -> None:
         raise UsageError(
             f"--batch-size {config.batch_size} is that of all ranks together: give {ranks} or more, or start fewer"
         )
-    if config.output is not None:
-        _check_folder("--output", config.output)
-    if config.metrics is not None:
-        _check_folder("--metrics", config.metrics.parent)
-        if config.metrics.is_dir():
-            raise UsageError(f"--metrics {config.metrics} is a folder: give the name of a file in it")
-
-
-def _check_folder(option: str, folder: Path) -> None:
-    there = next(each for each in (folder, *folder.parents) if each.exists())
-    if not there.is_dir():
-        raise UsageError(f"{option}: {there} is a file, where a folder is wanted: give another name")
 
 
 def _known_to_all(deadline: Deadline | None) -> Deadline | None:
@@ -230,7 +217,7 @@ def _finish(job: Job, trainer: Trainer) -> int:
     first, output, checkpointer = dist.get_rank() == 0, job.config.output, job.checkpointer
     if output is not None:
         path = output / "model.safetensors"
-        raise_on_all_ranks(lambda: save_model(path, trainer.model.module) if first else None, RunError)
+        raise_on_all_ranks(lambda: save(trainer.model.module.state_dict(), path) if first else None, RunError)
     if first:
         say(f"saved {path}" if output else "no --output DIR, so the model is not saved")
     if checkpointer is not None:

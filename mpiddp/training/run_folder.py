@@ -70,10 +70,10 @@ def describe(config: Config, surroundings: Mapping[str, Any]) -> None:
     """Write ``config.json`` and ``run.json`` (`mpiddp.training.info` and the commits of the code) in the folder."""
     assert config.output is not None, "there is a folder"
     sweep(config.output)
-    write_atomically(config.output / "config.json", config.as_json().encode())
     commits = {"mpiddp": git_commit(Path(__file__)), "working directory": git_commit(Path.cwd())}
     described = {**surroundings, "commits": commits, "started": datetime.now(UTC).isoformat(timespec="seconds")}
-    write_atomically(config.output / "run.json", (json.dumps(described, indent=1) + "\n").encode())
+    for name, values in (("config.json", config.as_dict()), ("run.json", described)):
+        write_atomically(config.output / name, (json.dumps(values, indent=1) + "\n").encode())
 
 
 _LIMIT_S = 5.0

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from operator import length_hint
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from mpiddp import nn
 from mpiddp.autograd import Tensor, no_grad
 from mpiddp.data import DataLoader
 from mpiddp.distributed import get_rank, get_world_size
 from mpiddp.distributed.groups import default_group
+from mpiddp.elastic import Stateful
 from mpiddp.optim import Optimizer
 from mpiddp.optim.lr_scheduler import LRScheduler
 from mpiddp.parallel import DistributedDataParallel, ZeroRedundancyOptimizer
@@ -31,14 +32,7 @@ EVENTS = ("epoch_begin", "step_skip", "step_end", "epoch_end")
 """When callbacks are called: on every rank, with the trainer, in the order of each list."""
 
 
-class Stateful(Protocol):
-    """State for checkpoints: numbers, strings, None and arrays, in dicts, lists and tuples."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state: Any) -> None: ...
-
-
+@dataclasses.dataclass(eq=False)
 class Trainer:
     """Trains a model on all ranks in synchronous steps, each of which sends the gradients and 32 bytes.
 
@@ -51,7 +45,7 @@ class Trainer:
     train_loader : DataLoader
         (inputs, targets), equally many on every rank; a `GlobalBatchSampler` makes steps independent of their number.
     test_loader : DataLoader, optional
-        Each test sample on one rank: ``DistributedSampler(..., mode="exact")``.
+        Each test sample on one rank, as by a `GlobalBatchSampler`.
     correct_fn : callable
         Number of correct samples, of output and targets.
     stop : callable, optional
@@ -59,9 +53,6 @@ class Trainer:
     on_nan : {"stop", "skip"}
         What to do in a step whose loss or gradients are not finite. At most `MAX_SKIPPED` steps in a row are skipped,
         and fewer than an epoch has.
-    callbacks : mapping of str to sequence of callable, optional
-        By the `EVENTS`; ``step_skip`` comes before the ``step_end`` of a skipped step. They may communicate if all
-        ranks do.
     stateful : mapping of str to Stateful, optional
         Each rank's further state for checkpoints.
     accumulate : int
@@ -73,6 +64,9 @@ class Trainer:
 
     Attributes
     ----------
+    callbacks : dict of str to list of callable
+        By the `EVENTS`; ``step_skip`` comes before the ``step_end`` of a skipped step. They may communicate if all
+        ranks do.
     epoch, step, skipped : int
         Completed; steps include skipped ones.
     running : MetricSum
@@ -88,52 +82,29 @@ class Trainer:
     0.98
     """
 
-    def __init__(
-        self,
-        model: DistributedDataParallel,
-        optimizer: Optimizer,
-        loss_fn: Callable[[Any, Array], Tensor],
-        train_loader: DataLoader,
-        test_loader: DataLoader | None = None,
-        *,
-        correct_fn: Callable[[Any, Array], float] = count_correct,
-        stop: Callable[[], bool] = lambda: False,
-        on_nan: Literal["stop", "skip"] = "stop",
-        callbacks: Mapping[str, Sequence[Callback]] | None = None,
-        stateful: Mapping[str, Stateful] | None = None,
-        accumulate: int = 1,
-        clip_norm: float | None = None,
-        scheduler: LRScheduler | None = None,
-    ) -> None:
-        unknown = set(callbacks or ()) - set(EVENTS)
-        if unknown:
-            raise ValueError(f"callbacks are called at {', '.join(EVENTS)}, not at {', '.join(sorted(unknown))}")
-        if accumulate < 1:
-            raise ValueError(f"accumulate has to be at least 1 batch a step, got {accumulate}")
-        if accumulate > 1 and model.virtual_ranks:
-            raise ValueError("accumulate is for a model without virtual ranks: take larger batches and more of these")
-        self.model = model
-        self.optimizer = optimizer
-        self.loss_fn = loss_fn
-        self.train_loader = train_loader
-        self.test_loader = test_loader
-        self.correct_fn = correct_fn
-        self.stop = stop
-        self.on_nan = on_nan
-        self.callbacks: dict[str, list[Callback]] = {event: list((callbacks or {}).get(event, ())) for event in EVENTS}
-        self.stateful = dict(stateful or {})
-        self.accumulate = accumulate
-        self.clip_norm = clip_norm
-        self.scheduler = scheduler
-        self.epoch = 0
-        self.step = 0
+    model: DistributedDataParallel
+    optimizer: Optimizer
+    loss_fn: Callable[[Any, Array], Tensor]
+    train_loader: DataLoader
+    test_loader: DataLoader | None = None
+    _: dataclasses.KW_ONLY
+    correct_fn: Callable[[Any, Array], float] = count_correct
+    stop: Callable[[], bool] = lambda: False
+    on_nan: Literal["stop", "skip"] = "stop"
+    stateful: dict[str, Stateful] = dataclasses.field(default_factory=dict)
+    accumulate: int = 1
+    clip_norm: float | None = None
+    scheduler: LRScheduler | None = None
+
+    def __post_init__(self) -> None:
+        self.callbacks: dict[str, list[Callback]] = {event: [] for event in EVENTS}
+        self.epoch = self.step = self.skipped = 0
         self.running = new_sums()
         self.history: list[EpochMetrics] = []
-        self.skipped = 0
         self.stopped = False
         self._skipped_in_a_row = 0
         self._waited_s = 0.0
-        self._last_lr = float(optimizer.param_groups[0]["lr"])
+        self._last_lr = float(self.optimizer.param_groups[0]["lr"])
         # Seconds of the current epoch, of all runs that have trained in it.
         self._epoch_s = self._epoch_exposed_s = 0.0
 
@@ -187,9 +158,7 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all other state, as JSON values; collective."""
-        own = gathered((nn.random.get_state(), flatten(self._states(), "stateful")[0]))
-        random_states, states = (list(each) for each in zip(*own, strict=True))
-        return self.common_state() | {"random": random_states, "stateful": states}
+        return self.common_state() | {"stateful": gathered(flatten(self._states(), "stateful")[0])}
 
     def common_state(self) -> dict[str, Any]:
         """Return `state_dict` without the other ranks' state."""
@@ -207,7 +176,7 @@ class Trainer:
             "schedule": [self.step if self.scheduler is None else self.scheduler.last_epoch, self._steps_an_epoch()],
             # The base class's method, because a sharded optimizer's needs the whole state collected first.
             "param_groups": Optimizer.state_dict(self.optimizer)["param_groups"],
-            "random": [],
+            "random": [],  # older mpiddp looks for it; each step draws from seed, rank and number
             "stateful": [flatten(self._states(), "stateful")[0]],
             "bucket_order": self.model.bucket_order(),
         }
@@ -215,9 +184,9 @@ class Trainer:
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         """Continue from `state_dict` and `arrays`, also in the middle of an epoch.
 
-        As many ranks continue to the same bits. With another number no sample of the epoch is lost or repeated; a new
-        rank begins its own stream of dropout, and takes the `stateful` of another rank. Of `own_arrays` each rank needs
-        those that it `wants`. RuntimeError or ValueError if model, optimizer or data do not fit the state.
+        As many ranks continue to the same bits. With another number no sample of the epoch is lost or repeated, and a
+        new rank takes the `stateful` of another. Of `own_arrays` each rank needs those that it `wants`. RuntimeError or
+        ValueError if model, optimizer or data do not fit the state.
         """
         self.model.module.load_state_dict(
             {name.removeprefix("model."): x for name, x in arrays.items() if name.startswith("model.")}
@@ -231,8 +200,7 @@ class Trainer:
                 records.setdefault(int(number), {})[key] = x
         self.optimizer.load_state_dict({"state": records, "param_groups": state["param_groups"]})
         self.train_loader.load_state_dict(state["loader"])
-        if get_rank() < len(state["random"]):
-            nn.random.set_state(state["random"][get_rank()])
+
         self.running = new_sums()
         self.running.sums[:] = state["running"]
         if (states := state.get("stateful")) is not None:

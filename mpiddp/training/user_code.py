@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 import traceback
 from collections.abc import Callable
@@ -44,27 +43,15 @@ def import_string(option: str, name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def call(option: str, name: str, **arguments: Any) -> Any:
-    """Call what `import_string` returns; UsageError if it takes other arguments, or raises.
+def call(option: str, name: str, kind: type[Any], **arguments: Any) -> Any:
+    """Call what `import_string` returns; UsageError if it raises, or returns something else than a ``kind``.
 
-    >>> call("--data", "random:Random", x=3).randrange(1)
+    >>> call("--data", "random:Random", object, x=3).randrange(1)
     0
     """
     function = import_string(option, name)
     try:
-        signature = inspect.signature(function)
-    except ValueError:
-        signature = inspect.Signature([inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)])  # written in C
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        shown = ", ".join(f"{key}={value}" for key, value in arguments.items())
-        raise UsageError(
-            f"{option} {name} is called as {name.partition(':')[2]}({shown}), and has the parameters {signature}:"
-            f" {error}"
-        ) from error
-    try:
-        return function(**arguments)
+        found = function(**arguments)
     except UsageError:
         raise
     except Exception as error:
@@ -73,3 +60,6 @@ def call(option: str, name: str, **arguments: Any) -> Any:
         at = f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
         notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
         raise UsageError(f"{option} {name}: {type(error).__name__}: {error}{notes}{at}") from error
+    if not isinstance(found, kind):
+        raise UsageError(f"{option} {name} has to return mpiddp's {kind.__name__}, got {type(found).__name__}")
+    return found

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from harness.oracle import compare
 
-from mpiddp.autograd import Function, Tensor, cat, gradcheck, maximum, minimum, stack, where
+from mpiddp.autograd import Function, Tensor, cat, gradcheck, stack, where
 
 
 def draw(*shapes: tuple[int, ...], low: float = -2.0, high: float = 2.0, seed: int = 0) -> list[np.ndarray]:
@@ -41,18 +41,9 @@ COMMON: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
     ("exp", lambda a: a.exp(), draw((2, 3))),
     ("log", lambda a: a.log(), draw((2, 3), low=0.2)),
     ("sqrt", lambda a: a.sqrt(), draw((2, 3), low=0.2)),
-    ("neg", lambda a: a.neg(), draw((3,))),
-    ("square", lambda a: a.square(), draw((3,))),
-    ("pow", lambda a: a.pow(exponent=2), draw((3,))),
     ("relu", lambda a: a.relu(), draw((2, 3))),
-    ("add times", lambda a: a.add(a * 2, alpha=3).add(1), draw((2, 3))),
-    ("sub times", lambda a: a.sub(a * a, alpha=0.5).sub(2), draw((2, 3))),
-    ("mul", lambda a: a.mul(a).mul(3), draw((2, 3))),
-    ("div", lambda a: a.div(a * a + 1).div(2), draw((2, 3))),
     ("tanh", lambda a: a.tanh(), draw((2, 3))),
     ("sigmoid", lambda a: a.sigmoid(), draw((2, 3), low=-30, high=30)),
-    ("clamp", lambda a: a.clamp(min=-0.5, max=1.0), draw((4, 5))),
-    ("clamp one side", lambda a: a.clamp(max=0.5), draw((4, 5))),
     ("matmul", lambda a, b: a @ b, draw((2, 3), (3, 4))),
     ("matmul vector right", lambda a, b: a @ b, draw((2, 3), (3,))),
     ("matmul vector left", lambda a, b: a @ b, draw((3,), (3, 2))),
@@ -75,10 +66,6 @@ COMMON: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
     ("var, correction", lambda a: a.var(dim=(0, 1), correction=2, keepdim=True), draw((5, 7, 3))),
     ("softmax", lambda a: a.softmax(dim=1), draw((2, 3, 4))),
     ("log_softmax", lambda a: a.log_softmax(dim=-1), draw((2, 3, 4))),
-    ("max of two", lambda a: a.max(a * a), draw((2, 3))),
-    ("min of two", lambda a: a.min(-a), draw((2, 3))),
-    ("amax", lambda a: a.amax(dim=(0, 2)), draw((2, 3, 4))),
-    ("amin", lambda a: a.amin(dim=1, keepdim=True), draw((2, 3, 4))),
     ("max", lambda a: a.max(), draw((2, 3))),
     ("max values", lambda a: a.max(dim=1)[0], draw((2, 3, 4))),
     ("min values keepdim", lambda a: a.min(dim=-1, keepdim=True)[0], draw((2, 3, 4))),
@@ -87,16 +74,11 @@ COMMON: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
     ("flatten", lambda a: a.flatten(start_dim=0, end_dim=1), draw((2, 3, 2))),
     ("T", lambda a: a.T * 2, draw((2, 3))),
     ("transpose", lambda a: a.transpose(dim0=0, dim1=-1), draw((2, 3, 4))),
-    ("permute", lambda a: a.permute(2, 0, 1), draw((2, 3, 4))),
-    ("permute negative", lambda a: a.permute(-1, 0, 1), draw((2, 3, 4))),
     ("t", lambda a: a.t(), draw((2, 3))),
     ("t of a vector", lambda a: a.t(), draw((3,))),
     ("contiguous", lambda a: a.transpose(0, 2).contiguous(), draw((2, 3, 4))),
     ("view_as", lambda a: a.view_as(a.flatten(1)), draw((2, 3, 2))),
-    ("expand_as", lambda a: a.sum(0, keepdim=True).expand_as(a), draw((2, 3))),
     ("squeeze unsqueeze", lambda a: a.squeeze(dim=1).unsqueeze(dim=-1).unsqueeze(0), draw((2, 1, 3))),
-    ("expand", lambda a: a.expand(4, 2, 3), draw((2, 1))),
-    ("expand keep", lambda a: a.expand(-1, 3), draw((2, 1))),
     ("index row", lambda a: a[1], draw((2, 3))),
     ("index negative", lambda a: a[-1, ..., 1], draw((2, 3, 4))),
     ("index slices", lambda a: a[:, 1:, ::2], draw((2, 3, 5))),
@@ -111,31 +93,17 @@ COMMON: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
 OWN: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
     ("where", lambda a, b: where(MASK, a, b), draw((2, 3), (3,))),
     ("where number", lambda a: where(MASK, a, 0.0), draw((2, 3))),
-    ("maximum", maximum, draw((2, 3), (3,))),
-    ("minimum number", lambda a: minimum(a, 0.5), draw((2, 3))),
     ("cat", lambda a, b: cat([a, b, a], -1), draw((2, 3), (2, 2))),
     ("stack", lambda a, b: stack([a, b], 1), draw((2, 3), (2, 3))),
     ("array on the left", lambda a: np.arange(3.0) * a, draw((2, 3))),
     ("array @ tensor", lambda a: np.arange(6.0).reshape(2, 3) @ a, draw((3, 2))),
 ]
-SEVERAL: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
-    ("split", lambda a: a.split(split_size=3, dim=1), draw((5, 7, 3))),
-    ("split, negative axis", lambda a: a.split(2, -1), draw((5, 7, 3))),
-    ("split, sizes", lambda a: a.split([1, 0, 4], dim=0), draw((5, 2))),
-    ("split, larger", lambda a: a.split(9), draw((5, 2))),
-    ("chunk", lambda a: a.chunk(chunks=3, dim=1), draw((5, 7))),
-    ("chunk, fewer", lambda a: a.chunk(4), draw((5, 7))),
-    ("chunk, many", lambda a: a.chunk(20, 1), draw((5, 7))),
-    ("topk", lambda a: a.topk(3, 1), draw((5, 7, 3))),
-    ("topk, smallest", lambda a: a.topk(k=2, dim=-1, largest=False, sorted=True), draw((5, 7, 3))),
-    ("topk, all", lambda a: a.topk(5, 0), draw((5, 7))),
-    ("topk, none", lambda a: a.topk(0), draw((5, 7))),
-    ("double", lambda a: a.double(), draw((2, 3))),
+OTHERS: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
     ("product over nothing", lambda a, b: a @ b, draw((3, 0), (0,))),
     ("product of no rows", lambda a, b: a @ b, draw((2, 0, 3), (3, 4))),
     ("dot product of nothing", lambda a, b: a @ b, draw((0,), (0,))),
 ]
-"""With several results, with other dtypes, or of nothing: without central differences."""
+"""Of other dtypes, or of nothing: without central differences."""
 
 
 @pytest.mark.parametrize(("function", "inputs"), [case[1:] for case in COMMON + OWN], ids=[c[0] for c in COMMON + OWN])
@@ -144,7 +112,7 @@ def test_central_differences(function: Callable[..., Tensor], inputs: list[np.nd
 
 
 @pytest.mark.parametrize(
-    ("function", "inputs"), [case[1:] for case in COMMON + SEVERAL], ids=[c[0] for c in COMMON + SEVERAL]
+    ("function", "inputs"), [case[1:] for case in COMMON + OTHERS], ids=[c[0] for c in COMMON + OTHERS]
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_torch(function: Callable[..., Any], inputs: list[np.ndarray], dtype: str) -> None:
@@ -153,25 +121,8 @@ def test_torch(function: Callable[..., Any], inputs: list[np.ndarray], dtype: st
 
 def test_ties_share_the_gradient() -> None:
     x = Tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]], requires_grad=True)
-    x.amax(1).sum().backward()
-    np.testing.assert_allclose(x.grad, [[0, 0.5, 0.5], [1 / 3, 1 / 3, 1 / 3]], rtol=1e-6)
-    a, b = Tensor([1.0, 2.0], requires_grad=True), Tensor([1.0, 3.0], requires_grad=True)
-    maximum(a, b).sum().backward()
-    np.testing.assert_array_equal(a.grad, [0.5, 0.0])
-    np.testing.assert_array_equal(b.grad, [0.5, 1.0])
-
-
-@pytest.mark.parametrize("ours", [maximum, minimum])
-def test_the_larger_of_infinities(ours: Callable[..., Tensor]) -> None:
-    """Masked scores are minus infinity, and the difference of two is no number."""
-    torch = pytest.importorskip("torch")
-    values = np.array([[-np.inf, 1, np.inf, -np.inf, np.nan], [-np.inf, 1, np.inf, 2, 1]], np.float32)
-    a, b = (Tensor(each, requires_grad=True) for each in values)
-    c, d = (torch.tensor(each, requires_grad=True) for each in values)
-    ours(a, b).backward(np.ones(5))
-    getattr(torch, ours.__name__)(c, d).backward(torch.ones(5))
-    np.testing.assert_array_equal(a.grad, c.grad.numpy())
-    np.testing.assert_array_equal(b.grad, d.grad.numpy())
+    x.max().backward()
+    np.testing.assert_array_equal(x.grad, [[0, 0.5, 0.5], [0, 0, 0]])
 
 
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:divide by zero", "ignore:.*degrees of freedom")
@@ -247,10 +198,15 @@ def test_a_function_may_keep_a_dtype() -> None:
 )
 def test_a_gradient_has_the_dtype_of_its_tensor(function: Callable[..., Tensor]) -> None:
     seen = []
-    x = Tensor([1.0, 2.0], requires_grad=True)
-    y = x * 1
-    y.register_hook(lambda grad: seen.append(grad.dtype))
-    z = function(y)
-    z.register_hook(lambda grad: seen.append(grad.dtype))
+
+    class Seen(Function):
+        def forward(self, x: np.ndarray) -> np.ndarray:
+            return x * x.dtype.type(1)
+
+        def backward(self, grad: np.ndarray) -> np.ndarray:
+            seen.append(grad.dtype)
+            return grad * grad.dtype.type(1)
+
+    z = Seen.apply(function(Seen.apply(Tensor([1.0, 2.0], requires_grad=True))))
     z.sum().backward()
     assert seen == [z.dtype, np.float32]

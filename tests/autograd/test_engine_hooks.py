@@ -56,46 +56,17 @@ def test_leaf_whose_last_use_has_no_gradient_still_fires() -> None:
 def test_removed_hook_does_not_fire() -> None:
     x, fired = leaf(1), []
     handle = x.register_post_accumulate_grad_hook(lambda p: fired.append(1))
-    with x.register_hook(lambda g: g * 100):
+    with x.register_post_accumulate_grad_hook(lambda p: fired.append(2)):
         (x * 2).backward()
     handle.remove()
     handle.remove()
     (x * 2).backward()
-    assert fired == [1]
-    np.testing.assert_array_equal(x.grad, [202])
-
-
-@pytest.mark.parametrize("slotted", [False, True])
-def test_gradient_hook_on_a_leaf_sees_the_whole_gradient_of_this_backward(slotted: bool) -> None:
-    x, seen = leaf(1, 2), []
-    if slotted:
-        x.grad_slot = np.full(2, np.nan, np.float32)
-
-    def double(grad: np.ndarray) -> np.ndarray:
-        seen.append(grad.copy())
-        return grad * 2
-
-    x.register_hook(double)
-    for _ in range(2):
-        (x * 3 + x).sum().backward()
-    np.testing.assert_array_equal(seen, [[4, 4], [4, 4]])
-    np.testing.assert_array_equal(x.grad, [16, 16])
-    assert not slotted or x.grad is x.grad_slot
-
-
-def test_gradient_hook_inside_the_graph() -> None:
-    x, seen = leaf(1, 2), []
-    y = x * 3
-    y.register_hook(lambda grad: seen.append(grad.copy()))
-    y.register_hook(lambda grad: grad * 10)
-    (y + y * 2).sum().backward()
-    np.testing.assert_array_equal(seen, [[3, 3]])
-    np.testing.assert_array_equal(x.grad, [90, 90])
+    assert fired == [1, 2]
 
 
 def test_hooks_are_refused_where_they_would_never_fire() -> None:
     with pytest.raises(RuntimeError, match="cannot register a hook on a tensor that doesn't require gradient"):
-        Tensor([1.0]).register_hook(print)
+        Tensor([1.0]).register_post_accumulate_grad_hook(print)
     with pytest.raises(RuntimeError, match="cannot be registered on non-leaf tensors"):
         (leaf(1) * 2).register_post_accumulate_grad_hook(print)
 

@@ -10,7 +10,7 @@ from mpiddp.autograd import Function, gradcheck
 from .test_autograd import draw
 
 
-def test_gradcheck_names_the_worst_element() -> None:
+def test_gradcheck_shows_the_difference() -> None:
     class Wrong(Function):
         def forward(self, x: np.ndarray) -> np.ndarray:
             return x * 2
@@ -20,7 +20,7 @@ def test_gradcheck_names_the_worst_element() -> None:
             result[1, 2] += 5
             return result
 
-    with pytest.raises(AssertionError, match=r"gradient of input 1 at \[1, 2\]"):
+    with pytest.raises(AssertionError, match=r"gradient of input 1(?s:.*)Max absolute difference.*: 5"):
         gradcheck(lambda a, b: a + Wrong.apply(b), draw((2, 3), (2, 3)))
 
 

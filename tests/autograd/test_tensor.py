@@ -47,7 +47,7 @@ def test_conversions() -> None:
     assert len(x) == 1 and x.ndim == 2 and x.size == x.numel() == 2 and x.is_leaf
     assert x[0, 0].item() == 1.5 and float(x[0, 1]) == 2.0 and int(x[0, 1]) == 2 and x.tolist() == [[1.5, 2.0]]
     assert f"{x[0, 0]:.3f}" == "1.500"
-    with pytest.raises(TypeError, match="len\\(\\) of a 0-d tensor"):
+    with pytest.raises(TypeError, match="unsized object"):
         len(x.sum())
     assert "requires_grad=True" in repr(leaf(1)) and "grad_fn=<Multiply>" in repr(leaf(1) * 2)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -21,22 +18,7 @@ X = draw(5, 7, 3)
 MASK = draw(5, 7, 3, seed=1) > 0.3
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("value", [-np.inf, 0.0, 2])
-def test_masked_fill(value: float, dtype: str) -> None:
-    ours, theirs = Tensor(X.astype(dtype), requires_grad=True), torch.tensor(X.astype(dtype), requires_grad=True)
-    mine, other = ours.masked_fill(MASK, value), theirs.masked_fill(torch.tensor(MASK), value)
-    assert mine.dtype == dtype and np.array_equal(mine.detach().numpy(), other.detach().numpy())
-    mine.masked_fill(MASK, 0).sum().backward()
-    other.masked_fill(torch.tensor(MASK), 0).sum().backward()
-    assert np.array_equal(ours.grad, theirs.grad.numpy())
-    with pytest.raises(RuntimeError, match="boolean masks"):
-        ours.masked_fill(MASK.astype(int), 0)
-    with pytest.raises(RuntimeError, match="boolean masks"):
-        theirs.masked_fill(torch.tensor(MASK.astype(int)), 0)
-
-
-@pytest.mark.parametrize("name", ["eq", "ne", "lt", "le", "gt", "ge"])
+@pytest.mark.parametrize("name", ["eq", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"])
 def test_comparisons(name: str) -> None:
     other = np.where(MASK, X, 0)
     for operand, theirs in ((other, torch.tensor(other)), (0.5, 0.5)):
@@ -51,29 +33,10 @@ def test_booleans() -> None:
         assert np.array_equal(mine.numpy(), theirs.numpy())
 
 
-def test_topk_of_equal_values_and_of_nan() -> None:
-    assert Tensor([1.0, 2.0, 2.0, 0.0]).topk(3).indices.tolist() == [1, 2, 0]
-    assert Tensor([1.0, 1.0, 0.0]).topk(2, largest=False).indices.tolist() == [2, 0]
-    nan = [1.0, float("nan"), 3.0]
-    assert Tensor(nan).topk(2).indices.tolist() == torch.tensor(nan).topk(2).indices.tolist() == [1, 2]
-    with pytest.raises(RuntimeError, match="selected index k out of range"):
-        Tensor([1.0]).topk(2)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x.split([2, 2]),
-        lambda x: x.split(-1),
-        lambda x: x.chunk(0),
-        lambda x: x.t(),
-        lambda x: x.topk(8, 1),
-    ],
-)
-def test_errors_are_those_of_torch(function: Callable[[Any], Any]) -> None:
+def test_t_of_three_axes_is_an_error_as_in_torch() -> None:
     for x in (Tensor(X), torch.tensor(X)):
         with pytest.raises(RuntimeError):
-            function(x)
+            x.t()
 
 
 def test_size_is_numpys_and_torchs() -> None:
@@ -94,8 +57,7 @@ def test_to_a_device_a_dtype_or_another_tensor() -> None:
         assert single.dtype == np.float32 and single.requires_grad
     x.to("cpu", "float32").sum().backward()
     assert x.grad is not None and x.grad.dtype == np.float64 and (x.grad == 1).all()
-    assert not x.long().requires_grad and x.long().dtype == np.int64 and x.bool().dtype == bool
-    assert x.int().dtype == np.int32
+    assert not x.long().requires_grad and x.long().dtype == np.int64 and x.astype(bool).dtype == bool
     with no_grad():
         assert not x.to(np.float32).requires_grad
     for wrong in ("gpu", "cuda:x", None, 1.5, True):
@@ -115,21 +77,19 @@ def test_to_a_gpu_that_is_not_there_names_the_way_out(monkeypatch: pytest.Monkey
 def test_in_place_operations_write_to_the_array() -> None:
     array = np.arange(4, dtype=np.float32)
     x = Tensor(array)
-    for operation in (
-        lambda t: t.add_(2),
-        lambda t: t.mul_(3),
-        lambda t: t.sub_(1, alpha=2),
-        lambda t: t.div_(4),
-    ):
-        assert operation(x) is x
-    theirs = torch.arange(4.0).add_(2).mul_(3).sub_(1, alpha=2).div_(4)
-    assert x.data is array and np.array_equal(array, theirs.numpy())
+    with no_grad():
+        x += 2
+        x *= 3
+        x -= 2
+        x /= 4
+    assert x.data is array and array.tolist() == [1, 1.75, 2.5, 3.25]
     x[1] = 7
     x[Tensor([2, 3])] = Tensor([8.0, 9.0])
     assert array.tolist()[1:] == [7, 8, 9]
     assert x.copy_(np.ones(4)).tolist() == [1] * 4 and x.fill_(2).tolist() == [2] * 4 and x.zero_().tolist() == [0] * 4
-    with pytest.raises(TypeError):
-        Tensor(np.arange(3)).add_(0.5)
+    whole = Tensor(np.arange(3))
+    with no_grad(), pytest.raises(TypeError):
+        whole += 0.5
 
 
 def test_in_place_operations_leave_the_tape_right() -> None:
@@ -140,7 +100,7 @@ def test_in_place_operations_leave_the_tape_right() -> None:
         p -= 0.5 * p.grad
         p *= 2
     assert p.data is data and data.tolist() == [0, 0] and p.is_leaf and p.requires_grad
-    for wrong in (lambda: p.add_(1), lambda: p.zero_(), lambda: p.__setitem__(0, 1), lambda: p.__iadd__(1)):
+    for wrong in (lambda: p.zero_(), lambda: p.__setitem__(0, 1), lambda: p.__iadd__(1)):
         with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
             wrong()
     q = p * 2

@@ -61,7 +61,7 @@ def test_operations_are_right(here, operation, name):
 
 @pytest.mark.parametrize(
     ("dtype", "op"),
-    [("float16", "sum"), ("int8", "product"), ("bool", "bxor"), ("float64", "avg"), ("complex64", "sum")],
+    [("float16", "sum"), ("int8", "max"), ("float64", "avg")],
 )
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce", "reduce_scatter"])
 def test_reductions_are_right(here, operation, dtype, op):
@@ -159,8 +159,8 @@ def test_unknown_algorithm_is_a_usage_error(here, capsys, operation):
 
 
 def test_reduction_that_means_nothing_is_a_usage_error(here):
-    with pytest.raises(UsageError, match="--op band --dtype float32"):
-        sweep.run(options("all_reduce", "--op", "band"))
+    with pytest.raises(UsageError, match="--op exact_sum --dtype int32"):
+        sweep.run(options("all_reduce", "--op", "exact_sum", "--dtype", "int32"))
 
 
 @pytest.mark.mpi(min_size=2)

@@ -41,10 +41,10 @@ def test_sweep_refuses(begin, end, factor):
 
 
 def test_short_options_are_those_of_nccl_tests():
-    given = ["bench", "all_reduce", "-b", "1K", "-e", "2M", "-f", "4", "-n", "7", "-w", "0", "-c", "0"]
+    given = ["bench", "all_reduce", "-b", "1K", "-e", "2M", "-f", "4", "-n", "7", "-w", "0"]
     found = build_parser().parse_args(given)
     assert isinstance(found, argparse.Namespace)
-    expected = {"begin": 1024, "end": 2 << 20, "factor": 4.0, "iterations": 7, "warmup": 0, "check": 0}
+    expected = {"begin": 1024, "end": 2 << 20, "factor": 4.0, "iterations": 7, "warmup": 0}
     assert {name: getattr(found, name) for name in expected} == expected
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -38,24 +38,12 @@ def test_equals_torch(replicas: int, shuffle: bool, drop_last: bool) -> None:
                 ), where
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("n", [0, 1, 2, 9, 10, 11, 100])
-@pytest.mark.parametrize("replicas", [1, 2, 3, 4, 11])
-def test_exact_has_each_sample_once(n: int, replicas: int, shuffle: bool) -> None:
-    parts = shares(n, replicas, shuffle=shuffle, mode="exact")
-    assert sorted(chain.from_iterable(parts)) == list(range(n))
-    lengths = [len(part) for part in parts]
-    assert max(lengths) - min(lengths) <= 1 and lengths == sorted(lengths, reverse=True)
-    assert lengths == [len(DistributedSampler(range(n), replicas, r, mode="exact")) for r in range(replicas)]
-
-
-@pytest.mark.parametrize("mode", ["pad", "exact"])
 @pytest.mark.parametrize("now", [1, 2, 3, 5])
 @pytest.mark.parametrize("before", [1, 3, 4])
-def test_resuming_loses_and_repeats_nothing(before: int, now: int, mode: Any) -> None:
+def test_resuming_loses_and_repeats_nothing(before: int, now: int) -> None:
     n = 23
     for consumed in range(-(-n // before) + 1):
-        samplers = [DistributedSampler(range(n), before, rank, seed=5, mode=mode) for rank in range(before)]
+        samplers = [DistributedSampler(range(n), before, rank, seed=5) for rank in range(before)]
         seen = []
         for sampler in samplers:
             sampler.set_epoch(3)
@@ -63,16 +51,13 @@ def test_resuming_loses_and_repeats_nothing(before: int, now: int, mode: Any) ->
         state = json.loads(json.dumps(samplers[0].state_dict()))
         rest = []
         for rank in range(now):
-            sampler = DistributedSampler(range(n), now, rank, seed=5, mode=mode)
+            sampler = DistributedSampler(range(n), now, rank, seed=5)
             sampler.load_state_dict(state)
             sampler.set_epoch(3)
             rest += list(sampler)
             assert sampler.position == n
         assert set(seen) | set(rest) == set(range(n))
-        if mode == "exact":
-            assert sorted(seen + rest) == list(range(n))
-        else:
-            assert len(rest) == -(-max(n - consumed * before, 0) // now) * now
+        assert len(rest) == -(-max(n - consumed * before, 0) // now) * now
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -140,18 +125,10 @@ def test_warns_once_when_set_epoch_is_forgotten() -> None:
         assert list(unshuffled) == list(unshuffled)
 
 
-@pytest.mark.parametrize(
-    ("rank", "options", "text"),
-    [
-        (-1, {}, r"Invalid rank -1, rank should be in the interval \[0, 2\]"),
-        (3, {}, "Invalid rank 3"),
-        (0, {"mode": "wrap"}, "'pad' and 'exact', got 'wrap'"),
-        (0, {"mode": "exact", "drop_last": True}, "drops nothing"),
-    ],
-)
-def test_refusals(rank: int, options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        DistributedSampler(range(3), 3, rank, **options)
+@pytest.mark.parametrize("rank", [-1, 3])
+def test_refuses_ranks_that_are_none(rank: int) -> None:
+    with pytest.raises(ValueError, match=rf"Invalid rank {rank}, rank should be in the interval \[0, 2\]"):
+        DistributedSampler(range(3), 3, rank)
 
 
 def test_defaults_to_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:

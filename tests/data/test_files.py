@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gzip
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -8,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpiddp.data.files import NAMES, as_inputs, labelled, npz_names, open_labelled, open_npz, read_idx
-
-from .test_builtin import idx
+from mpiddp.data.files import NAMES, as_inputs, labelled, npz_names, open_labelled, open_npz
 
 ARRAYS = {
     "plain": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
@@ -66,25 +63,15 @@ def test_header_that_lies_is_found(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("x.npy", content.replace(b"(1000,)", b"(0999,)").replace(b"(0999,)", b"(999,) "))
         archive.writestr("y.npy", content)
-    with pytest.raises(ValueError, match="array 'x', is damaged"):
+    with pytest.raises(ValueError, match=r"array 'x', cannot be read \(its header does not fit"):
         open_npz(tmp_path / "a.npz", ["x"])
     assert open_npz(tmp_path / "a.npz", ["y"])[0][-1] == 999
 
 
 def test_objects_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.array([{}], object), allow_pickle=True)
-    with pytest.raises(ValueError, match=r"array 'x', cannot be mapped \(it holds Python objects"):
+    with pytest.raises(ValueError, match=r"array 'x', cannot be read \(it holds Python objects"):
         open_npz(tmp_path / "a.npz", ["x"])
-
-
-def test_idx_is_mapped_unless_packed_or_of_several_bytes(tmp_path: Path) -> None:
-    for array, code, mapped in ((np.arange(6, dtype=np.uint8), 8, True), (np.arange(6, dtype=np.int16), 11, False)):
-        (tmp_path / "plain").write_bytes(idx(array, code))
-        (tmp_path / "packed").write_bytes(gzip.compress(idx(array, code)))
-        assert isinstance(read_idx(tmp_path / "plain"), np.memmap) == mapped
-        assert type(read_idx(tmp_path / "packed")) is np.ndarray
-        for name in ("plain", "packed"):
-            assert np.array_equal(read_idx(tmp_path / name), array)
 
 
 SAMPLES = np.random.default_rng(0).integers(0, 256, (20, 5, 5), dtype=np.uint8)

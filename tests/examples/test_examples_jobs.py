@@ -10,7 +10,6 @@ import importlib.util
 import json
 import re
 import shlex
-import socket
 import textwrap
 from collections import defaultdict
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from harness.launcher import job
 from harness.tiers import thinned
 
 from mpiddp import cores
-from mpiddp.examples import torch_user
 
 pytestmark = pytest.mark.once
 
@@ -142,41 +140,10 @@ def test_list_names_every_example_and_its_ranks():
     assert sorted(listed) == [(example.name, str(example.ranks or "-")) for example in ALL], done
 
 
-def test_examples_of_one_process_print_once_under_mpirun():
-    alone = [example for example in ALL if example.ranks is None]
-    program = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name).main()\n"
-    done = job("-c", program, *(f"mpiddp.examples.{example.name}" for example in alone), ranks=2)
-    assert done.rc == 0, done
-    assert alone and same("\n".join(example.output for example in alone), done.stdout.strip()), done
-
-
 def test_ranks_share_the_cores():
     """Without a warning of more BLAS threads than cores."""
     done = job("-m", "mpiddp.examples.hello", ranks=2, **dict.fromkeys(cores.THREAD_VARIABLES))
     assert done.rc == 0 and "BLAS threads" not in done.stderr, done
-
-
-def test_torch_runs_the_torch_script(monkeypatch, capsys):
-    torch = pytest.importorskip("torch")
-    source = Path(torch_user.__file__).read_text()
-    (train,) = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == "train")
-    program = f"import numpy as np\n{torch_user.TORCH_IMPORTS}\n{ast.get_source_segment(source, train)}\ntrain()\n"
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
-        monkeypatch.setenv(name, value)
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more of them wait for each other on a busy machine
-    try:
-        exec(program, {})
-    finally:
-        torch.set_num_threads(threads)
-    assert capsys.readouterr().out.strip() == "it has learnt: True"
-
-
-def test_our_imports_are_those_shown():
-    assert torch_user.OUR_IMPORTS in Path(torch_user.__file__).read_text().split("TORCH_IMPORTS")[0]
 
 
 def test_refusal_names_the_command():

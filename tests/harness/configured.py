@@ -8,8 +8,9 @@ import numpy as np
 
 from mpiddp.data import ArrayDataset, GlobalBatchSampler, digits
 from mpiddp.optim.lr_scheduler import MultiStepLR
-from mpiddp.training import Config, Trainer
 from mpiddp.training.build import build_trainer
+from mpiddp.training.config import Config
+from mpiddp.training.trainer import Trainer
 
 SAMPLES, BATCH, EPOCHS = 29, 4, 2
 """29 = 7 * 4 + 1: the last batch leaves all ranks but one without a sample; 8 batches are windows of 3, 3 and 2."""

@@ -64,11 +64,7 @@ def square(x):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_reductions(world, op, shape):
-    def scattered(*xs):
-        return [F.reduce_scatter(np.empty(shape[::-1]), [square(x) for x in xs], op)]
-
     gradcheck_over_ranks(lambda x: [F.all_reduce(square(x), op)], leaves(world, shape))
-    gradcheck_over_ranks(scattered, leaves(world, *[shape] * world.size))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -84,18 +80,6 @@ def test_all_gather_of_which_parts_are_used(world):
         return [parts[0] * parts[-1], parts[0].sum() * parts[0]]
 
     gradcheck_over_ranks(twice, leaves(world, (3,)))
-
-
-@pytest.mark.parametrize("equal", [True, False])
-def test_all_to_all_single(world, equal):
-    counts = np.array([[1 if equal else (s + 2 * t) % 3 for t in range(world.size)] for s in range(world.size)])
-    sent, received = counts[world.rank].tolist(), counts[:, world.rank].tolist()
-
-    def fn(x):
-        splits = (None, None) if equal else (received, sent)
-        return [F.all_to_all_single(np.empty((sum(received), 2)), square(x), *splits)]
-
-    gradcheck_over_ranks(fn, leaves(world, (2, sum(sent))))
 
 
 def test_group_in_another_order(world):
@@ -114,8 +98,6 @@ def test_outside_of_the_group(world):
     calls = {
         "all_reduce": lambda: F.all_reduce(x, group=group),
         "all_gather": lambda: F.all_gather(x, group=group),
-        "reduce_scatter": lambda: F.reduce_scatter(np.empty(1, np.float32), [x], group=group),
-        "all_to_all_single": lambda: F.all_to_all_single(np.empty(1, np.float32), x, group=group),
     }
     for name, call in calls.items():
         if world.rank == 0:
@@ -136,8 +118,6 @@ def test_ranks_without_a_gradient_take_part(world):
     calls = [
         lambda: F.all_reduce(x),
         lambda: F.all_gather(x)[world.size - 1],
-        lambda: F.reduce_scatter(np.empty(2, np.float32), [x] * world.size),
-        lambda: F.all_to_all_single(np.empty(2 * world.size, np.float32), dist.autograd.cat([x] * world.size)),
     ]
     for call in calls:
         x.grad = None
@@ -175,22 +155,12 @@ def test_one_rank_that_records_nothing_is_an_error_on_all(world):
 def test_operations_without_a_gradient(world):
     x = Tensor([1.0, 2.0], requires_grad=True)
     for op in (dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT):
-        for call in (
-            lambda op=op: F.all_reduce(x, op),
-            lambda op=op: F.reduce_scatter(np.empty(2, np.float32), [x] * world.size, op),
-        ):
-            with pytest.raises(ValueError, match=f"has no gradient for ReduceOp.{op.name}"):
-                call()
+        with pytest.raises(ValueError, match=f"has no gradient for ReduceOp.{op.name}"):
+            F.all_reduce(x, op)
 
 
 def test_wrong_arguments(world):
     x = Tensor([1.0], requires_grad=True)
-    with pytest.raises(TypeError, match="list of tensors, got Tensor"):
-        F.reduce_scatter(np.empty(1, np.float32), x)
-    with pytest.raises(dist.ArrayError, match=f"each of the {world.size} ranks of the group, got {world.size + 1}"):
-        F.reduce_scatter(np.empty(1, np.float32), [x] * (world.size + 1))
-    with pytest.raises(dist.ArrayError, match="C-contiguous"):
-        F.reduce_scatter(np.empty((2, 3), np.float32).T, [x] * world.size)
     with pytest.raises(TypeError, match="ReduceOp"):
         F.all_reduce(x, "sum")
     with pytest.raises(TypeError, match="NumPy or CuPy"):
@@ -227,6 +197,3 @@ def test_inputs_and_other_ranks_stay_as_they_are(world):
         y = call(x)
         y.data[...] = 9
         assert x.tolist() == [1, 2]
-    output = np.empty(2, np.float32)
-    y = F.reduce_scatter(output, [x] * world.size)
-    assert np.shares_memory(y.data, output) and output.tolist() == [world.size, 2 * world.size]

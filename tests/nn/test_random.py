@@ -1,8 +1,7 @@
-"""The two streams of random numbers: values for all ranks alike, dropout for each its own, both to be saved."""
+"""The two streams of random numbers: values for all ranks alike, dropout for each its own."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,9 +13,9 @@ from mpiddp.nn import functional as F  # noqa: N812
 
 @pytest.fixture(autouse=True)
 def streams() -> Iterator[None]:
-    state = nn.random.get_state()
     yield
-    nn.random.set_state(state)
+    nn.random.set_stream(0)
+    nn.manual_seed(0)
 
 
 def mask(n: int = 1000) -> np.ndarray:
@@ -32,7 +31,6 @@ def test_same_seed_same_values() -> None:
     c = nn.Linear(20, 20).weight.data
     np.testing.assert_array_equal(a, b)
     assert (a != c).any()
-    assert nn.random.initial_seed() == 6
 
 
 def test_seed_is_an_integer() -> None:
@@ -74,23 +72,6 @@ def test_dropout_does_not_move_the_values() -> None:
     np.testing.assert_array_equal(nn.Linear(20, 20).weight.data, a)
 
 
-def test_state_goes_through_json() -> None:
-    nn.manual_seed(5)
-    nn.random.set_stream(1)
-    mask(7)  # an odd number of float32: half of a 64-bit draw is left over
-    state = json.loads(json.dumps(nn.random.get_state()))
-    masks, values = [mask(33), mask(5)], nn.Linear(3, 3).weight.data
-    nn.manual_seed(99)
-    nn.random.set_stream(0)
-    nn.random.set_state(state)
-    np.testing.assert_array_equal(mask(33), masks[0])
-    np.testing.assert_array_equal(mask(5), masks[1])
-    np.testing.assert_array_equal(nn.Linear(3, 3).weight.data, values)
-    nn.manual_seed(5)  # the stream is part of the state
-    mask(7)
-    np.testing.assert_array_equal(mask(33), masks[0])
-
-
 def test_masks_of_a_step_follow_from_seed_rank_and_step_alone():
     """So a rank that takes the place of a dead one draws its masks."""
 
@@ -105,8 +86,3 @@ def test_masks_of_a_step_follow_from_seed_rank_and_step_alone():
     assert masks(1, 3, drawn_before=0) == masks(1, 3, drawn_before=4)
     drawn = [each for stream in (0, 1) for step in (0, 1, 3) for each in masks(stream, step, 1)]
     assert len(set(drawn)) == len(drawn)
-    nn.random.set_step(2)
-    state = nn.random.get_state()
-    then = mask()
-    nn.random.set_state(state)
-    np.testing.assert_array_equal(mask(), then)

@@ -150,8 +150,6 @@ def test_misuse() -> None:
     param = Parameter(np.ones(2))
     with pytest.raises(ValueError, match="optimizer got an empty parameter list"):
         SGD([])
-    with pytest.raises(TypeError, match="iterable of parameters or dicts, but got one Parameter"):
-        SGD(param)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="one of the params is int"):
         SGD([3])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="can't optimize a non-leaf Tensor"):
@@ -178,9 +176,9 @@ def test_loading_what_does_not_fit() -> None:
     opt = SGD(params, momentum=0.9)
     opt.step()
     state = opt.state_dict()
-    with pytest.raises(ValueError, match="different number of parameter groups: 1, not 2"):
+    with pytest.raises(ValueError, match=r"groups of \[2\] parameters, and the optimizer has \[1, 1\]"):
         SGD([{"params": params[:1]}, {"params": params[1:]}]).load_state_dict(state)
-    with pytest.raises(ValueError, match="2 parameters, not 1, in group 0"):
+    with pytest.raises(ValueError, match=r"groups of \[2\] parameters, and the optimizer has \[1\]"):
         SGD(params[:1]).load_state_dict(state)
     turned = SGD(params[::-1])
     with pytest.raises(ValueError, match=r"'momentum_buffer' of parameter 0 has shape \(2,\), not \(3,\)"):

@@ -152,7 +152,7 @@ def test_a_rank_without_samples_runs_an_empty_batch_where_unused_buckets_stay_he
 def test_static_graph_is_learned_in_a_backward_that_is_complete(world: World) -> None:
     ddp = DDP(Branches(), static_graph=True)
     x = Tensor(np.ones((2, 4), np.float32), requires_grad=True)
-    handle = x.register_hook(lambda gradient: 1 / 0)
+    handle = x.register_post_accumulate_grad_hook(lambda leaf: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         ddp(x, "a").sum().backward()
     handle.remove()

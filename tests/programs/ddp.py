@@ -11,12 +11,12 @@ dist.init_process_group()
 ddp = dist.DistributedDataParallel(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), bucket_cap_mb=0.00001)
 
 
-def fail(gradient):
+def fail(parameter):
     if dist.get_rank() == 1 and sys.argv[1] == "fail":
         raise ZeroDivisionError("inside backward")
 
 
-ddp.module[0].weight.register_hook(fail)
+ddp.module[0].weight.register_post_accumulate_grad_hook(fail)
 for _ in range(3):
     ddp(np.ones((2, 4), np.float32)).sum().backward()
 if sys.argv[1] == "destroy":

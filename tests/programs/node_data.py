@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import mpiddp as dist
-from mpiddp.data import ArrayDataset, DataLoader, DistributedSampler, shared_on_node
+from mpiddp.data import ArrayDataset, DataLoader, GlobalBatchSampler, shared_on_node
 
 dist.init_process_group()
 rank, size = dist.get_rank(), dist.get_world_size()
@@ -27,7 +27,7 @@ for line in Path("/proc/self/maps").read_text().splitlines():
     if first <= start < last:
         file = line.split()[4]
 data = ArrayDataset(samples, labels, mapped)
-loader = DataLoader(data, 100, sampler=DistributedSampler(data, mode="exact"))
+loader = DataLoader(data, batch_sampler=GlobalBatchSampler(data, 100))
 seen = []
 for x, y, z in loader:
     assert (x[:, 0] == 20 * y).all() and (z == -y).all()

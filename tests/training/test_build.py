@@ -13,8 +13,8 @@ from harness.world import everybody
 import mpiddp as dist
 from mpiddp import nn
 from mpiddp.nn import functional as F  # noqa: N812
-from mpiddp.training import Config, UsageError
 from mpiddp.training.build import build_trainer
+from mpiddp.training.config import Config, UsageError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3), pytest.mark.once]
 
@@ -96,10 +96,10 @@ def test_unused_parameters_are_allowed_where_asked(world):
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("model", "an mpiddp.nn.Module, got dict"),
-        ("average", "a DistributedDataParallel of the module that it is given, got dict"),
-        ("optimizer", "an mpiddp.optim.Optimizer, got dict"),
-        ("schedule", "an LRScheduler, got dict"),
+        ("model", "mpiddp's Module, got dict"),
+        ("average", "mpiddp's DistributedDataParallel, got dict"),
+        ("optimizer", "mpiddp's Optimizer, got dict"),
+        ("schedule", "mpiddp's LRScheduler, got dict"),
     ],
 )
 def test_what_a_callable_must_return_is_said(world, option, said):

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.numpy
 from harness import launcher
 
-from mpiddp import nn, serialization
+from mpiddp import serialization
 from mpiddp.serialization import encode_arrays, temporary_name
 from mpiddp.training import checkpoint as checkpoint_module
 from mpiddp.training.checkpoint import (
@@ -29,11 +28,8 @@ from mpiddp.training.checkpoint import (
     Checkpoint,
     CheckpointStore,
     DamagedError,
-    NewerFormatError,
     read_checkpoint,
-    save_model,
 )
-from mpiddp.training.models import Net
 
 RNG = np.random.default_rng(0)
 
@@ -249,17 +245,6 @@ def test_whole_or_absent_under_kill_9(tmp_path):
     assert half_written, "no writer was killed while it was writing: no test"
 
 
-def test_save_model_loads_again(tmp_path):
-    nn.manual_seed(3)
-    model = Net()
-    save_model(tmp_path / "m.safetensors", model)
-    nn.manual_seed(4)
-    other = Net()
-    other.load_state_dict(safetensors.numpy.load_file(tmp_path / "m.safetensors"))
-    for name, x in model.state_dict().items():
-        assert np.array_equal(other.state_dict()[name], x)
-
-
 def save(store: CheckpointStore, *steps: int) -> None:
     for step in steps:
         store.save(checkpoint(step))
@@ -303,7 +288,7 @@ def test_one_of_a_newer_format_is_not_passed_over(tmp_path: Path) -> None:
     save(store, 5, 6)
     manifest = store.path(6) / MANIFEST
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 3}))
-    with pytest.raises(NewerFormatError, match=r"step-0000000006 has format 3, .*; use the mpiddp that wrote it"):
+    with pytest.raises(ValueError, match=r"step-0000000006 has format 3, .*; use the mpiddp that wrote it"):
         store.newest()
 
 

@@ -10,9 +10,10 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.optim import AdamW
-from mpiddp.training import Config, checkpointer as checkpointer_module, run
+from mpiddp.training import checkpointer as checkpointer_module, run
 from mpiddp.training.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
 from mpiddp.training.checkpointer import Checkpointer
+from mpiddp.training.config import Config
 from mpiddp.training.ranks import raise_on_all_ranks
 
 from .test_checkpointer import BATCH, bits, data, save

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpiddp.training.metrics_files import JsonLines, MetricsFiles, TensorBoardEvents
+from mpiddp.training.metrics_files import MetricsFiles, TensorBoardEvents
 
 from .test_metrics import metrics
 
@@ -26,13 +26,12 @@ def scalars(folder, tag):
 
 def test_json_lines_are_complete_after_every_line(tmp_path):
     path = tmp_path / "new" / "m.jsonl"
-    file = JsonLines(path)
-    file.write(metrics(1))
+    files = MetricsFiles(path, None, [metrics(1)])
     first = json.loads(path.read_text())
     assert (first["epoch"], first["loss"], first["accuracy"]) == (1, 0.5, 0.25)
     assert {"samples_per_s", "comm_exposed", "epoch_s", "lr", "test_loss"} <= set(first)
-    file.write(metrics(2))
-    file.close()
+    files.epoch_end(SimpleNamespace(history=[metrics(1), metrics(2)]))
+    files.close()
     assert json_epochs(path) == [1, 2]
 
 
@@ -79,6 +78,6 @@ def test_full_disk_costs_a_line_and_not_the_run(tmp_path, caplog):
     full.symlink_to("/dev/full")
     outputs = MetricsFiles(full, tmp_path / "out")
     outputs.epoch_end(SimpleNamespace(history=[metrics(1)], epoch=1))
-    assert "epoch 1 is missing in a JsonLines (" in caplog.text and "No space left" in caplog.text
+    assert "epoch 1 is missing in a file of metrics (" in caplog.text and "No space left" in caplog.text
     outputs.close()
     assert json_epochs(tmp_path / "out" / "metrics.jsonl") == [1]

@@ -25,8 +25,8 @@ import mpiddp as dist
 from mpiddp import nn
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.optim import SGD, Adam
-from mpiddp.training import Config, UsageError
 from mpiddp.training.build import build_trainer
+from mpiddp.training.config import Config, UsageError
 from mpiddp.training.models import MLP
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2), pytest.mark.once]

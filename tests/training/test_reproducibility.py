@@ -8,8 +8,9 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.algorithms import plan
-from mpiddp.training import Config, reproducibility
+from mpiddp.training import reproducibility
 from mpiddp.training.checkpointer import Checkpointer
+from mpiddp.training.config import Config
 
 from .test_checkpointer import BATCH, make, save
 

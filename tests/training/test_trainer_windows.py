@@ -7,9 +7,9 @@ from harness.configured import BY_EPOCH, EPOCHS, configured, data, rate
 
 import mpiddp as dist
 from mpiddp import nn
-from mpiddp.training import Trainer
 from mpiddp.training.build import build_trainer
 from mpiddp.training.checkpointer import Checkpointer
+from mpiddp.training.trainer import Trainer
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
