@@ -79,7 +79,7 @@ TWO_RANKS: dict[str, Rows] = {
 """Rows for two ranks, in place of those in `ONE_NODE`."""
 _SHORT = (handshake.SLOT_BYTES, "short")
 SEVERAL_NODES: dict[str, Rows] = {
-    "all_reduce": (_SHORT, (64 * _KIB, "native"), (ANY_SIZE, "hierarchical")),
+    "all_reduce": (_SHORT, (256 * _KIB, "native"), (ANY_SIZE, "hierarchical")),
     "reduce": (_SHORT, (ANY_SIZE, "native")),
     "reduce_scatter": (_SHORT, (ANY_SIZE, "native")),
     "all_gather": (_SHORT, (ANY_SIZE, "native")),

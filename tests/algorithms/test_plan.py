@@ -114,7 +114,7 @@ def test_what_mpi_does_not_define_goes_by_tree_where_it_is_short_and_ranks_are_m
     assert chosen(several, "int32", short) is native.all_reduce
     assert chosen(fewer, "float32", short) is exchange.all_reduce
     assert chosen(one_node, "float32", short) is exchange.all_reduce
-    by_size = [chosen(several, "float16", size, algorithm=None) for size in (short, long, 64 << 10, 128 << 10)]
+    by_size = [chosen(several, "float16", size, algorithm=None) for size in (short, long, 256 << 10, 512 << 10)]
     expected = [tree.all_reduce, exchange.all_reduce, exchange.all_reduce, hierarchical.all_reduce]
     assert by_size == expected, "the table's own rows go on after the short arrays"
 
