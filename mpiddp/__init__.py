@@ -18,7 +18,7 @@ from .mpi import stdio
 from .settings import show_one_device
 
 if TYPE_CHECKING:
-    from .data import DistributedSampler as DistributedSampler
+    from .data import DataPartitioner as DataPartitioner, DistributedSampler as DistributedSampler
     from .distributed import *  # noqa: F403
     from .nn import manual_seed as manual_seed
     from .parallel import *  # noqa: F403
@@ -32,6 +32,7 @@ _NAMES = {
     "DataParallel": "parallel",
     "DiLoCo": "parallel",
     "DistributedDataParallel": "parallel",
+    "DataPartitioner": "data",
     "DistributedSampler": "data",
     "GradBucket": "parallel",
     "Join": "parallel",

@@ -83,7 +83,6 @@ _INSTEAD = {
     **_gone("clip_grad_value_", "use clip_grad_norm_, or numpy.clip of each p.grad"),
     **_gone("_coalescing_manager", "use all_reduce_coalesced with the list of arrays"),
     **_gone("conv1d Conv1d", "use conv2d, on images of one row"),
-    **_gone("DataPartitioner Partition", "use DistributedSampler, or data.random_split(dataset, fractions)[rank]"),
     **_gone("embedding", "use weight[indices]"),
     **_gone("ExponentialLR", "use LambdaLR(optimizer, lambda step: gamma**step)"),
     **_gone("gelu GELU", "use relu, or 0.5 * x * (1 + (0.7978846 * (x + 0.044715 * x**3)).tanh())"),

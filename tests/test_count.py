@@ -44,7 +44,7 @@ BUDGET = {
     "mpiddp/algorithms": 2780,
     "mpiddp/autograd": 940,
     "mpiddp/bench": 1310,
-    "mpiddp/data": 1240,
+    "mpiddp/data": 1260,
     "mpiddp/device": 520,
     "mpiddp/distributed": 1940,
     "mpiddp/examples": 614,
@@ -56,7 +56,7 @@ BUDGET = {
     "mpiddp/shm": 470,
     "mpiddp/torch": 1510,
     "mpiddp/training": 2430,
-    "tests, all": 27_810,
+    "tests, all": 27_520,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

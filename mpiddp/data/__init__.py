@@ -10,7 +10,9 @@ from mpiddp import moved
 from .builtin import digits as digits, mnist as mnist, synthetic as synthetic
 from .dataset import (
     ArrayDataset as ArrayDataset,
+    DataPartitioner as DataPartitioner,
     Dataset as Dataset,
+    Partition as Partition,
     Subset as Subset,
     default_collate as default_collate,
     random_split as random_split,

@@ -7,6 +7,7 @@ nor stacks.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
@@ -149,3 +150,40 @@ def random_split(dataset: Dataset, lengths: Sequence[int | float], seed: int = 0
         )
     order = randperm(n, seed)
     return [Subset(dataset, order[end - size : end]) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+
+class Partition(Subset):
+    """A part of a data set."""
+
+
+class DataPartitioner:
+    """Cut a data set into random parts, as torch's tutorial on distributed applications.
+
+    A rank sees the same samples in every epoch; :class:`~mpiddp.data.DistributedSampler` draws others. Part ``i`` has
+    ``int(sizes[i] * len(data))`` samples; the sum of ``sizes`` may be below 1. Source:
+    https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
+    """
+
+    def __init__(self, data: Dataset, sizes: Sequence[float] = (0.7, 0.2, 0.1), seed: int = 1234) -> None:
+        sizes = list(sizes)
+        # [1 / 49] * 49 adds up to more than one.
+        if not sizes or min(sizes) < 0 or sum(sizes) > 1 + 1e-9:
+            raise ValueError(
+                f"DataPartitioner needs sizes that are fractions, none negative, of sum at most 1; got {sizes} of sum "
+                f"{sum(sizes):g}. For equal parts pass [1 / n] * n"
+            )
+        self.data = data
+        indexes = list(range(len(data)))
+        random.Random(seed).shuffle(indexes)
+        lengths = [int(size * len(data)) for size in sizes]
+        self.partitions = [
+            indexes[end - length : end] for length, end in zip(lengths, accumulate(lengths), strict=True)
+        ]
+
+    def use(self, partition: int) -> Partition:
+        """Return part ``partition``, from 0."""
+        if not 0 <= partition < len(self.partitions):
+            raise IndexError(
+                f"DataPartitioner has parts 0 to {len(self.partitions) - 1}, got {partition}; give one size per rank"
+            )
+        return Partition(self.data, self.partitions[partition])

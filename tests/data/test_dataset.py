@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mpiddp.data import ArrayDataset, Dataset, Subset, default_collate, random_split
+from mpiddp.data import ArrayDataset, DataPartitioner, Dataset, Subset, default_collate, random_split
 from mpiddp.data.dataset import fetch
 
 
@@ -99,6 +100,48 @@ def test_random_split_equals_torch() -> None:
 def test_random_split_refuses(lengths: Any) -> None:
     with pytest.raises(ValueError, match="add up to 10"):
         random_split(range(10), lengths)
+
+
+def tutorial(n: int, sizes: list[float], seed: int) -> list[list[int]]:
+    """Return the tutorial's partitions, in its own words."""
+    rng = Random()
+    rng.seed(seed)
+    indexes = list(range(n))
+    rng.shuffle(indexes)
+    partitions = []
+    for fraction in sizes:
+        length = int(fraction * n)
+        partitions.append(indexes[:length])
+        indexes = indexes[length:]
+    return partitions
+
+
+@pytest.mark.parametrize("sizes", [[0.7, 0.2, 0.1], [1.0], [1 / 3] * 3, [1 / 49] * 49, [0.5], [0.0, 1.0]])
+@pytest.mark.parametrize("n", [0, 1, 10, 97, 1437])
+def test_partitions_are_the_tutorials(n: int, sizes: list[float]) -> None:
+    for seed in (1234, 0):
+        partitioner = DataPartitioner(range(n), sizes, seed)
+        parts = [partitioner.use(i) for i in range(len(sizes))]
+        expected = tutorial(n, sizes, seed)
+        assert [list(part) for part in parts] == expected
+        assert [len(part) for part in parts] == [len(part) for part in expected]
+
+
+def test_partition_defaults_and_batches() -> None:
+    partitioner = DataPartitioner(ArrayDataset(*arrays(100)))
+    assert [len(partitioner.use(i)) for i in range(3)] == [70, 20, 10]
+    part = partitioner.use(2)
+    _, labels = part.batch(np.arange(10))
+    assert labels.tolist() == [10 * i for i in tutorial(100, [0.7, 0.2, 0.1], 1234)[2]]
+
+
+def test_partitioner_refuses() -> None:
+    for sizes in ([0.7, 0.4], [1.2, -0.2], [], [2]):
+        with pytest.raises(ValueError, match="sum at most 1"):
+            DataPartitioner(range(10), sizes)
+    for i in (-1, 3):
+        with pytest.raises(IndexError, match=f"parts 0 to 2, got {i}"):
+            DataPartitioner(range(10)).use(i)
 
 
 def test_collate() -> None:
