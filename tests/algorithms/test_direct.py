@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import weakref
@@ -138,6 +139,8 @@ def test_array_of_a_call_that_failed_is_kept(link: Link, monkeypatch: pytest.Mon
         gc.collect()
         assert kept() is not None
     dist.barrier()
+    with contextlib.suppress(DistError):  # the ranks' last calls differ
+        dist.destroy_process_group(group)
     one_shot._abandoned.clear()
 
 

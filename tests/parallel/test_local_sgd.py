@@ -137,7 +137,7 @@ def test_impossible_diloco_is_refused(world: World) -> None:
     with pytest.raises(ValueError, match="made with"):
         whole.average_parameters(parameters[::-1])
     dist.DiLoCo(parameters, 4, 2).load_state_dict(whole.state_dict())
-    with pytest.raises(ValueError, match="doesn't match the size of optimizer's group: 2 parameters, not 1"):
+    with pytest.raises(ValueError, match=r"groups of \[2\] parameters, and the optimizer has \[1\]"):
         dist.DiLoCo(parameters[:1], 4).load_state_dict(whole.state_dict())
     for period in (np.nan, np.inf, 2.5, "4"):
         with pytest.raises(TypeError, match=f"period has to be an integer, got {period!r}"):

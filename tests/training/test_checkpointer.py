@@ -62,7 +62,7 @@ def test_another_number_of_ranks_loses_and_repeats_no_sample(world, then):
     stopped, config = make(stop_after=2)
     stopped.fit(1)
     state = stopped.state_dict()
-    state["random"] = [state["random"][0]] * then
+    state["random"] = state["random"][:1] * then
     resumed, _ = make()
     resumed.load_state_dict(state, stopped.arrays())
     order = epoch_order(config)
