@@ -55,7 +55,7 @@ BUDGET = {
     "mpiddp/parallel": 1890,
     "mpiddp/shm": 470,
     "mpiddp/torch": 1510,
-    "mpiddp/training": 2430,
+    "mpiddp/training": 2440,
     "tests, all": 27_520,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""

@@ -82,17 +82,21 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint, and check lengths and digests; DamagedError, or ValueError of a newer format."""
     try:
         manifest = json.loads(_read(folder / MANIFEST))
-        written, expected = manifest["format"], dict(manifest["files"])
+        written = manifest["format"]
+        expected = {name: (each["bytes"], each["sha256"]) for name, each in manifest["files"].items()}
         if not {ARRAYS, STATE} <= set(expected):
             raise ValueError(f"it does not name {ARRAYS} and {STATE}")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"{folder / MANIFEST} is damaged ({error})") from error
     if written not in (1, FORMAT):
         raise ValueError(f"{folder} has format {written}, this mpiddp reads {FORMAT}; use the mpiddp that wrote it")
     contents = {name: _read(folder / name) for name in expected}
-    for name, entry in expected.items():
-        if (found := file_entry(contents[name])) != entry:
-            raise DamagedError(f"{folder / name} has other bytes than were written: {found}, not {entry}")
+    for name, (size, digest) in expected.items():
+        found = file_entry(contents[name])
+        if found["bytes"] != size:
+            raise DamagedError(f"{folder / name} has {found['bytes']} bytes, {size} were written")
+        if found["sha256"] != digest:
+            raise DamagedError(f"{folder / name} has other bytes than were written (SHA-256)")
     shards = {
         int(match[1]): safetensors.numpy.load(contents[name]) for name in expected if (match := _SHARD.fullmatch(name))
     }
