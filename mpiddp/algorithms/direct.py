@@ -157,7 +157,8 @@ class Direct:
         """Go another way than attach, and if it is ``tried`` note the time."""
         started = thread_time()
         if MPIS in (chosen, tried):
-            yield from native.all_gather(link, output, x) if output is not x else native.broadcast(link, x, self._root)
+            gathers = self._operation == "all_gather"
+            yield from native.all_gather(link, output, x) if gathers else native.broadcast(link, x, self._root)
         else:
             yield from self._memory.prepare()
             yield from self._steps(link, output, x)
