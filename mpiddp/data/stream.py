@@ -373,8 +373,9 @@ class Stream:
         while self._live and comm.Iprobe(MPI.ANY_SOURCE, self._tag + 1, status):
             rank, letters = status.source, np.empty(status.count, np.uint8)
             comm.Recv([letters, MPI.CHAR], rank, self._tag + 1)
-            self._live[rank].described = True
-            self._end_if_complete(rank)
+            if rank in self._live:  # of another rank the samples are refused
+                self._live[rank].described = True
+                self._end_if_complete(rank)
             text = letters.tobytes().decode(errors="replace")
             try:
                 fields = _parsed(text)
@@ -389,9 +390,10 @@ class Stream:
         while self._live and comm.Iprobe(MPI.ANY_SOURCE, self._tag + 3, status):
             rank, end = status.source, np.empty(3, np.int64)
             comm.Recv([end, MPI.INT64_T], rank, self._tag + 3)
-            self._live[rank].sent = int(end[0])
             self._counts.update(dropped=int(end[1]), slowed=int(end[2]))
-            self._end_if_complete(rank)
+            if rank in self._live:
+                self._live[rank].sent = int(end[0])
+                self._end_if_complete(rank)
 
     def _end_if_complete(self, rank: int) -> None:
         source = self._live[rank]

@@ -27,6 +27,7 @@ _PAGE = Path(mpiddp.data.__file__).with_name("README.md").read_text()
 exec(re.search(r"```python\n(.*?)```", _PAGE, re.DOTALL)[1], _SCOPE)
 Source = _SCOPE["Source"]
 FIELDS = "x float32 3; y float64 2 2; n int64"
+TAG = 31000
 world = MPI.COMM_WORLD
 ME = world.rank
 
@@ -81,6 +82,18 @@ def two_sources_uneven():
     metrics = stream.metrics
     assert metrics["received"] == 307 and metrics["drawn"] >= 307 and metrics["dropped"] == metrics["held"] == 0
     assert list(stream) == []
+
+
+def stranger():
+    """A rank that is none of the sources describes itself and ends, which disturbs nobody."""
+    if ME == 2:
+        world.Send([FIELDS.encode(), MPI.CHAR], 0, TAG + 1)
+        world.Send(np.zeros(3, np.int64), 0, TAG + 3)
+    world.Barrier()
+    if ME == 0:
+        assert all_of(Stream(world, sources=[1], num_replicas=1, batch_size=4, policy="fifo")) == [*range(20)]
+    elif ME == 1:
+        send(20)
 
 
 def slow_trainer():
