@@ -156,9 +156,10 @@ def test_a_silent_rank_of_this_host_is_looked_at() -> None:
 
         try:
             until = time.monotonic() + 10
-            while "runs" in silent(1) and time.monotonic() < until:  # on its way to its sleep
+            held = "as in a call into C that holds the GIL"
+            while not silent(1).endswith(held) and time.monotonic() < until:  # it runs, and waits for its disk
                 time.sleep(0.01)
-            assert silent(1).endswith("as in a call into C that holds the GIL")
+            assert silent(1).endswith(held)
             assert silent(2) == "its process has ended"
             assert silent(3) == "dead, stopped, or its node is out of reach"
             asleep.send_signal(signal.SIGSTOP)
