@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness.launcher import Program, mpiexec
+from harness.launcher import PROGRAMS, Program, mpiexec
 
 from mpiddp import data, examples
 
@@ -46,10 +46,12 @@ def compiled(folder: Path, solver: str) -> Path:
 
 @pytest.mark.parametrize("solver", ["heat.c", "heat.f90"])
 def test_a_solver_that_knows_no_more_than_the_header_trains_a_model(tmp_path, solver):
-    """On two ranks, one of whose streams may end first, in a job of two programs."""
+    """On two ranks, one of whose streams may end first, in a job of two programs; no sample touches the disk."""
     program = compiled(tmp_path, solver)
-    command = [mpiexec(), "-n", "1", program, "60", ":", "-n", "2", sys.executable, HEAT / "train.py", "1"]
+    train = [sys.executable, PROGRAMS / "opens.py", HEAT / "train.py", "1"]
+    command = [mpiexec(), "-n", "1", program, "60", ":", "-n", "2", *train]
     with Program(command) as started:
         done = started.wait(120)
     assert done.rc == 0, done
     assert "1200 samples" in done.stdout and "error" in done.stdout, done
+    assert "opened to write" not in done.stdout, done
