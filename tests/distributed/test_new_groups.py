@@ -100,6 +100,8 @@ def test_split(world):
     ranks = list(reversed(range(world.size)))
     parent = dist.new_group(ranks, sort_ranks=False)
     parts = [[0], list(range(1, world.size))] if world.size > 1 else [[0]]
+    with pytest.raises(ValueError, match=f"rank.* {world.size}"):
+        dist.split_group(parent, [[world.size]])
     mine = dist.split_group(parent, parts, group_desc="half")
     expected = [ranks[place] for place in parts[0 if dist.get_rank(parent) == 0 else 1]]
     assert dist.get_process_group_ranks(mine) == expected
