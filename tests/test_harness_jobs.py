@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
 import time
 from pathlib import Path
 
 import pytest
 from harness import launcher
-from harness.tiers import thinned
 
 HERE = Path(__file__).parent
 HEADER = """
@@ -34,27 +32,12 @@ def suite(tmp_path):
     (tmp_path / "tests" / "conftest.py").write_text(conftest)
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["tests"]\n')
 
-    def run(tests: str, *args: str, ranks: int | None = None, env: dict[str, str | None] | None = None):
+    def run(tests: str, *args: str, env: dict[str, str | None] | None = None):
         (tmp_path / "tests" / "test_sample.py").write_text(HEADER + tests)
         command = ("-m", "pytest", "-p", "no:cacheprovider", *args)
-        return launcher.job(*command, ranks=ranks, cwd=tmp_path, limit_s=120, **(env or {}))
+        return launcher.job(*command, cwd=tmp_path, limit_s=120, **(env or {}))
 
     return run
-
-
-@pytest.mark.once
-def test_units_and_tests_for_ranks_in_one_file(suite):
-    tests = """
-del pytestmark
-def test_unit(): assert "mpi4py.MPI" not in sys.modules
-
-@pytest.mark.mpi
-def test_on_ranks(): assert world.size == 2
-"""
-    done = suite(tests, "--ranks", "2")
-    assert done.rc == 0 and re.search("unit: 1 passed.*\n2 ranks: 1 passed", done.stdout), done
-    done = suite(tests + "from mpi4py import MPI")
-    assert done.rc == 1 and "tests/test_sample.py starts MPI when it is imported" in done.stdout, done
 
 
 @pytest.mark.once
@@ -142,15 +125,6 @@ def test_next(request):
 
 
 @pytest.mark.once
-def test_bad_end_after_the_last_test_is_an_error(suite):
-    done = suite(
-        "import atexit\nif is_rank:\n    atexit.register(os._exit, 9)\ndef test_fine(): pass\n", "--ranks", "1"
-    )
-    assert done.rc == 1, done
-    assert "after its last test" in done.stdout
-
-
-@pytest.mark.once
 def test_skipping_everything_is_a_failure(suite):
     done = suite("@pytest.mark.mpi(min_size=5)\ndef test_big(): pass\n", "--ranks", "2")
     assert done.rc not in (0, launcher.TIMED_OUT) and "MPI tests were skipped" in done.stdout, done
@@ -195,57 +169,6 @@ def test_files_that_start_launchers_run_side_by_side(suite, tmp_path):
     assert done.stdout.count("the process of test_two_jobs.py ended before it told of this test: exit code 3") >= 2, (
         done
     )
-
-
-@pytest.mark.once
-def test_under_a_launcher_as_it_is(suite):
-    tests = """
-@pytest.mark.mpi
-def test_sum(): assert world.allreduce(1) == world.size == 3
-
-def test_fails(): assert world.rank != 2
-"""
-    done = suite(tests, "tests", "--color=no", ranks=3)
-    assert done.rc not in (0, launcher.TIMED_OUT), done
-    assert done.stdout.count("1 failed, 1 passed") == 1, "one rank alone speaks"
-    assert "test_fails (rank 2 of 3)" in done.stdout
-
-
-@pytest.mark.parametrize("forked", thinned([True, False], True))
-def test_pytest_that_is_ended_leaves_no_process(tmp_path, forked):
-    code = f"""
-import sys
-from pathlib import Path
-sys.path.insert(0, {str(HERE)!r})
-import pytest
-from harness import launcher, parent
-
-pytestmark = pytest.mark.launch
-
-def test_long():
-    with launcher.start("-c", "import time; print('up', flush=True); time.sleep(60)", ranks=2) as program:
-        program.wait_for("up")
-        Path(__file__).with_suffix(".started").touch()
-        program.wait(60)
-"""
-    folder = tmp_path / "jobs"
-    folder.mkdir()
-    for name in ("one", "two")[: 1 + forked]:
-        (folder / f"test_{name}.py").write_text(code)
-    (tmp_path / "conftest.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(HERE)!r})\nfrom harness.parent import *\n"
-    )
-    command = ("-m", "pytest", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", tmp_path)
-    with launcher.start(*command, cwd=tmp_path) as program:
-        end = time.monotonic() + 60
-        while len(list(folder.glob("*.started"))) < 1 + forked:
-            assert program.poll() is None and time.monotonic() < end, program.output
-            time.sleep(0.05)
-        program.signal(signal.SIGTERM)
-        end = time.monotonic() + 30
-        while program.members() and time.monotonic() < end:
-            time.sleep(0.1)
-        assert program.members() == []
 
 
 def test_program_leaves_no_process():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -144,34 +142,6 @@ def test_death_before_mpi_ends_the_job_with_its_reason(two, victim):
     # mpirun's exit code is 0 when it has lost a daemon.
     said = f"1 of the 2 ranks on host h{1 + victim // 2} ended before MPI had started"
     assert said in done.stderr and done.seconds < 20, str(done)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_ranks_end_with_what_started_them(number):
-    command = ("-m", "tests.measure.hosts", "all_reduce", "--rounds", 100_000)
-    with (
-        tempfile.TemporaryDirectory(prefix="h-") as folder,
-        launcher.start(*command, search=[CHECKOUT], TMPDIR=folder) as program,
-    ):
-        wait_until(lambda: len(program.ranks()) == 5, "four ranks run, and what measures")
-        (made,) = Path(folder).glob("mpiddp-hosts-*")
-        try:
-            program.signal(number)
-            wait_until(lambda: not program.members(), "no process is left")
-        finally:
-            # A killed process leaves its hosts.
-            listed = [line.split()[0] for line in hosts.call("ip netns list").splitlines()]
-            left = [space for space in listed if space.startswith(made.name)]
-            for space in left:
-                hosts.call(f"ip netns delete {space}")
-    assert len(left) == (0 if number == signal.SIGTERM else 3)
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {timeout_s} s: {what}"
-        time.sleep(0.05)
 
 
 def test_main_job(two, tmp_path):
