@@ -144,13 +144,6 @@ def test_death_before_mpi_ends_the_job_with_its_reason(two, victim):
     assert said in done.stderr and done.seconds < 20, str(done)
 
 
-def test_main_job(two, tmp_path):
-    options = ("--epochs", "2", "--batch-size", "100", "--output", str(tmp_path))
-    done = run(two.block, 4, "-m", "mpiddp", "train", *options)
-    assert "training on 4 ranks on 2 nodes:" in done.stdout, done
-    assert (tmp_path / "model.safetensors").exists()
-
-
 def test_suite_across_hosts(two):
     tests = [CHECKOUT / "tests" / f"{name}.py" for name in ("parallel/test_naive", "distributed/test_p2p")]
     options = ("-q", "-p", "no:cacheprovider", "--color=no", "--rootdir", CHECKOUT)

@@ -123,15 +123,6 @@ def test_no_launcher(monkeypatch, tmp_path):
         probe.job_command("collectives")
 
 
-def test_the_job_is_outside_of_this_one(monkeypatch):
-    monkeypatch.setenv("PMI_RANK", "1")
-    monkeypatch.setenv("RANK", "1")
-    script = (
-        SAYS + "found = {'PMI_RANK', 'RANK'} & set(os.environ)\nprint(json.dumps({'wrong' if found else 'right': 1}))"
-    )
-    assert probe.run(job(else_=script))["collectives"].yes
-
-
 def test_the_cache_is_of_one_library():
     assert cuda_aware.probed("this-one") == {}
     probe._remember("this-one", "collectives", Support(True, "tried"))

@@ -42,6 +42,7 @@ def test_outputs_begin_with_the_history_of_a_resumed_run(tmp_path):
             outputs.epoch_end(SimpleNamespace(history=[*history, *map(metrics, range(2, epoch + 1))]))
         outputs.close()
     assert json_epochs(tmp_path / "extra.jsonl") == json_epochs(tmp_path / "out" / "metrics.jsonl") == [1, 2, 3]
+    assert [step for step, _ in scalars(tmp_path / "out" / "tensorboard", "accuracy/test")] == [1, 2, 3]
 
 
 def test_tensorboard_shows_no_epoch_twice(tmp_path):
