@@ -1,6 +1,7 @@
 """The package's layers, kept true: who may import whom, and what every module owes its reader.
 
-The rules are functions of sources: the tests also show them sources to refuse.
+The rules are functions of sources: the tests also show them sources to refuse. Ruff holds which modules may import
+CuPy, mpi4py and torch, and which may import inside of a function (pyproject.toml).
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ import functools
 import importlib.util
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -39,47 +39,10 @@ NARROWER = {"autograd": {0}, "nn": {0, LEARNING}, "optim": {0, LEARNING}}
 WIDER = ("mpiddp.nn.collectives",)
 """Their modules that may import all layers below: collectives with gradients know both."""
 
-GUARDED = {
-    "cupy": ("mpiddp.device",),
-    "mpi4py": (
-        "mpiddp.mpi.lazy",
-        "mpiddp.mpi.finalize",
-        "mpiddp.bench",
-        "mpiddp.examples.heat",
-        "mpiddp.examples.solver",
-    ),
-    "torch": ("mpiddp.torch", "mpiddp.bench"),
-}
-"""Libraries that may be touched in one place only, by an import or by a look-up of the module."""
-
-LAZY = {
-    "mpiddp": "a name at the top level brings its part in when it is first used",
-    "mpiddp.device.*": "CuPy takes seconds, ml_dtypes is an extra: imported when they are asked for",
-    "mpiddp.mpi.lazy": "MPI starts with the first use of it, not with the import of mpiddp",
-    "mpiddp.cli": "the command line reads the configuration before NumPy, and with it BLAS, is there",
-    "mpiddp.training.user_code": "a module that the user names, such as that of a model of one's own",
-    "mpiddp.training.metrics_files": "tensorboard is an extra and takes most of a second",
-    "mpiddp.torch": "`import torch` loads it to find the backend, and shall not wait for the rest",
-    "mpiddp.torch.backend": "as mpiddp.torch",
-    "mpiddp.torch.rendezvous": "as mpiddp.torch",
-    "mpiddp.bench.*": "the command line reads the options before NumPy is there; torch and matplotlib are extras",
-}
-"""Modules that may import inside a function (``.*``: all of a package), and why."""
-
 TOP_LEVEL = {"mpiddp", "slurm", "tests", "README.md", "LICENSE", "pyproject.toml"}
 
 Sources = dict[str, str]
 """Module name to source text; a package has the name of its folder."""
-
-
-@dataclass(frozen=True)
-class Import:
-    target: str
-    line: int
-    typing_only: bool
-    in_function: bool
-    way: Literal["statement", "call", "look-up"]
-    """A call imports too (``import_module``); a look-up only asks (``sys.modules``, ``find_spec``)."""
 
 
 @functools.cache
@@ -99,58 +62,21 @@ def read_package() -> tuple[Sources, set[str]]:
 
 
 @functools.cache
-def imports(module: str, source: str, names: frozenset[str], packages: frozenset[str]) -> list[Import]:
-    """Return imports; ``names`` tells a submodule from a name in a package."""
-    found: list[Import] = []
-
-    def visit(node: ast.AST, typing_only: bool, in_function: bool) -> None:
-        def add(target: str, way: Literal["statement", "call", "look-up"] = "statement") -> None:
-            found.append(Import(target, node.lineno, typing_only, in_function, way))
-
+def imports(module: str, source: str, names: frozenset[str], packages: frozenset[str]) -> list[tuple[str, int]]:
+    """Return what is imported and in which line; ``names`` tells a submodule from a name in a package."""
+    found: list[tuple[str, int]] = []
+    for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Import():
-                for alias in node.names:
-                    add(alias.name)
+                found += [(alias.name, node.lineno) for alias in node.names]
             case ast.ImportFrom():
-                base = _absolute(node, module, module in packages)
-                for alias in node.names:
-                    inner = f"{base}.{alias.name}"
-                    add(inner if inner in names else base)
-            case ast.Call(
-                func=ast.Name(id="__import__" | "import_module" | "find_spec" as function)
-                | ast.Attribute(attr="import_module" | "find_spec" as function),
-                args=[first, *_],
-            ):
-                # A computed name is unknown, but it is an import all the same.
-                target = first.value if isinstance(first, ast.Constant) else ""
-                add(str(target), "look-up" if function == "find_spec" else "call")
-            case (
-                ast.Call(func=ast.Attribute(value=modules), args=[ast.Constant(value=str(name)), *_])
-                | ast.Subscript(value=modules, slice=ast.Constant(value=str(name)))
-                | ast.Compare(left=ast.Constant(value=str(name)), comparators=[modules])
-            ) if ast.unparse(modules) in ("sys.modules", "modules"):
-                add(name, "look-up")
-            case ast.If() if ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-                for child in node.body:
-                    visit(child, True, in_function)
-                for child in node.orelse:
-                    visit(child, typing_only, in_function)
-                return
-        inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
-            visit(child, typing_only, inside)
-
-    visit(ast.parse(source), False, False)
+                name = "." * node.level + (node.module or "")
+                base = importlib.util.resolve_name(name, module if module in packages else module.rpartition(".")[0])
+                inner = [f"{base}.{alias.name}" for alias in node.names]
+                found += [(each if each in names else base, node.lineno) for each in inner]
+            case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
+                found.append((name, node.lineno))
     return found
-
-
-def _absolute(node: ast.ImportFrom, module: str, is_package: bool) -> str:
-    if not node.level:
-        assert node.module is not None
-        return node.module
-    parts = module.split(".")
-    base = parts[: len(parts) - node.level + is_package]
-    return ".".join([*base, node.module] if node.module else base)
 
 
 def _part(module: str) -> str:
@@ -161,10 +87,6 @@ def _layer(part: str) -> int | None:
     return next((layer for layer, parts in enumerate(LAYERS) if part in parts), None)
 
 
-def _inside(module: str, places: tuple[str, ...]) -> bool:
-    return any(module == place or module.startswith(place + ".") for place in places)
-
-
 def reaching_up(sources: Sources, packages: set[str]) -> Iterator[str]:
     """Yield imports of a layer that is not below (or beside) the importer's."""
     for module, source in sources.items():
@@ -173,14 +95,14 @@ def reaching_up(sources: Sources, packages: set[str]) -> Iterator[str]:
             yield f"{module} is in no layer: add it to the table in design and test, or put it where it belongs"
             continue
         allowed = set(range(own + 1))
-        if not _inside(module, WIDER):
+        if module not in WIDER:
             allowed = NARROWER.get(_part(module), allowed)
-        for found in imports(module, source, frozenset(sources), frozenset(packages)):
-            if found.target.split(".")[0] != "mpiddp" or _part(found.target) == _part(module):
+        for target, line in imports(module, source, frozenset(sources), frozenset(packages)):
+            if target.split(".")[0] != "mpiddp" or _part(target) == _part(module):
                 continue
-            layer = _layer(_part(found.target))
+            layer = _layer(_part(target))
             if layer not in allowed:
-                yield f"{module}:{found.line} (layer {own}) imports {found.target} (layer {layer})"
+                yield f"{module}:{line} (layer {own}) imports {target} (layer {layer})"
 
 
 def cycles(sources: Sources, packages: set[str]) -> Iterator[str]:
@@ -192,52 +114,19 @@ def cycles(sources: Sources, packages: set[str]) -> Iterator[str]:
     modules: dict[str, set[str]] = {module: set() for module in sources}
     parts: dict[str, set[str]] = {f"mpiddp.{_part(module)}": set() for module in sources}
     for module, source in sources.items():
-        for found in imports(module, source, frozenset(sources), frozenset(packages)):
-            if found.target in sources and found.target != module:
-                modules[module].add(found.target)
-                if _part(found.target) != _part(module):
-                    parts[f"mpiddp.{_part(module)}"].add(f"mpiddp.{_part(found.target)}")
+        for target, _ in imports(module, source, frozenset(sources), frozenset(packages)):
+            if target in sources and target != module:
+                modules[module].add(target)
+                if _part(target) != _part(module):
+                    parts[f"mpiddp.{_part(module)}"].add(f"mpiddp.{_part(target)}")
     for graph in (modules, parts):
-        for circle in _circles(graph):
-            yield f"{circle[0]} is in an import circle of {len(circle)}: {' '.join(circle)}"
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            yield f"a circle of imports: {' '.join(error.args[1])}"
 
 
-def _circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Return the sets of nodes that reach each other, sorted."""
-
-    def reached(node: str) -> set[str]:
-        found, ahead = set[str](), [node]
-        while ahead:
-            following = graph[ahead.pop()] - found
-            found |= following
-            ahead += following
-        return found
-
-    reach = {node: reached(node) for node in graph}
-    circles = {frozenset(other for other in reach[node] if node in reach[other]) for node in graph}
-    return sorted(sorted(circle) for circle in circles if circle)
-
-
-def unguarded(sources: Sources, packages: set[str]) -> Iterator[str]:
-    for module, source in sources.items():
-        for found in imports(module, source, frozenset(sources), frozenset(packages)):
-            library = found.target.split(".")[0]
-            if library in GUARDED and not _inside(module, GUARDED[library]):
-                yield f"{module}:{found.line} uses {library}, which belongs in {' and '.join(GUARDED[library])}"
-
-
-def hidden(sources: Sources, packages: set[str]) -> Iterator[str]:
-    for module, source in sources.items():
-        for found in imports(module, source, frozenset(sources), frozenset(packages)):
-            if found.in_function and found.way != "look-up" and not _is_lazy(module):
-                yield f"{module}:{found.line} imports {found.target or 'something'} inside a function"
-
-
-def _is_lazy(module: str) -> bool:
-    return module in LAZY or _inside(module, tuple(place.removesuffix(".*") for place in LAZY if place.endswith(".*")))
-
-
-RULES = [reaching_up, cycles, unguarded, hidden]
+RULES = [reaching_up, cycles]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -250,41 +139,20 @@ def test_the_package_is_what_is_read():
     assert len(sources) > 100 and len(packages) > 10
 
 
-FORMS = (
-    "import {}.{} as x",
-    "from {} import {}",
-    "def f():\n    from {} import {}",
-    "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from {} import {}",
-    "import importlib\nx = importlib.import_module('{}.{}')",
-    "import sys\nx = sys.modules.get('{}.{}')",
-    "import sys\nx = '{}.{}' in sys.modules",
-    "import sys\nx = sys.modules['{}.{}']",
-)
-"""Ways to reach a module, which count alike."""
+FORMS = ("from {} import {}", "import importlib\nx = importlib.import_module('{}.{}')")
 REACHING = {
-    "mpiddp.mpi.work": (reaching_up, "mpiddp.parallel", "ddp"),
-    "mpiddp.parallel.ddp": (reaching_up, "mpiddp", "get_rank"),
-    "mpiddp.shm.eager": (reaching_up, "mpiddp.faults", "calls"),
-    "mpiddp.training.trainer": (reaching_up, "mpiddp.torch", "ddp"),
-    "mpiddp.nn.linear": (reaching_up, "mpiddp.distributed", "groups"),
-    "mpiddp.nn.collectives": (reaching_up, "mpiddp.parallel", "ddp"),
-    "mpiddp.autograd.tensor": (reaching_up, "mpiddp.nn", "module"),
-    "mpiddp.nn.conv": (unguarded, "cupy", "cuda"),
-    "mpiddp.mpi": (unguarded, "mpi4py", "MPI"),
-    "mpiddp.data.loader": (unguarded, "torch", "utils"),
+    "mpiddp.mpi.work": ("mpiddp.parallel", "ddp"),
+    "mpiddp.parallel.ddp": ("mpiddp", "get_rank"),
+    "mpiddp.shm.eager": ("mpiddp.faults", "calls"),
+    "mpiddp.training.trainer": ("mpiddp.torch", "ddp"),
+    "mpiddp.nn.linear": ("mpiddp.distributed", "groups"),
+    "mpiddp.nn.collectives": ("mpiddp.parallel", "ddp"),
+    "mpiddp.autograd.tensor": ("mpiddp.nn", "module"),
 }
 BROKEN = {
     "up, relative": (reaching_up, {"mpiddp.mpi.work": "from ..distributed import state"}),
     "no layer": (reaching_up, {"mpiddp.utils": ""}),
     "cycle": (cycles, {"mpiddp.mpi.a": "from . import b", "mpiddp.mpi.b": "from mpiddp.mpi.a import x"}),
-    "cycle for types": (
-        cycles,
-        {"mpiddp.mpi.a": FORMS[3].format("mpiddp.mpi", "b"), "mpiddp.mpi.b": "from .a import x"},
-    ),
-    "cycle through a function": (
-        cycles,
-        {"mpiddp.mpi.a": "def f():\n    from . import b", "mpiddp.mpi.b": "import mpiddp.mpi.a"},
-    ),
     "cycle through a package": (cycles, {"mpiddp.mpi": "from .a import x", "mpiddp.mpi.a": "from mpiddp.mpi import y"}),
     "cycle of parts": (
         cycles,
@@ -295,12 +163,9 @@ BROKEN = {
             "mpiddp.nn.c": "",
         },
     ),
-    "hidden": (hidden, {"mpiddp.nn.linear": "class A:\n    def f(self):\n        from . import functional"}),
-    "hidden, computed": (hidden, {"mpiddp.nn.linear": "import importlib\ndef f(x):\n    importlib.import_module(x)"}),
-    "hidden, beside a lazy package": (hidden, {"mpiddp.training.trainer": "def f():\n    import mpiddp.nn"}),
     **{
-        f"{module} {form}": (rule, {module: form.format(package, name)})
-        for module, (rule, package, name) in REACHING.items()
+        f"{module} {form}": (reaching_up, {module: form.format(*place)})
+        for module, place in REACHING.items()
         for form in FORMS
     },
 }
