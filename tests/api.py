@@ -88,50 +88,23 @@ def public_names(module: types.ModuleType) -> list[str]:
 
 
 def _class(cls: type, full: str, homes: dict[object, str]) -> Iterator[str]:
-    members = getattr(cls, "__members__", {}) if issubclass(cls, enum.Enum) else {}
     # The constructor of an enumeration differs between Python's versions.
-    yield f"class {full}" if members else f"class {full}{_signature(cls)}"
-    bases = [homes.get(base) or base.__name__ for base in cls.__mro__[1:] if base in homes or _is_builtin(base)]
+    yield f"class {full}" if issubclass(cls, enum.Enum) else f"class {full}{_signature(cls)}"
+    bases = [homes.get(base) or base.__name__ for base in cls.__mro__[1:-1] if base in homes or _is_builtin(base)]
     if bases:
         yield f"{full} is also {', '.join(bases)}"
     # A caller sees no difference between a method of the class and one of a base that is not public.
     listed = {part for base in cls.__mro__[1:] if base in homes for part in base.__mro__}
-    found, fields = dict[str, object](), set[str]()
-    for base in reversed(cls.__mro__):
-        if base.__module__.startswith("mpiddp") and base not in listed:
-            found |= vars(base)
-            fields |= set(inspect.get_annotations(base))
-    special = sorted(name for name, value in found.items() if _is_special(name, value))
-    if special:
-        yield f"{full} has {' '.join(special)}"
-    for name in sorted(set(found) | fields):
-        if name in members:
-            yield f"{full}.{name} is a member"
-        elif name[0] != "_":
-            yield f"{full}.{name}{_member(found.get(name))}"
+    own = [base for base in reversed(cls.__mro__) if base.__module__.startswith("mpiddp") and base not in listed]
+    found = {name: value for base in own for name, value in (inspect.get_annotations(base) | vars(base)).items()}
+    for name, value in sorted((item for item in found.items() if item[0][0] != "_"), key=lambda item: item[0]):
+        function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+        isfunction = isinstance(function, types.FunctionType)
+        yield f"{full}.{name}{_signature(function) if isfunction else ' is an attribute'}"
 
 
 def _is_builtin(base: type) -> bool:
-    return base.__module__ == "builtins" and base is not object
-
-
-def _is_special(name: str, value: object) -> bool:
-    """Return True for a special method that is written out: those of Python and decorators differ by version."""
-    return (
-        name.startswith("__")
-        and name not in ("__init__", "__new__", "__repr__", "__post_init__", "__init_subclass__", "__del__")
-        and isinstance(value, types.FunctionType)
-        and value.__module__.startswith("mpiddp")
-        and not value.__code__.co_filename.startswith("<")
-    )
-
-
-def _member(value: object) -> str:
-    if isinstance(value, staticmethod | classmethod):
-        return f"{_signature(value.__func__)} as {type(value).__name__}"
-    if isinstance(value, types.FunctionType):
-        return _signature(value)
-    return " is an attribute"
+    return base.__module__ == "builtins"
 
 
 def _signature(function: Any) -> str:
@@ -157,11 +130,8 @@ def _value(value: object) -> str:
     """Return a literal's text, else what it is: a repr may hold an address or change with Python."""
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
-    if isinstance(value, bool | int | float | str | bytes | None):
+    if isinstance(value, bool | int | float | str | bytes | tuple | list | None):
         return repr(value)
-    if isinstance(value, tuple | list):
-        inner = ", ".join(map(_value, value))
-        return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
     if isinstance(value, type | types.FunctionType):
         return value.__qualname__
     constant = next((name for name, found in vars(type(value)).items() if found is value), None)
