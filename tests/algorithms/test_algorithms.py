@@ -27,7 +27,7 @@ from mpiddp.algorithms import exchange, hierarchical, local_reduce, peer_access,
 from mpiddp.distributed.groups import default_group
 from mpiddp.faults.calls import NO_ROOT, make_call
 from mpiddp.mpi import message, requests
-from mpiddp.mpi.link import Channel, Link
+from mpiddp.mpi.link import Link
 from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.reduction import ReduceOp, check, is_half, mpi_op
 from mpiddp.shm import cma, segment
@@ -604,12 +604,3 @@ def test_every_run_has_the_same_bits(case: Case) -> None:
                 case.run(steps("all_reduce", name, case.link, x, ReduceOp.SUM))
                 seen.add(x.tobytes())
         assert len(seen) == 1, name
-
-
-def test_a_channel_knows_its_ranks(case: Case) -> None:
-    link = case.link
-    channels: list[Channel] = [link.node, *([link.across] if link.across is not None else [])]
-    for channel in channels:
-        assert channel.size == channel.now.size and channel.rank == channel.now.rank
-        assert channel.now.allgather(link.ranks[link.rank]) == list(channel.ranks)
-    assert {link.nodes[link.ranks.index(rank)] for rank in link.node.ranks} == {link.nodes[link.rank]}

@@ -25,7 +25,7 @@ from mpiddp.errors import ArrayError, MismatchError
 from mpiddp.mpi import cuda_aware, requests
 from mpiddp.mpi.cuda_aware import DevicePointers, Support
 
-pytestmark = [pytest.mark.mpi, pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
 
 __all__ = ["by_address", "cupy"]  # fixtures
 Array = Any
@@ -348,6 +348,7 @@ def test_one_rank_sends_nothing_through_the_host(world: Any, cupy: Any, monkeypa
     assert (out.get() == 6).all()
 
 
+@pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("nodes", [(0, 0, 1, 1), (0, 1, 2, 3)])
 def test_several_nodes(world: Any, cupy: Any, nodes: tuple[int, ...]) -> None:
     if len(set(nodes[: world.size])) == 1:

@@ -13,6 +13,7 @@ from mpiddp.mpi import lazy
 
 @pytest.mark.mpi
 @pytest.mark.core
+@pytest.mark.ranks(1, 3)
 def test_a_late_rank_is_named_and_meets_those_that_begin_again(world, capfd, monkeypatch):
     monkeypatch.setenv("MPIDDP_WARN_AFTER", "0.3")
     part = lazy.MPI.COMM_WORLD.Split(0, -world.rank)

@@ -94,8 +94,6 @@ if rank != 1 or one == "alike" or file:
             dist.recv(x, src=1)
         case "irecv":
             dist.irecv(x, src=1).wait()
-        case "irecv for a while":
-            dist.irecv(x, src=1).wait(timeout=0.5)
         case "send":
             dist.send(np.ones(1_000_000), dst=1)
         case "new_group":
