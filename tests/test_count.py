@@ -56,7 +56,7 @@ BUDGET = {
     "mpiddp/shm": 470,
     "mpiddp/torch": 1510,
     "mpiddp/training": 2440,
-    "tests, all": 26_945,
+    "tests, all": 27_206,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -1,13 +1,16 @@
 """Runs that outlive their ranks, with spares or with fewer: ``mpirun --with-ft ulfm``.
 
-``MPIDDP_TEST_SEED`` repeats a choice of moments.
+``MPIDDP_TEST_KILLS=20 python -m pytest FILE --long`` kills twenty ranks at random moments; ``MPIDDP_TEST_SEED`` repeats
+a choice.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import time
 from functools import partial
 from pathlib import Path
@@ -15,9 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from harness.launcher import PROGRAMS, TIMED_OUT, ULFM, Completed, is_open_mpi, job, side_by_side
+from harness.launcher import PROGRAMS, TIMED_OUT, ULFM, Completed, is_open_mpi, job, side_by_side, start
 from harness.tiers import thinned
 
+KILLS = int(os.environ.get("MPIDDP_TEST_KILLS", "4"))
 SEED = int(os.environ.get("MPIDDP_TEST_SEED", time.time_ns() % 2**32))
 pytestmark = pytest.mark.skipif(not is_open_mpi(), reason="only Open MPI's mpirun lets ranks live on")
 
@@ -199,3 +203,22 @@ def test_deadline_holds_when_the_rank_that_knew_it_has_died(tmp_path):
 def test_sharded_optimizer_cannot_go_on_without_its_shards(tmp_path):
     done = train(3, *FEWER, tmp_path, "--model", "models:plain", "--zero", victims=f"1 before {FORWARD} 30", limit_s=60)
     assert done.rc == 1 and "RankFailedError: rank 1 of 3 died" in done.stderr, done
+
+
+@pytest.mark.long
+def test_random_kills_change_no_bit(tmp_path, undisturbed):
+    """Ranks and spares at any time after the start, in runs of four kills."""
+    rng = np.random.default_rng(SEED)
+    for count in range(-(-KILLS // 4)):
+        output = tmp_path / f"run-{count}"
+        options = (*OPTIONS, output, "--spares", 4, "--checkpoint-steps", 3)
+        with start("lethal_train", *options, ranks=7, options=ULFM) as job:
+            while job.poll() is None and not (output / "run.json").exists():
+                time.sleep(0.01)
+            for _ in range(4):
+                time.sleep(float(rng.exponential(0.3)))
+                if len(alive := job.ranks()) > 3:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(rng.choice(alive)), signal.SIGKILL)
+            done = job.wait(120)
+        assert done.rc == 0 and model(output) == model(undisturbed(3, *OPTIONS)), f"seed {SEED}, run {count}: {done}"

@@ -55,6 +55,106 @@ def np_zeros(shape, dtype="float32"):
     return np.zeros(shape, dtype)
 
 
+def plain(value):
+    """Return what a program sees of ``value``, without the library that it comes from."""
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if value is None or isinstance(value, (bool, int, float, str, dict)):
+        return value
+    if hasattr(value, "tolist"):
+        return [str(value.dtype).removeprefix("torch."), list(value.shape), value.tolist()]
+    # torch's own classes have names such as _SendWork, AsyncBroadcastWork and BackendConfig
+    bases = " ".join(base.__name__ for base in type(value).__mro__)
+    return next((name for name in ("Work", "Future", "ProcessGroup") if name in bases), type(value))
+
+
+def outcome(case, library, world):
+    try:
+        return plain(case(library, world.rank, world.size)), None
+    except Exception as error:
+        return None, error
+
+
+def blocks(t, *numbers):
+    return [t.make([number, 1.0]) for number in numbers]
+
+
+CASES = {
+    "all_reduce wraps": lambda t, rank, size: (t.dist.all_reduce(x := t.make([200, 5], "uint8")), x),
+    "all_reduce avg": lambda t, rank, size: (t.dist.all_reduce(x := t.make([rank * 2.0]), op=t.dist.ReduceOp.AVG), x),
+    "all_reduce_coalesced": lambda t, rank, size: (t.dist.all_reduce_coalesced(xs := blocks(t, rank, 2.0)), xs),
+    "barriers": lambda t, rank, size: (t.dist.barrier(), t.dist.monitored_barrier()),
+    "queries": lambda t, rank, size: (
+        [t.dist.is_initialized(), t.dist.is_available(), t.dist.get_rank(), t.dist.get_world_size()],
+        t.dist.group.WORLD.size(),
+    ),
+}
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+@case
+def asynchronous(t, rank, size):
+    x = t.make([1.0, rank])
+    work = t.dist.all_reduce(x, async_op=True)
+    waited = work.wait()
+    return work, waited, work.is_completed(), work.exception(), x
+
+
+@case
+def objects(t, rank, size):
+    everyone, gathered, scattered = [None] * size, [None] * size if rank == 0 else None, [None, 7]
+    sent = [{"from": rank}, None, 1.5]
+    returned = [
+        t.dist.all_gather_object(everyone, {"rank": rank}),
+        t.dist.gather_object([rank], gathered),
+        t.dist.broadcast_object_list(sent, size - 1),
+        t.dist.scatter_object_list(scattered, [f"to {each}" for each in range(size)] if rank == 0 else None),
+    ]
+    return returned, everyone, gathered, sent, scattered
+
+
+@case
+def point_to_point(t, rank, size):
+    if size == 1:
+        return None
+    x = t.zeros((3,))
+    if rank == 0:
+        return t.dist.send(t.make([1.0, 2.0]), size - 1), t.dist.send_object_list([1, "a"], size - 1)
+    if rank == size - 1:
+        found = [None, None]
+        return t.dist.recv(x), x, t.dist.recv_object_list(found, 0), found  # a shorter message fills the beginning
+    return None
+
+
+@case
+def groups(t, rank, size):
+    ranks = list(reversed(range(size)))
+    kept = t.dist.new_group(ranks, sort_ranks=False)
+    ordered = t.dist.new_group(ranks)
+    one = t.dist.new_group([size - 1])
+    found = [
+        t.dist.get_process_group_ranks(kept),
+        t.dist.get_process_group_ranks(ordered),
+        t.dist.get_rank(kept),
+        t.dist.get_rank(one),
+        t.dist.get_world_size(one),
+        t.dist.get_group_rank(kept, 0),
+        t.dist.get_global_rank(kept, 0),
+        one == t.dist.GroupMember.NON_GROUP_MEMBER,
+    ]
+    x = t.make([float(rank)])
+    t.dist.broadcast(x, group=kept, group_src=0)
+    mine, everyone = t.dist.new_subgroups_by_enumeration([[0], *([[1]] if size > 1 else [])])
+    found += [x, mine is None, [each == -100 for each in everyone]]
+    for group in (kept, ordered, *(each for each in (one, mine) if each not in (None, -100))):
+        found.append(t.dist.destroy_process_group(group))
+    return found
+
+
 @pytest.mark.parametrize(
     "name", [name for name in COLLECTIVES if not name.endswith(("gather_single", "scatter_single"))]
 )
@@ -68,6 +168,15 @@ def test_collectives_write_and_return_what_ours_do(world, torch, name):
             check(world, name, np.dtype(kind), shape, how, op=op, **theirs)
     if name == "all_to_all_single":
         check(world, name, np.dtype("float32"), lambda sender, receiver: (receiver + 1,), **theirs)
+    mpiddp.barrier()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_same_result(world, torch, name):
+    theirs, ours = (outcome(CASES[name], library, world) for library in libraries(torch))
+    assert theirs[1] is None, f"torch cannot do it: {theirs[1]!r}"
+    assert ours[1] is None, f"mpiddp raised {ours[1]!r}"
+    assert ours[0] == theirs[0]
     mpiddp.barrier()
 
 

@@ -20,9 +20,11 @@ FUNNELED = {"MPI4PY_RC_THREAD_LEVEL": "funneled"}
         (["solver", SEED, 1], {}),
         (["communicators"], {}),
         (["raises"], SERIALIZED),
+        pytest.param(["halves"], {}, marks=pytest.mark.long),
+        pytest.param(["halves"], FUNNELED, marks=pytest.mark.long),
         pytest.param(["solver", SEED + 1, 3], FUNNELED, marks=pytest.mark.long),
     ],
-    ids=["silent", "solver", "communicators", "raises, SERIALIZED", "solver, FUNNELED"],
+    ids=["silent", "solver", "communicators", "raises, SERIALIZED", "halves", "halves, FUNNELED", "solver, FUNNELED"],
 )
 def test_guest(words, env):
     done = job("guest", *words, ranks=5, limit_s=150, **env)

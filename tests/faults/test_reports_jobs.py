@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import time
@@ -56,22 +57,51 @@ def asked(folder) -> tuple[Completed, Completed, Completed]:
     return answer, ended, job("-m", "mpiddp", "where", name)
 
 
-CIRCLE = [(0, "recv"), (2, "barrier"), (1, "all_reduce")]
+CALLS = ("recv", "send", "irecv", "batch_isend_irecv", "barrier", "all_reduce", "broadcast")
+COLLECTIVES = ("barrier", "all_reduce", "broadcast")
 
 
-def deadlocked() -> Completed:
-    """Run ranks that wait in a circle: a message, a barrier and a collective."""
-    groups = [[rank, awaited] for rank, awaited in ((0, 2), (2, 1), (1, 0))]
-    calls = {rank: (name, groups[index][1], index) for index, (rank, name) in enumerate(CIRCLE)}
+def deadlocked(seed: int, size: int) -> tuple[Completed, list[tuple[int, str]]]:
+    """Run ranks of which some wait in a circle, and the others with them; return the circle's ranks with their calls.
+
+    Seed 0: a message, a barrier and a collective.
+    """
+    dice = random.Random(seed)
+    ranks = dice.sample(range(size), dice.randint(2, size) if seed else size)
+    others, circle, groups, calls = [rank for rank in range(size) if rank not in ranks], [], [], {}
+    for index, (rank, awaited) in enumerate(zip(ranks, ranks[1:] + ranks[:1], strict=True)):
+        name = dice.choice(CALLS) if seed else ("recv", "barrier", "all_reduce")[index]
+        with_it = [others.pop() for _ in others[:] if name in COLLECTIVES and dice.random() < 0.3]
+        circle.append((rank, name))
+        calls |= dict.fromkeys([rank, *with_it], (name, awaited, len(groups)))
+        groups.append([rank, awaited, *with_it])
+    calls |= {rank: ("recv", dice.choice(ranks), 0) for rank in others}
     settings = {"MPIDDP_WARN_AFTER": "2", "MPIDDP_TIMEOUT": "5"}
-    return job("circle", json.dumps(groups), json.dumps(calls), ranks=3, **settings)
+    return job("circle", json.dumps(groups), json.dumps(calls), ranks=size, **settings), circle
+
+
+def assert_circle(job: Completed, circle: list[tuple[int, str]]) -> None:
+    start = circle.index(min(circle))
+    first, *rest = [f"rank {rank}" for rank, _ in [*circle[start:], *circle[: start + 1]]]
+    chain = f"{first} waits for {', which waits for '.join(rest)}: a deadlock"
+    reports = [part for part in job.stderr.split("mpiddp: ") if " without progress" in part]
+    assert len(reports) == 1 and reports[0].splitlines()[0].endswith(f"without progress.  {chain}"), job
+    for rank, name in circle:
+        name = name.removeprefix("batch_isend_")
+        assert re.search(rf" rank {rank} \(node .*  circle.py:\d+ in <module> +in {name} ", reports[0]), (rank, job)
+    # The timeout says the same, whichever ranks come to print.
+    timeout = re.search(rf"\[rank (\d+)/.* did not finish in 5 s.*: {chain}\n(?s:.*)", job.stderr)
+    assert job.rc == 110 and timeout, job
+    for rank in {rank for rank, _ in circle} - {int(timeout[1])}:
+        known = rf" rank {rank} \(node .*  circle.py:\d+ in <module> +in "
+        assert re.search(known, timeout[0]), (rank, job)
 
 
 @pytest.fixture(scope="module")
 def jobs(request, tmp_path_factory):
     tmp_path = tmp_path_factory.mktemp("stalls")
     calls = {wait: partial(warned, tmp_path, wait) for wait in chosen(request, "wait")}
-    calls |= {"stopped": stopped, "asked": partial(asked, tmp_path), "deadlocked": deadlocked}
+    calls |= {"stopped": stopped, "asked": partial(asked, tmp_path), "deadlocked": partial(deadlocked, 0, 3)}
     with side_by_side(calls) as futures:
         yield futures
 
@@ -102,18 +132,13 @@ def test_a_stopped_rank_does_not_answer(jobs) -> None:
 
 
 def test_a_circle_of_messages_and_collectives_is_called_a_deadlock(jobs) -> None:
-    job = jobs["deadlocked"].result()
-    chain = "rank 0 waits for rank 2, which waits for rank 1, which waits for rank 0: a deadlock"
-    reports = [part for part in job.stderr.split("mpiddp: ") if " without progress" in part]
-    assert len(reports) == 1 and reports[0].splitlines()[0].endswith(f"without progress.  {chain}"), job
-    for rank, name in CIRCLE:
-        assert re.search(rf" rank {rank} \(node .*  circle.py:\d+ in <module> +in {name} ", reports[0]), (rank, job)
-    # The timeout says the same, whichever rank comes to print.
-    timeout = re.search(rf"\[rank (\d+)/.* did not finish in 5 s.*: {chain}\n(?s:.*)", job.stderr)
-    assert job.rc == 110 and timeout, job
-    for rank in {0, 1, 2} - {int(timeout[1])}:
-        known = rf" rank {rank} \(node .*  circle.py:\d+ in <module> +in "
-        assert re.search(known, timeout[0]), (rank, job)
+    assert_circle(*jobs["deadlocked"].result())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, 13))
+def test_random_circles(seed) -> None:
+    assert_circle(*deadlocked(seed, random.Random(seed).randint(2, 8)))
 
 
 def test_where_and_the_signal_print_all_ranks_and_their_stacks(jobs) -> None:

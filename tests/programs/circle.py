@@ -16,7 +16,15 @@ dist.barrier()
 match name:
     case "recv":
         dist.recv(x, awaited)
+    case "send":
+        dist.send(np.ones(1 << 21), awaited)
+    case "irecv":
+        dist.irecv(x, awaited).wait()
+    case "batch_isend_irecv":
+        dist.batch_isend_irecv([dist.P2POp(dist.irecv, x, awaited)])[0].wait()
     case "barrier":
         dist.barrier(groups[group])
     case "all_reduce":
         dist.all_reduce(np.ones(100_000), group=groups[group], async_op=True).wait()
+    case "broadcast":
+        dist.broadcast(x, awaited, group=groups[group])

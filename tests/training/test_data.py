@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from mpiddp import nn
 from mpiddp.data import (
     ArrayDataset,
     DataLoader,
+    DistributedSampler,
     GlobalBatchSampler,
     digits,
     mnist,
@@ -173,3 +175,25 @@ def test_evaluation_counts_every_sample_once(world: Any, n: int, batch_size: int
         assert tally.mean("loss") == pytest.approx(-likelihood.mean(), rel=1e-5)
         assert tally["correct"] == (scores.argmax(1) == y).sum()
         assert everybody(tally.sums.tolist()) == [tally.sums.tolist()] * world.size
+
+
+def test_the_loader_passes_epochs_on_and_a_forgotten_one_warns_once(world: Any) -> None:
+    data = ArrayDataset(np.arange(40))
+    for loader in (
+        DataLoader(data, 3, sampler=DistributedSampler(data), num_workers=1),
+        DataLoader(data, batch_sampler=GlobalBatchSampler(data, 8)),
+    ):
+        orders = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for epoch in range(3):
+                loader.set_epoch(epoch)
+                orders.append(np.concatenate([x for (x,) in loader]).tolist())
+        assert len(set(map(tuple, orders))) == 3
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                assert np.concatenate([x for (x,) in loader]).tolist() == orders[2]
+        said = [str(warning.message) for warning in caught]
+        assert len(said) == 1 and "epoch 2 was iterated a second time" in said[0], said
+        assert caught[0].filename == __file__, "the warning points into the package"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import re
 import tomllib
 from functools import partial
@@ -242,3 +243,14 @@ def test_torch_s_own_suite(ranks: int, passed: int) -> None:
     pytest.importorskip("expecttest", reason="torch's suite needs pip install expecttest")
     ended = job(HERE / "suite.py", "--ranks", str(ranks), limit_s=1200)
     assert ended.rc == 0 and f"{{'passed': {passed}}}" in ended.stdout, ended
+
+
+@pytest.mark.long
+def test_torch_s_tests_of_gloo() -> None:
+    """The file is in torch's sources, such as Debian's, and nothing here fetches it."""
+    pytest.importorskip("expecttest", reason="torch's tests need pip install expecttest")
+    file = os.environ.get("TORCH_TEST_C10D_GLOO")
+    if file is None:
+        pytest.skip("TORCH_TEST_C10D_GLOO does not name test/distributed/test_c10d_gloo.py of torch's sources")
+    ended = job(HERE / "suite.py", "--ranks", "2", "--file", file, limit_s=1200)
+    assert ended.rc == 0 and "'failed'" not in ended.stdout, ended
