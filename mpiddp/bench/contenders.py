@@ -1,6 +1,6 @@
 """The contenders of ``bench compare``: how mpiddp, mpi4py and torch do each operation.
 
-A new row of the benchmark is a line in each of the three tables, and its arrays in `Buffers`.
+A new row of the benchmark is a line in each of the two tables, and its arrays in `Buffers`.
 """
 
 from __future__ import annotations
@@ -37,41 +37,11 @@ def to_and_fro(b: Buffers, send: Call, receive: Call) -> None:
 
 def mpiddp(b: Buffers, algorithm: str | None = None) -> Call:
     """Return the call, by the built-in choice or by an algorithm; ValueError if the operation has none of its name."""
-    x, output, op, root = b.x, b.output, reduce_op(b.op), b.root
-    how: dict[str, Any] = {"algorithm": algorithm} if b.operation in plan.ONE_NODE else {}
-    inputs, outputs = b.blocks(x), b.blocks(output)
-    parts = (inputs if b.operation == "scatter" else outputs) if b.rank == root else None
-
-    def around() -> None:
-        waits = dist.irecv(output, b.left), dist.isend(x, b.right)
-        for each in waits:
-            each.wait()  # type: ignore[union-attr]
-
-    def batch() -> None:
-        ops = dist.P2POp(dist.irecv, output, b.left), dist.P2POp(dist.isend, x, b.right)
-        for each in dist.batch_isend_irecv(ops):
-            each.wait()
-
-    table: dict[str, Call] = {
-        "all_reduce": lambda: dist.all_reduce(x, op, **how),
-        "broadcast": lambda: dist.broadcast(x, root, **how),
-        "reduce": lambda: dist.reduce(x, root, op, **how),
-        "all_gather": lambda: dist.all_gather_single(output, x, **how),
-        "all_gather_list": lambda: dist.all_gather(outputs, x),
-        "reduce_scatter": lambda: dist.reduce_scatter_single(output, x, op, **how),
-        "gather": lambda: dist.gather(x, parts, root),
-        "scatter": lambda: dist.scatter(output, parts, root),
-        "all_to_all": lambda: dist.all_to_all_single(output, x),
-        "all_to_all_list": lambda: dist.all_to_all(outputs, inputs),
-        "send_recv": around,
-        "batch_isend_irecv": batch,
-        "ping_pong": lambda: to_and_fro(b, lambda: dist.send(x, b.partner), lambda: dist.recv(output, b.partner)),
-        "all_reduce_async": lambda: dist.all_reduce(x, op, async_op=True).wait(),  # type: ignore[union-attr]
-        "barrier": dist.barrier,
-    }
-    if algorithm is not None and not how:
+    if b.operation in plan.ONE_NODE:
+        return torch(b, dist, None, lambda x: x, algorithm=algorithm)
+    if algorithm is not None:
         raise ValueError(f"there is no algorithm {b.operation}:{algorithm}")
-    return table[b.operation]
+    return torch(b, dist, None, lambda x: x)
 
 
 def mpi4py(b: Buffers, comm: MPI.Intracomm) -> Call | None:
@@ -107,8 +77,11 @@ def mpi4py(b: Buffers, comm: MPI.Intracomm) -> Call | None:
     return lambda: (call(), np.multiply(output, share, out=output))  # MPI has no average
 
 
-def torch(b: Buffers, td: Any, group: Any, tensor: Callable[[Any], Any]) -> Call:
-    """Return the call of ``torch.distributed``, which is ``td``; ``tensor`` makes a tensor over an array's memory."""
+def torch(b: Buffers, td: Any, group: Any, tensor: Callable[[Any], Any], **how: Any) -> Call:
+    """Return the call of ``td``, which is ``torch.distributed``, or mpiddp with the same names.
+
+    ``tensor`` makes a tensor over an array's memory; ``how`` has arguments that only mpiddp takes.
+    """
     x, output, root, op = tensor(b.x), tensor(b.output), b.root, getattr(td.ReduceOp, b.op.upper())
     inputs, outputs = [[tensor(block) for block in b.blocks(each)] for each in (b.x, b.output)]
     parts = (inputs if b.operation == "scatter" else outputs) if b.rank == root else None
@@ -117,9 +90,8 @@ def torch(b: Buffers, td: Any, group: Any, tensor: Callable[[Any], Any]) -> Call
     reduce_scatter = getattr(td, "reduce_scatter_single", td.reduce_scatter_tensor)
 
     def around() -> None:
-        sent = td.isend(x, b.right, group)
-        td.recv(output, b.left, group)
-        sent.wait()
+        for each in (td.irecv(output, b.left, group), td.isend(x, b.right, group)):
+            each.wait()
 
     def batch() -> None:
         ops = [td.P2POp(td.irecv, output, b.left, group), td.P2POp(td.isend, x, b.right, group)]
@@ -127,12 +99,12 @@ def torch(b: Buffers, td: Any, group: Any, tensor: Callable[[Any], Any]) -> Call
             each.wait()
 
     table: dict[str, Call] = {
-        "all_reduce": lambda: td.all_reduce(x, op, group),
-        "broadcast": lambda: td.broadcast(x, root, group),
-        "reduce": lambda: td.reduce(x, root, op, group),
-        "all_gather": lambda: gather(output, x, group),
+        "all_reduce": lambda: td.all_reduce(x, op, group, **how),
+        "broadcast": lambda: td.broadcast(x, root, group, **how),
+        "reduce": lambda: td.reduce(x, root, op, group, **how),
+        "all_gather": lambda: gather(output, x, group, **how),
         "all_gather_list": lambda: td.all_gather(outputs, x, group),
-        "reduce_scatter": lambda: reduce_scatter(output, x, op, group),
+        "reduce_scatter": lambda: reduce_scatter(output, x, op, group, **how),
         "gather": lambda: td.gather(x, parts, root, group),
         "scatter": lambda: td.scatter(output, parts, root, group),
         "all_to_all": lambda: td.all_to_all_single(output, x, group=group),

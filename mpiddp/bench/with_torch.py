@@ -66,7 +66,7 @@ def prepare(b: Buffers, group: Any, averages: bool) -> Call | None:
     try:
         call = contenders.torch(b, td, group, torch.from_numpy)
         call()  # on all ranks alike
-    except (TypeError, RuntimeError, ValueError):  # TypeError: of a dtype that torch does not know
+    except (AttributeError, TypeError, RuntimeError, ValueError):  # the first two: of an op or a dtype of ours alone
         return None
     return call
 
