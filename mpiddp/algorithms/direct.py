@@ -8,17 +8,18 @@ because it makes anew what a plan has prepared here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from time import thread_time
 from typing import Any
 
 import numpy as np
 
 from mpiddp.errors import DistError
+from mpiddp.faults.calls import NO_ROOT
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.operation import Call
-from mpiddp.mpi.requests import READY, Awaited, Steps
+from mpiddp.mpi.requests import Awaited, Driven, Failed, Steps
 from mpiddp.shm.cma import CrossMemory
 from mpiddp.shm.eager import BUFFERS, LOOKS, EagerBuffers, Round
 from mpiddp.shm.scratch import Scratch
@@ -34,46 +35,6 @@ _BYTES_PER_LOOK = 1 << 9
 _MOST_LOOKS = 1 << 12
 
 
-class _Driven:
-    """Steps as one event. They begin with the first look, when it is known whether this rank blocks in the call."""
-
-    __slots__ = ("_awaited", "_begin", "_ended", "_steps")
-
-    def __init__(self, begin: Callable[[], Steps]) -> None:
-        self._begin, self._ended = begin, False
-        self._steps: Steps | None = None
-        self._awaited: Awaited = READY
-
-    def Test(self) -> bool:  # noqa: N802 - MPI's name
-        if self._steps is None:
-            self._steps = self._begin()
-        while not self._ended and self._awaited.Test():
-            try:
-                self._awaited = next(self._steps)
-            except StopIteration:
-                self._ended = True
-            except BaseException:  # after Ctrl-C the program may look again
-                self._awaited = _Failed(DistError("this call was interrupted, and its arrays are not complete"))
-                raise
-        return self._ended
-
-    def Wait(self) -> None:  # noqa: N802 - MPI's name
-        while not self.Test():
-            self._awaited.Wait()
-
-
-class _Failed:
-    """The end of a call whose part here has failed."""
-
-    def __init__(self, error: DistError) -> None:
-        self._error = error
-
-    def Test(self) -> bool:  # noqa: N802 - MPI's name
-        raise self._error
-
-    Wait = Test
-
-
 class Direct:
     """The shots of a call with arrays like ``x``."""
 
@@ -82,6 +43,7 @@ class Direct:
         assert eager is not None, "chosen where there are some"
         self._link, self._call, self._eager = link, call, eager
         self._operation, self._op, self._root = operation, op, root
+        self._options = [each for each in (root, op) if each not in (NO_ROOT, None)]
         self._rounds = eager.rounds((4,), np.dtype(np.int64))
         self._ways, self._memory = link.resource(Ways), link.resource(CrossMemory)
         self._scratch = link.resource(Scratch)
@@ -130,17 +92,17 @@ class Direct:
             elif chosen != SCRATCH:  # which `two_shot` counts
                 self._ways.count(self._kind)
             if (chosen or way) != ATTACH:
-                return _Driven(lambda: self._go(link.after(), chosen, way, output, x))
+                return Driven(lambda: self._go(link.after(), chosen, way, output, x))
             access = Copies(self._memory, link.rank, flat, addresses)
             started = thread_time() if way else None
         try:
             self._move(access, output, x, factors)
         except DistError as error:
-            return _Failed(error)
+            return Failed(error)
         if started is None:
             return None
         seconds = thread_time() - started
-        return _Driven(lambda: self._ways.note(self._kind, ATTACH, seconds))
+        return Driven(lambda: self._ways.note(self._kind, ATTACH, seconds))
 
     def _possible(self) -> list[str]:
         """Return the ways of ordinary arrays; none before the first call has asked for their memory."""
@@ -156,12 +118,13 @@ class Direct:
     def _go(self, link: Link, chosen: str | None, tried: str | None, output: Array, x: Array) -> Steps:
         """Go another way than attach, and if it is ``tried`` note the time."""
         started = thread_time()
+        arrays = (output, x) if self._operation in ("reduce_scatter", "all_gather") else (x,)
         if MPIS in (chosen, tried):
-            gathers = self._operation == "all_gather"
-            yield from native.all_gather(link, output, x) if gathers else native.broadcast(link, x, self._root)
+            yield from getattr(native, self._operation)(link, *arrays, *self._options)
         else:
             yield from self._memory.prepare()
-            yield from self._steps(link, output, x)
+            steps = getattr(two_shot, self._operation)  # by MPI where there is no scratch
+            yield from steps(link, self._call, *arrays, *self._options, way=SCRATCH)
         if tried is not None:
             yield from self._ways.note(self._kind, tried, thread_time() - started)
 
@@ -175,18 +138,3 @@ class Direct:
                 access.gather(as_bytes(output).reshape(self._link.size, -1))
             case _:
                 access.spread(self._root)
-
-    def _steps(self, link: Link, output: Array, x: Array) -> Steps:
-        """Return steps through the scratch; by MPI where there is none."""
-        call, op = self._call, self._op
-        match self._operation:
-            case "all_reduce":
-                return two_shot.all_reduce(link, call, x, op, way=SCRATCH)
-            case "reduce":
-                return two_shot.reduce(link, call, x, self._root, op, way=SCRATCH)
-            case "reduce_scatter":
-                return two_shot.reduce_scatter(link, call, output, x, op, way=SCRATCH)
-            case "all_gather":
-                return two_shot.all_gather(link, call, output, x, way=SCRATCH)
-            case _:
-                return two_shot.broadcast(link, call, x, self._root, way=SCRATCH)

@@ -13,25 +13,10 @@ from mpiddp.typing import Array
 
 from .lazy import MPI
 from .message import as_message
-from .requests import Awaited, Steps
+from .requests import Awaited, Driven, Steps
 
 by_address = False
 """Whether MPI takes device pointers."""
-
-
-class Running(Awaited):
-    """Steps as one event that a receive waits for."""
-
-    __slots__ = ("_awaited", "_steps")
-
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-        self._awaited: Awaited | None = next(steps)
-
-    def Test(self) -> bool:  # noqa: N802 - MPI's name
-        while self._awaited is not None and self._awaited.Test():
-            self._awaited = next(self._steps, None)
-        return self._awaited is None
 
 
 class Departure(Awaited):
@@ -78,8 +63,8 @@ class DeviceReceive:
         self._x: Any = x
         self._begin = stream.ready(x)
 
-    def receive(self, message: MPI.Message, size_bytes: int) -> Running:
-        return Running(self._steps(message, size_bytes))
+    def receive(self, message: MPI.Message, size_bytes: int) -> Driven:
+        return Driven(lambda: self._steps(message, size_bytes))
 
     def _steps(self, message: MPI.Message, size_bytes: int) -> Steps:
         if by_address:

@@ -23,7 +23,7 @@ from datetime import timedelta
 from threading import get_ident
 from typing import Any, Protocol, TypeVar
 
-from mpiddp.errors import DistTimeoutError
+from mpiddp.errors import DistError, DistTimeoutError
 
 from .lazy import MPI
 from .operation import Operation, waiting
@@ -45,12 +45,9 @@ class Awaited(Protocol):
 Steps = Generator[Awaited, None, Any]
 
 
-class _Ready:
+class _Ready(Awaited):
     def Test(self) -> bool:  # noqa: N802
         return True
-
-    def Wait(self) -> None:  # noqa: N802
-        return None
 
 
 READY, IN_TURN = _Ready(), _Ready()
@@ -93,6 +90,44 @@ class Each:
         while self._left:
             self._left[0].Wait()
             del self._left[0]
+
+
+class Failed(Awaited):
+    """The end of a call whose part here has failed."""
+
+    def __init__(self, error: DistError) -> None:
+        self._error = error
+
+    def Test(self) -> bool:  # noqa: N802
+        raise self._error
+
+
+class Driven:
+    """Steps as one event. They begin with the first look, when it is known whether this rank blocks in the call."""
+
+    __slots__ = ("_awaited", "_begin", "_ended", "_steps")
+
+    def __init__(self, begin: Callable[[], Steps]) -> None:
+        self._begin, self._ended = begin, False
+        self._steps: Steps | None = None
+        self._awaited: Awaited = READY
+
+    def Test(self) -> bool:  # noqa: N802
+        if self._steps is None:
+            self._steps = self._begin()
+        while not self._ended and self._awaited.Test():
+            try:
+                self._awaited = next(self._steps)
+            except StopIteration:
+                self._ended = True
+            except BaseException:  # after Ctrl-C the program may look again
+                self._awaited = Failed(DistError("this call was interrupted, and its arrays are not complete"))
+                raise
+        return self._ended
+
+    def Wait(self) -> None:  # noqa: N802
+        while not self.Test():
+            self._awaited.Wait()
 
 
 def drive(steps: Steps) -> Any:
@@ -164,12 +199,19 @@ def seconds(timeout: timedelta | float | None, *, of_group: bool = False) -> flo
     return limit_s
 
 
-# Until a wait begins to sleep, every poll yields the core, because another rank may need it.
 _POLLS_BEFORE_SLEEP = 20_000
 _SLEEP_S = 50e-6
 _LOOKS = 50
 """Looks of a blocking receive. They take about as long as a short message between two cores."""
 _POLLS_PER_CHECK = 64
+
+
+def pause(polls: int) -> None:
+    """Leave the core to another rank, which may need it; after many polls sleep."""
+    if polls > _POLLS_BEFORE_SLEEP:
+        time.sleep(_SLEEP_S)
+    else:
+        os.sched_yield()
 
 
 def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -> bool:
@@ -181,10 +223,8 @@ def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -
         while not done():
             poll()
             polls += 1
-            if polls > _POLLS_BEFORE_SLEEP:
-                time.sleep(_SLEEP_S)
-            elif not done():
-                os.sched_yield()
+            if not done():
+                pause(polls)
             if polls % _POLLS_PER_CHECK == 0:
                 monitor.check()
                 if time.monotonic() > deadline:
@@ -211,8 +251,7 @@ def look_for(comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status) -> 
 
 def matched_probe(comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status) -> MPI.Message:
     """Wait for a message, and yield the core meanwhile. MPI's own Mprobe keeps a core that the sender may need."""
-    message = look_for(comm, source, tag, status)
-    return yielding_probe(comm, source, tag, status) if message is None else message
+    return look_for(comm, source, tag, status) or yielding_probe(comm, source, tag, status)
 
 
 def yielding_probe(comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status) -> MPI.Message:
@@ -220,10 +259,7 @@ def yielding_probe(comm: MPI.Intracomm, source: int, tag: int, status: MPI.Statu
     message, polls = None, 0
     while message is None:
         polls += 1
-        if polls > _POLLS_BEFORE_SLEEP:
-            time.sleep(_SLEEP_S)
-        else:
-            os.sched_yield()
+        pause(polls)
         message = comm.Improbe(source, tag, status)
     return message
 

@@ -30,6 +30,7 @@ from mpiddp import settings
 from mpiddp.cores import available_cores
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
+from mpiddp.mpi.requests import pause
 from mpiddp.typing import Array
 
 from . import cma
@@ -55,8 +56,6 @@ ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 
 # The other ranks mostly arrive soon. A wait looks without a pause, then yields the core after each look, then sleeps.
 LOOKS = 40
-_LOOKS_BEFORE_SLEEP = 20_000
-_SLEEP_S = 50e-6
 # A rank may be late because it waits for a message from this one, and messages move only inside MPI's calls.
 _LOOKS_PER_PROGRESS = 16
 # The clock counts, not the looks: one look may take milliseconds on a busy machine.
@@ -114,10 +113,7 @@ class SpinWait:
                     return False
                 check()
                 checked_s = time.monotonic()
-            if self._looks > _LOOKS_BEFORE_SLEEP:
-                time.sleep(_SLEEP_S)
-            else:
-                os.sched_yield()
+            pause(self._looks)
         return True
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpiddp.algorithms import direct, one_shot
+from mpiddp.algorithms import one_shot
 from mpiddp.errors import DistError
 from mpiddp.faults.calls import make_record
 from mpiddp.mpi import work
-from mpiddp.mpi.requests import READY, Steps
+from mpiddp.mpi.requests import READY, Driven, Steps
 from mpiddp.mpi.work import Work
 
 
@@ -24,7 +24,7 @@ def interrupted(*arrays: Any) -> Steps:
 
 
 def test_second_look_is_an_error() -> None:
-    driven = direct._Driven(interrupted)
+    driven = Driven(interrupted)
     with pytest.raises(KeyboardInterrupt):
         driven.Test()
     for look in (driven.Test, driven.Wait):
