@@ -30,9 +30,8 @@ def configuration_lines(config: Config, ranks: int, nodes: int) -> str:
 
 def epoch_line(metrics: EpochMetrics, epochs: int) -> str:
     width = len(str(epochs))
-    accuracy = "" if metrics.accuracy is None else f"  accuracy {metrics.accuracy:.4f}"
     return (
-        f"epoch {metrics.epoch:{width}d}/{epochs}  loss {metrics.loss:.4f}{accuracy}"
+        f"epoch {metrics.epoch:{width}d}/{epochs}  loss {metrics.loss:.4f}  accuracy {metrics.accuracy:.4f}"
         f"  {metrics.samples_per_s:7,.0f} samples/s  {metrics.epoch_s:5.2f} s  exposed comm {metrics.comm_exposed:5.1%}"
         f"  lr {metrics.lr:g}"
     )

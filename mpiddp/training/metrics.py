@@ -92,15 +92,15 @@ class EpochMetrics:
     """Its number, from 1."""
     loss: float
     """Mean over all training samples, each at its step."""
-    accuracy: float | None
-    """Share of correctly classified test samples; None without test data."""
+    accuracy: float
+    """Share of correctly classified test samples."""
     samples_per_s: float
     """Training samples of all ranks."""
     comm_exposed: float
     """Share of time in waits for communication; mean over ranks."""
     epoch_s: float
     """The pass over the training data."""
-    test_loss: float | None
+    test_loss: float
     """Mean over all test samples."""
     test_s: float
     """The pass over the test data."""
@@ -110,5 +110,5 @@ class EpochMetrics:
     def as_json(self) -> str:
         """Return one line of JSON, without line feed; values that are not finite are null."""
         values = dataclasses.asdict(self)
-        finite = {key: value if value is None or math.isfinite(value) else None for key, value in values.items()}
+        finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
         return json.dumps(finite, allow_nan=False)

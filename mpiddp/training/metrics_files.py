@@ -37,10 +37,9 @@ class TensorBoardEvents:
             self.write(metrics)
 
     def write(self, metrics: EpochMetrics) -> None:
-        numbers = {name: value for name, value in dataclasses.asdict(metrics).items() if value is not None}
         values = [
             self._summaries.Summary.Value(tag=tag(name), simple_value=value)
-            for name, value in numbers.items()
+            for name, value in dataclasses.asdict(metrics).items()
             if name != "epoch"
         ]
         self._add(metrics.epoch, summary=self._summaries.Summary(value=values))

@@ -12,8 +12,9 @@ import numpy as np
 
 from mpiddp.autograd import Tensor
 from mpiddp.device import array_namespace, is_device_array, upload
-from mpiddp.distributed import Work, all_reduce
+from mpiddp.distributed import Work
 from mpiddp.nested import map_nested
+from mpiddp.nn import Module
 from mpiddp.nn.utils import clip_grad_norm_
 from mpiddp.optim import Optimizer
 from mpiddp.parallel import DistributedDataParallel, SyncBatchNorm
@@ -33,8 +34,8 @@ class Batch:
     targets: Array
     samples: int
     """0 on a rank without samples, whose inputs and targets only stand in."""
-    total: int | None
-    """Samples of all ranks; None if unknown."""
+    total: int
+    """Samples of all ranks."""
     place: tuple[int, ...] = (0,)
     """In a model with virtual ranks: whose micro-batch this is, and epoch and number in it of the whole batch."""
 
@@ -98,9 +99,7 @@ class TrainStep:
                 if loss is not None:
                     self._backward(loss, 1 if virtual_ranks else batch.samples / reference)
             batch, samples = upcoming, samples + upcoming.samples
-            total = None if total is None or batch.total is None else total + batch.total
-        if total is None and batch is not first:
-            total = _sum_over_ranks(samples)
+            total += batch.total
         tally.add(stop=stop())
         with self._part_of_step(batch, reference if samples else 0, total, last=True):
             loss = self._forward(batch, tally)
@@ -123,7 +122,7 @@ class TrainStep:
         return len(self.model.own_virtual_ranks) if self.model.virtual_ranks else self.accumulate
 
     @contextlib.contextmanager
-    def _part_of_step(self, batch: Batch, samples: int, total: int | None, *, last: bool) -> Iterator[None]:
+    def _part_of_step(self, batch: Batch, samples: int, total: int, *, last: bool) -> Iterator[None]:
         if self.model.virtual_ranks:
             with self.model.micro_batch(*batch.place, n_samples=batch.samples, total=batch.total):
                 yield
@@ -133,13 +132,6 @@ class TrainStep:
         else:
             with self.model.no_sync(), self._sharing(samples, total):
                 yield
-
-    def predict(self, inputs: Any) -> Any:
-        """Return the model's output without averaging."""
-        return self.model.module(inputs)
-
-    def placed(self, batch: Any) -> Any:
-        return map_nested(upload, batch, np.ndarray) if self._on_device else batch
 
     @staticmethod
     def _summing(tally: MetricSum) -> tuple[bool, Work]:
@@ -183,21 +175,26 @@ class TrainStep:
             cause = f"parameters that are not finite: {_listed(spoilt)}"
         return what, cause
 
-    def _sharing(self, samples: int, total: int | None) -> contextlib.AbstractContextManager[None]:
+    def _sharing(self, samples: int, total: int) -> contextlib.AbstractContextManager[None]:
         """Tell layers that average over ranks in forward this rank's weight."""
         return self.model.weighted(samples, total) if self._mixes_samples else contextlib.nullcontext()
 
     def _forward(self, batch: Batch, tally: MetricSum) -> Tensor | None:
         """Return a batch's mean loss and count it; None without samples."""
-        inputs, targets = self.placed((batch.inputs, batch.targets))
-        if not batch.samples:
-            if not self._mixes_samples:
-                self.model.skip_forward()
-                return None
-            # The other ranks' layers wait for this rank's sums, of an empty batch.
+        if not (batch.samples or self._mixes_samples):
+            self.model.skip_forward()
+            return None
+        return self.count(self.model, batch, tally)
+
+    def count(self, model: Module, batch: Batch, tally: MetricSum) -> Tensor:
+        """Return the mean loss of a model on a batch, and add it and the correct samples to the sums."""
+        inputs, targets = batch.inputs, batch.targets
+        if self._on_device:
+            inputs, targets = map_nested(upload, (inputs, targets), np.ndarray)
+        if not batch.samples:  # the other ranks' layers wait for this rank's sums, of an empty batch
             inputs, targets = inputs[:0], targets[:0]
         with _no_mean_of_nothing(batch.samples):
-            output = self.model(inputs)
+            output = model(inputs)
             loss = self.loss_fn(output, targets)
         if batch.samples:
             correct = self.correct_fn(output, targets)
@@ -241,12 +238,6 @@ def is_finite(x: Array | None) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         xp = array_namespace(flat)
         return bool(xp.isfinite(flat @ flat)) or bool(xp.isfinite(flat).all())
-
-
-def _sum_over_ranks(number: int) -> int:
-    summed = np.array([number], np.int64)
-    all_reduce(summed)
-    return int(summed[0])
 
 
 def _ranks_where(here: bool) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
-from operator import length_hint
 from typing import Any, Literal
 
 from mpiddp import nn
@@ -43,9 +42,9 @@ class Trainer:
     loss_fn : callable
         Mean loss, a Tensor, of output and targets.
     train_loader : DataLoader
-        (inputs, targets), equally many on every rank; a `GlobalBatchSampler` makes steps independent of their number.
-    test_loader : DataLoader, optional
-        Each test sample on one rank, as by a `GlobalBatchSampler`.
+        (inputs, targets), equally many on every rank.
+    test_loader : DataLoader
+        Each test sample on one rank. The samplers of both loaders are each a `GlobalBatchSampler`.
     correct_fn : callable
         Number of correct samples, of output and targets.
     stop : callable, optional
@@ -86,7 +85,7 @@ class Trainer:
     optimizer: Optimizer
     loss_fn: Callable[[Any, Array], Tensor]
     train_loader: DataLoader
-    test_loader: DataLoader | None = None
+    test_loader: DataLoader
     _: dataclasses.KW_ONLY
     correct_fn: Callable[[Any, Array], float] = count_correct
     stop: Callable[[], bool] = lambda: False
@@ -97,6 +96,9 @@ class Trainer:
     scheduler: LRScheduler | None = None
 
     def __post_init__(self) -> None:
+        self.train_step = TrainStep(
+            self.model, self.optimizer, self.loss_fn, self.correct_fn, self.accumulate, self.clip_norm
+        )
         self.callbacks: dict[str, list[Callback]] = {event: [] for event in EVENTS}
         self.epoch = self.step = self.skipped = 0
         self.running = new_sums()
@@ -116,23 +118,18 @@ class Trainer:
                 self._complete_epoch()
         return self.history
 
-    def evaluate(self, loader: DataLoader) -> MetricSum:
-        """Return ``loss`` and ``correct`` summed over the samples of all ranks.
+    def evaluate(self) -> MetricSum:
+        """Return ``loss`` and ``correct`` summed over the test samples of all ranks.
 
         All ranks test rank 0's model: its running statistics are broadcast.
         """
         tally = new_sums(rows=self.model.virtual_ranks or 1)
-        train_step = self.train_step()
         broadcast_arrays(list(self.model.module.buffers()), default_group())
         self.model.module.eval()
         with no_grad():
-            for batch in self._batches(loader):
+            for batch in _batches(self.test_loader):
                 if batch.samples:
-                    inputs, targets = train_step.placed((batch.inputs, batch.targets))
-                    output = train_step.predict(inputs)
-                    loss = self.loss_fn(output, targets).item() * batch.samples
-                    correct = self.correct_fn(output, targets)
-                    tally.add(batch.place[0], samples=batch.samples, loss=loss, correct=correct)
+                    self.train_step.count(self.model.module, batch, tally)
         self.model.module.train()
         tally.all_reduce().wait()
         return tally
@@ -234,9 +231,9 @@ class Trainer:
         self.train_loader.set_epoch(self.epoch)
         self._emit("epoch_begin")
         began, waited_before_s = time.perf_counter(), self.comm_exposed_s
-        train_step, batches = self.train_step(), self._batches(self.train_loader)
+        batches = _batches(self.train_loader)
         for batch in batches:
-            self._make_step(train_step, batch, batches)
+            self._make_step(batch, batches)
             now, waited_s = time.perf_counter(), self.comm_exposed_s
             self._epoch_s += now - began
             self._epoch_exposed_s += waited_s - waited_before_s
@@ -252,17 +249,17 @@ class Trainer:
         share.add(exposed=self._epoch_exposed_s / self._epoch_s)
         share.all_reduce().wait()
         began = time.perf_counter()
-        tested = self.evaluate(self.test_loader) if self.test_loader is not None else None
+        tested = self.evaluate()
         self.epoch += 1
         self.history.append(
             EpochMetrics(
                 epoch=self.epoch,
                 loss=self.running.mean("loss"),
-                accuracy=tested.mean("correct") if tested else None,
+                accuracy=tested.mean("correct"),
                 samples_per_s=self.running["samples"] / self._epoch_s,
                 comm_exposed=share["exposed"] / get_world_size(),
                 epoch_s=self._epoch_s,
-                test_loss=tested.mean("loss") if tested else None,
+                test_loss=tested.mean("loss"),
                 test_s=time.perf_counter() - began,
                 lr=self._last_lr,
             )
@@ -271,49 +268,43 @@ class Trainer:
         self._epoch_s = self._epoch_exposed_s = 0.0
         self._emit("epoch_end")
 
-    def train_step(self) -> TrainStep:
-        """Return the `TrainStep` of this trainer."""
-        return TrainStep(self.model, self.optimizer, self.loss_fn, self.correct_fn, self.accumulate, self.clip_norm)
-
-    def _batches(self, loader: DataLoader) -> Iterator[Batch]:
-        for inputs, targets in loader:
-            share = getattr(loader, "current", None)
-            if share is None:
-                yield Batch(inputs, targets, len(targets), None)
-            else:
-                place = (share.virtual_rank, share.epoch, share.index)
-                yield Batch(inputs, targets, share.samples, share.global_samples, place)
-
     def _steps_an_epoch(self) -> int:
-        window = self.train_step().window()
-        return -(-length_hint(self.train_loader, MAX_SKIPPED * window) // window)
+        return -(-len(self.train_loader) // self.train_step.window())
 
-    def _make_step(self, train_step: TrainStep, batch: Batch, following: Iterator[Batch]) -> None:
+    def _make_step(self, batch: Batch, following: Iterator[Batch]) -> None:
         self._last_lr = float(self.optimizer.param_groups[0]["lr"])
         nn.random.set_step(self.step)
-        outcome = train_step.step(batch, following, self.stop)
+        outcome = self.train_step.step(batch, following, self.stop)
         self._waited_s += outcome.waited_s
         self.stopped = outcome.tally["stop"] > 0
         if outcome.updated:
             self.running.merge(outcome.tally)
             self._skipped_in_a_row = 0
         else:
-            self._skip(train_step, outcome)
+            self._skip(outcome)
         self.step += 1
         if self.scheduler is not None:
             self.scheduler.step()
         if not outcome.updated:
             self._emit("step_skip")
 
-    def _skip(self, train_step: TrainStep, outcome: Outcome) -> None:
+    def _skip(self, outcome: Outcome) -> None:
         """Raise if skips are not wanted or go on for too long."""
         self._skipped_in_a_row += 1
         too_many = self._skipped_in_a_row >= min(MAX_SKIPPED, self._steps_an_epoch())
         if self.on_nan == "stop" or too_many:
-            what, cause = train_step.faults(outcome)
+            what, cause = self.train_step.faults(outcome)
             many = "" if self.on_nan == "stop" else f"{self._skipped_in_a_row} steps in a row were left out: "
             raise FloatingPointError(f"{many}{what} at step {self.step + 1} (epoch {self.epoch + 1}), with {cause}")
         self.skipped += 1
+
+
+def _batches(loader: DataLoader) -> Iterator[Batch]:
+    for inputs, targets in loader:
+        share = loader.current
+        assert share is not None, "a `GlobalBatchSampler` divides the batches"
+        place = (share.virtual_rank, share.epoch, share.index)
+        yield Batch(inputs, targets, share.samples, share.global_samples, place)
 
 
 def _by_names(state: Mapping[int, Mapping[str, Array]]) -> dict[str, Array]:

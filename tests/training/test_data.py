@@ -166,7 +166,7 @@ def test_evaluation_counts_every_sample_once(world: Any, n: int, batch_size: int
     trainer = Trainer(DistributedDataParallel(model), SGD(model.parameters(), lr=0.1), F.nll_loss, test, test)
     for _ in range(2):
         data.indices.clear()
-        tally = trainer.evaluate(test)
+        tally = trainer.evaluate()
         assert set(itertools.chain.from_iterable(everybody(data.indices))) == set(range(n))
         weight, bias = (p.data.astype(np.float64) for p in model.parameters())
         scores = x @ weight.T + bias

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from harness.world import everybody
 
-import mpiddp as dist
 from mpiddp import nn
-from mpiddp.data import ArrayDataset, DataLoader, DistributedSampler, GlobalBatchSampler, digits
+from mpiddp.data import ArrayDataset, GlobalBatchSampler, digits
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.optim import SGD
 from mpiddp.training import run
@@ -125,23 +124,6 @@ def test_callbacks_are_called_in_order_on_all_ranks(world):
             expected += [("step", step), ("second", step)]
         expected.append(("end", epoch + 1, epoch + 1))
     assert seen == expected
-
-
-def test_a_model_of_ones_own_with_a_plain_loader(world):
-    """The Trainer knows neither the network nor how batches are divided; here each rank has its own loader."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((24, 3)).astype(np.float32)
-    y = x @ np.array([[1.0], [-2.0], [0.5]], dtype=np.float32)
-    data = ArrayDataset(x, y)
-    nn.manual_seed(0)
-    model = dist.DistributedDataParallel(nn.Linear(3, 1))
-    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, seed=1))
-    trainer = Trainer(
-        model, SGD(model.module.parameters(), lr=0.2), F.mse_loss, loader, correct_fn=lambda output, target: 0
-    )
-    history = trainer.fit(30)
-    assert history[-1].loss < 1e-3 < history[0].loss
-    assert history[-1].accuracy is None and history[-1].test_loss is None
 
 
 def test_loss_that_is_no_number_stops_all_ranks_and_names_one(world):

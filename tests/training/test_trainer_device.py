@@ -15,7 +15,7 @@ from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.training.build import agree_on_device
 from mpiddp.training.config import UsageError
 from mpiddp.training.metrics import MetricSum, count_correct
-from mpiddp.training.trainer import Trainer
+from mpiddp.training.trainer import Trainer, _batches
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2)]
 
@@ -60,7 +60,7 @@ def test_epochs_are_those_of_the_host(cupy: Any, options: dict[str, Any]) -> Non
 
 def test_a_step_waits_once(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer(cupy.asarray)
-    train_step, batches = made.train_step(), made._batches(made.train_loader)
+    train_step, batches = made.train_step, _batches(made.train_loader)
     waits = []
     get = cupy.ndarray.get
     monkeypatch.setattr(cupy.ndarray, "get", lambda *args, **kwargs: waits.append("get") or get(*args, **kwargs))
