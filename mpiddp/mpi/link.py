@@ -133,7 +133,8 @@ class Link(Channel):
         super().__init__(ranks, comm.rank, comm, self._own(comm.Dup()))
         self.id = (self.ranks[0] << 40) + int(made[0, 1])
         world = self.world
-        self.members = Members(self.id, self.ranks, world.size, self.timeout_s, self.monitor, world.outer, self.queue)
+        outer = tuple(world.outer[rank] for rank in self.ranks) if world.outer else ()
+        self.members = Members(self.id, self.ranks, world.size, self.timeout_s, self.monitor, outer, self.queue)
         self.messages = self._own(comm.Dup())
         self.nodes = tuple(self.world.nodes[rank] for rank in self.ranks)
         ranks_per_node = Counter(self.nodes)

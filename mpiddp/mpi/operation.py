@@ -50,29 +50,22 @@ class Monitor(Protocol):
         """Raise `RankFailedError` if a failed rank is the cause."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Members:
     """A group as its operations know it: ranks in the world, a number that is equal on all ranks, the timeout."""
 
-    __slots__ = ("description", "monitor", "name", "number", "outer", "queue", "ranks", "timeout_s", "world_size")
-
-    def __init__(
-        self,
-        number: int,
-        ranks: tuple[int, ...],
-        world_size: int,
-        timeout_s: float,
-        monitor: Monitor,
-        outer: tuple[int, ...] = (),
-        queue: Any = None,
-    ) -> None:
-        self.name = self.description = ""
-        """What the program calls the group."""
-        self.queue = queue
-        """The group's pending operations."""
-        self.number, self.ranks, self.world_size = number, ranks, world_size
-        self.timeout_s, self.monitor = timeout_s, monitor
-        self.outer = tuple(outer[rank] for rank in ranks) if outer else ()
-        """The ranks' numbers in MPI's world, if the job numbers them otherwise."""
+    number: int
+    ranks: tuple[int, ...]
+    world_size: int
+    timeout_s: float
+    monitor: Monitor
+    outer: tuple[int, ...] = ()
+    """The ranks' numbers in MPI's world, if the job numbers them otherwise."""
+    queue: Any = None
+    """The group's pending operations."""
+    name: str = ""
+    description: str = ""
+    """What the program calls the group."""
 
     def __str__(self) -> str:
         return self._named() + (f" ({_listed(self.outer)} of the world)" if self.outer else "")
@@ -120,39 +113,27 @@ def label(operation: str, algorithm: str | None) -> str:
     return operation if algorithm is None else f"{operation} by {algorithm}"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Operation:
     """A call that this rank has begun.
 
     Times are of `time.monotonic`; ``end`` is 0 before it, and after an error.
     """
 
-    __slots__ = ("call", "code", "end", "limited", "number", "offset", "start")
-
-    def __init__(
-        self,
-        call: Call,
-        number: int = 0,
-        code: Any = None,
-        offset: int = 0,
-        start: float = 0.0,
-        end: float = 0.0,
-    ) -> None:
-        self.call = call
-        self.number = number
-        """The number among the group's collectives, or among this rank's messages in the group."""
-        self.code = code
-        """The Python code of the program that made the call; ``offset`` in it tells the line."""
-        self.offset = offset
-        self.start = start
-        self.end = end
-        self.limited = False
-        """Whether whoever waits watches the clock."""
+    call: Call
+    number: int = 0
+    """The number among the group's collectives, or among this rank's messages in the group."""
+    code: Any = None
+    """The Python code of the program that made the call; ``offset`` in it tells the line."""
+    offset: int = 0
+    start: float = 0.0
+    end: float = 0.0
+    limited: bool = False
+    """Whether whoever waits watches the clock."""
 
     def as_limited(self) -> Operation:
         """Return the operation as one whose waiter watches the clock, as the watchdog would end the job."""
-        found = Operation(self.call, self.number)
-        found.limited = True
-        return found
+        return Operation(self.call, self.number, limited=True)
 
     @property
     def name(self) -> str:
