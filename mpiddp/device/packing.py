@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 
-from mpiddp.typing import Array
+from mpiddp.typing import Array, Shape
 
 from .namespace import array_namespace
 
@@ -15,8 +16,15 @@ def packed(arrays: Sequence[Array]) -> Array:
     return flat
 
 
-def unpack(flat: Array, arrays: Iterable[Array]) -> None:
+def views(flat: Array, shapes: Iterable[Shape]) -> Iterator[Array]:
+    """Yield views of a flat array, one after the other, of these shapes."""
     start = 0
-    for x in arrays:
-        x[...] = flat[start : start + x.size].reshape(x.shape)
-        start += x.size
+    for shape in shapes:
+        stop = start + math.prod(shape)
+        yield flat[start:stop].reshape(shape)
+        start = stop
+
+
+def unpack(flat: Array, arrays: Sequence[Array]) -> None:
+    for x, view in zip(arrays, views(flat, (x.shape for x in arrays)), strict=True):
+        x[...] = view

@@ -11,7 +11,7 @@ import numpy as np
 from mpiddp import nested
 from mpiddp.algorithms import plan as planning
 from mpiddp.device import array_namespace, is_device_array
-from mpiddp.device.packing import packed, unpack
+from mpiddp.device.packing import packed, unpack, views
 from mpiddp.faults.calls import make_call
 from mpiddp.mpi.future import Future
 from mpiddp.mpi.link import Link
@@ -156,11 +156,8 @@ def tree_all_reduce(tree: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = N
             made = planning.make(group._link, "tree_all_reduce", None, flat, flat, op, layout=layout)
             plan = group._plans.remember(key, made)
         dispatch(group, plan, (flat, op), (flat,))
-        start = 0
-        for index in indices:
-            x = arrays[index]
-            results[index] = _like(leaves[index], flat[start : start + x.size].reshape(x.shape))
-            start += x.size
+        for index, view in zip(indices, views(flat, [arrays[index].shape for index in indices]), strict=True):
+            results[index] = _like(leaves[index], view)
 
     remaining = iter(results)
 

@@ -8,13 +8,14 @@ when a parameter's array or gradient has become another object, they are found a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from operator import is_
 from typing import Any, Protocol
 
 import numpy as np
 
 from mpiddp.device import array_namespace, is_device_array
+from mpiddp.device.packing import views
 from mpiddp.typing import Array, Shape
 
 BLOCK = 1 << 18
@@ -121,11 +122,7 @@ class ContiguousRun:
         return flat_view(pieces) if self._flat else pieces[0]
 
     def _pieces(self, whole: Array) -> list[Array]:
-        if not self._flat:
-            return [whole]
-        ends = accumulate(int(np.prod(shape, dtype=np.int64)) for shape in self._shapes)
-        starts = [0, *ends]
-        return [whole[a:b].reshape(shape) for (a, b), shape in zip(pairwise(starts), self._shapes, strict=True)]
+        return list(views(whole, self._shapes)) if self._flat else [whole]
 
 
 class ContiguousRuns:

@@ -14,6 +14,7 @@ import numpy as np
 
 from mpiddp.device import array_namespace, empty, is_device_array
 from mpiddp.device.half import assign
+from mpiddp.device.packing import views
 from mpiddp.distributed import ProcessGroup, broadcast, symmetric_empty
 from mpiddp.optim.flat import address
 from mpiddp.typing import Array
@@ -56,7 +57,7 @@ class GradBucket:
         self._parameters = list(parameters)
         self._buffer = buffer
         self._is_last = is_last
-        self._slots = _views(buffer, parameters)
+        self._slots = list(views(buffer, (parameter.shape for parameter in parameters)))
         self.pending = len(self._parameters)
         """How many parameters have no gradient yet in this backward."""
 
@@ -90,14 +91,6 @@ def _size(parameters: Sequence[ParameterLike]) -> int:
     return sum(parameter.data.size for parameter in parameters)
 
 
-def _views(flat: Array, parameters: Sequence[ParameterLike]) -> list[Array]:
-    views, start = [], 0
-    for parameter in parameters:
-        views.append(flat[start : start + parameter.data.size].reshape(parameter.shape))
-        start += parameter.data.size
-    return views
-
-
 def lay_out(buckets: Sequence[Sequence[ParameterLike]], group: ProcessGroup) -> list[GradBucket]:
     """Move parameters' arrays and gradients side by side, buckets of one dtype; collective.
 
@@ -109,16 +102,14 @@ def lay_out(buckets: Sequence[Sequence[ParameterLike]], group: ProcessGroup) -> 
         together = [parameter for bucket in chosen.values() for parameter in bucket]
         like, length = together[0].data, _size(together)
         values = array_namespace(like).empty(length, dtype=dtype)
-        for parameter, view in zip(together, _views(values, together), strict=True):
+        for parameter, view in zip(together, views(values, [each.shape for each in together]), strict=True):
             view[...] = parameter.data
             parameter.data = view
         gradients = empty((length,), dtype) if is_device_array(like) else symmetric_empty(length, dtype, group)
         assert gradients is not None, "the reducer is a member of its group"
-        start = 0
-        for index, bucket in chosen.items():
-            stop = start + _size(bucket)
-            made[index] = GradBucket(index, bucket, gradients[start:stop], is_last=index == len(buckets) - 1)
-            start = stop
+        parts = views(gradients, [(_size(bucket),) for bucket in chosen.values()])
+        for (index, bucket), part in zip(chosen.items(), parts, strict=True):
+            made[index] = GradBucket(index, bucket, part, is_last=index == len(buckets) - 1)
     ordered = [made[index] for index in range(len(buckets))]
     for grad_bucket in ordered:
         for parameter, slot in zip(grad_bucket.parameters(), grad_bucket.gradients(), strict=True):
