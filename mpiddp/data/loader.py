@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from .dataset import Dataset, fetch
 from .distributed_samplers import BatchShare
 from .samplers import BatchSampler, RandomSampler, SequentialSampler
 
+T = TypeVar("T")
 Indices = Sequence[int] | Array
 
 
@@ -156,40 +157,37 @@ class DataLoader:
             yield ticket, self._fetch(indices)
 
     def _fetched_ahead(self) -> _Batches:
-        ahead = self.num_workers * self.prefetch_factor
-        waiting: deque[tuple[_Ticket, Future[Any]]] = deque()
         pool = ThreadPoolExecutor(self.num_workers, thread_name_prefix="mpiddp-loader")
+        begun = ((ticket, pool.submit(self._fetch, indices)) for ticket, indices in self._tickets())
         try:
-            for ticket, indices in self._tickets():
-                waiting.append((ticket, pool.submit(self._fetch, indices)))
-                if len(waiting) > ahead:
-                    done, batch = waiting.popleft()
-                    yield done, batch.result()
-            while waiting:
-                done, batch = waiting.popleft()
-                yield done, batch.result()
+            for ticket, batch in _ahead(begun, self.num_workers * self.prefetch_factor, deque()):
+                yield ticket, batch.result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _ahead(begun: Iterator[T], count: int, waiting: deque[T]) -> Iterator[T]:
+    """Yield each item when ``count`` later ones have begun, which wait; an error is raised in the place of its item."""
+    fault: Exception | None = None
+    try:
+        for each in begun:
+            waiting.append(each)
+            if len(waiting) > count:
+                yield waiting.popleft()
+    except Exception as error:
+        fault = error
+    while waiting:
+        yield waiting.popleft()
+    if fault is not None:
+        raise fault
 
 
 def _uploaded(batches: _Batches) -> _Batches:
     """Copy each batch to the device while the previous one is used."""
     waiting: deque[tuple[_Ticket, Sent]] = deque()
-    fault: Exception | None = None
     try:
-        try:
-            for ticket, batch in batches:
-                waiting.append((ticket, send(batch)))
-                if len(waiting) > 1:
-                    done, sent = waiting.popleft()
-                    yield done, receive(sent)
-        except Exception as error:
-            fault = error  # raised in the place of its batch
-        while waiting:
-            done, sent = waiting.popleft()
-            yield done, receive(sent)
-        if fault is not None:
-            raise fault
+        for ticket, sent in _ahead(((ticket, send(batch)) for ticket, batch in batches), 1, waiting):
+            yield ticket, receive(sent)
     finally:
         batches.close()
         for _, sent in waiting:
