@@ -15,7 +15,8 @@ from mpiddp import launchers, settings
 from mpiddp.bench import cli as bench
 from mpiddp.cores import limit_blas_threads
 from mpiddp.training import config, supervisor
-from mpiddp.training.config import UsageError, resumed_threads
+from mpiddp.training.config import resumed_threads
+from mpiddp.training.options import UsageError, nearest
 
 from .faults import flight, where_socket
 from .mpi.finalize import running
@@ -36,7 +37,7 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             option = unknown[0].split("=")[0]
             known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
-            self.error(f"unknown argument {unknown[0]}{config.nearest(option, known)}")
+            self.error(f"unknown argument {unknown[0]}{nearest(option, known)}")
         return found, unknown
 
     def error(self, message: str) -> NoReturn:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpiddp.cores import limit_blas_threads
-from mpiddp.training.config import UsageError
+from mpiddp.training.options import UsageError
 
 from .results import parse_size, size_range
 

@@ -20,7 +20,7 @@ from mpiddp.device.half import bfloat16
 from mpiddp.faults import this_job
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.world import library_name
-from mpiddp.training.config import UsageError
+from mpiddp.training.options import UsageError
 from mpiddp.typing import Array
 
 from . import results

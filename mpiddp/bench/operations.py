@@ -21,7 +21,7 @@ import numpy as np
 
 import mpiddp.distributed as dist
 from mpiddp.mpi.reduction import check
-from mpiddp.training.config import UsageError
+from mpiddp.training.options import UsageError
 from mpiddp.typing import Array
 
 from .results import Point, Series

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpiddp.training.config import UsageError
+from mpiddp.training.options import UsageError
 
 from . import results
 from .results import format_size

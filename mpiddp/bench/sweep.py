@@ -8,7 +8,7 @@ import functools
 
 import numpy as np
 
-from mpiddp.training.config import UsageError
+from mpiddp.training.options import UsageError
 
 from . import contenders
 from .compare import measure

@@ -19,7 +19,7 @@ import numpy as np
 
 import mpiddp.distributed as dist
 from mpiddp.mpi.lazy import MPI
-from mpiddp.training.config import UsageError
+from mpiddp.training.options import UsageError
 
 from .ddp import NETWORKS, Batch, Ours
 from .job import Bench, job

@@ -20,7 +20,7 @@ from mpiddp.algorithms import plan
 from mpiddp.algorithms.ways import Ways
 from mpiddp.mpi.link import Link
 from mpiddp.shm.eager import EagerBuffers
-from mpiddp.training.config import UsageError
+from mpiddp.training.options import UsageError
 
 from .contenders import mpiddp
 from .job import Bench, job, symmetric

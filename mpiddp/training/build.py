@@ -17,9 +17,10 @@ from mpiddp.optim import SGD, Adam, AdamW, Optimizer
 from mpiddp.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 from mpiddp.parallel import DistributedDataParallel, PowerSGDState, SyncBatchNorm, ZeroRedundancyOptimizer
 
-from .config import ALONE, Config, UsageError
+from .config import ALONE, Config
 from .metrics import count_correct
 from .models import MODELS
+from .options import UsageError
 from .ranks import gathered, raise_on_all_ranks
 from .trainer import Trainer
 from .user_code import call

@@ -14,8 +14,9 @@ from mpiddp.typing import Array
 from . import reproducibility
 from .build import group_options
 from .checkpoint import Checkpoint, CheckpointStore, file_entry, remove_folders
-from .config import Config, UsageError
+from .config import Config
 from .console import say
+from .options import UsageError
 from .ranks import arrays_from, broadcasted, gathered, raise_on_all_ranks
 from .run_folder import RunLock
 from .trainer import Trainer

@@ -16,17 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .options import (
-    AT_LEAST_0,
-    AT_LEAST_1,
-    POSITIVE,
-    SHARE,
-    RunError as RunError,
-    UsageError as UsageError,
-    flag,
-    nearest as nearest,
-    option,
-)
+from .options import AT_LEAST_0, AT_LEAST_1, POSITIVE, SHARE, UsageError, flag, nearest, option
 from .stop import parse_duration
 
 MODELS = ("net", "mlp", "resnet")

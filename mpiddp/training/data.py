@@ -8,7 +8,8 @@ from collections.abc import Callable
 from mpiddp.data import ArrayDataset, Dataset, digits, labelled, mnist, open_labelled, shared_on_node, synthetic
 from mpiddp.errors import MismatchError
 
-from .config import Config, UsageError
+from .config import Config
+from .options import UsageError
 from .ranks import gathered, raise_on_all_ranks
 from .user_code import call
 

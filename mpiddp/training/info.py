@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import itertools
 import json
 import os
@@ -28,7 +26,7 @@ from mpiddp.mpi import cuda_aware, probe
 from mpiddp.mpi.world import World
 from mpiddp.shm import segment
 
-from .config import UsageError
+from .options import UsageError
 from .ranks import gathered
 
 _TRIED_BYTES = (1 << 20, 1 << 24)
@@ -39,11 +37,10 @@ _CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy")
 
 def collect(version: str) -> dict[str, Any]:
     """Return a description, as JSON values, the same on every rank; collective."""
-    job = this_job.current()
-    assert job is not None, "there is a default group"
+    job = default_group()._monitor.job
     world = job.world
     return {
-        "versions": {"mpiddp": version, **_versions()},
+        "versions": {"mpiddp": version, **cuda_aware.installed(*_PACKAGES, *_CUPY_WHEELS)},
         "python": platform.python_version(),
         "mpi": cuda_aware.inspect(world.comm),
         "watchdog": _watchdog(job),
@@ -160,14 +157,6 @@ def _table(places: list[dict[str, Any]]) -> list[str]:
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in (*_PACKAGES, *_CUPY_WHEELS):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
 
 
 def _device_pointers(kind: str, answer: dict[str, Any]) -> str:

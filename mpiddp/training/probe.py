@@ -9,7 +9,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,8 @@ from mpiddp.mpi import probe
 from mpiddp.mpi.cuda_aware import KINDS, library_key
 from mpiddp.mpi.reduction import REDUCTIONS, check
 from mpiddp.typing import Array
+
+from .ranks import gathered
 
 _SHORT = (1, 3_001)
 _LONG = (200_003, 3_000_017)
@@ -119,9 +120,7 @@ def main(kind: str) -> int:
 
 
 def _of_any_rank(text: str | None) -> str | None:
-    texts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(texts, text)
-    return next((each for each in texts if each is not None), None)
+    return next((each for each in gathered(text) if each is not None), None)
 
 
 def _say(**what: object) -> None:

@@ -11,7 +11,7 @@ import mpiddp.distributed as dist
 from mpiddp.distributed.groups import default_group
 from mpiddp.typing import Array
 
-from .config import UsageError
+from .options import UsageError
 
 _T = TypeVar("_T")
 

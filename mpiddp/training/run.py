@@ -21,10 +21,11 @@ from mpiddp.serialization import save
 from . import info
 from .build import agree_on_device, build_trainer, gpu_fault
 from .checkpointer import Checkpointer
-from .config import Config, RunError, UsageError
+from .config import Config
 from .console import Console, configuration_lines, say, warnings_of
 from .data import load_data
 from .metrics_files import MetricsFiles
+from .options import RunError, UsageError
 from .ranks import broadcasted, gathered, raise_on_all_ranks
 from .recovery import RestorePoint
 from .run_folder import describe

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from mpiddp import settings
@@ -97,9 +97,7 @@ class StopRequest:
         for each in STOP_SIGNALS:
             self._before.setdefault(each, signal.signal(each, self._remember))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for each, handler in self._before.items():
             signal.signal(each, handler)
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .config import UsageError
-from .options import nearest
+from .options import UsageError, nearest
 
 
 def import_string(option: str, name: str) -> Callable[..., Any]:
