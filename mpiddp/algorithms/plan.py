@@ -184,7 +184,7 @@ def make(
     if op is not None and op.name == "EXACT_SUM":
         if operation != "all_reduce":
             raise TypeError(f"{op} is for all_reduce, not for {operation}; each rank can take its part of the result")
-        exact = functools.partial(exact_sum.all_reduce, _nested_all_reduce)
+        exact = functools.partial(exact_sum.all_reduce, nested_all_reduce)
         return Plan(call, handshake.without(exact)) if inner else plain(link, exact, call)
     largest = output if operation == "all_gather" else x
     if not type(x) is type(output) is np.ndarray:
@@ -229,17 +229,12 @@ def _barrier_in_records(published: Calls, link: Link, call: Call, _: None) -> St
     yield SpinWait(functools.partial(published.made_by_all, link.sequence), link.later)
 
 
-def nested(link: Link, name: str, output: Array, x: Array, op: ReduceOp) -> Steps:
-    """Return the steps for a part of another operation."""
+def nested_all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
+    """Return the steps of an all_reduce that is a part of another operation."""
     plans = link.resource(Plans)
-    key = ("inner", name, op, x.dtype, x.shape, output.shape, type(x))
-    args, places = ((x, op), (0, 0)) if name == "all_reduce" else ((output, x, op), (0, 1))
-    plan = plans.get(key) or plans.remember(key, make(link, name, None, output, x, op, places=places, inner=True))
-    return plan.steps(link, plan.call, *args)
-
-
-def _nested_all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    return nested(link, "all_reduce", x, x, op)
+    key = ("inner", op, x.dtype, x.shape, type(x))
+    plan = plans.get(key) or plans.remember(key, make(link, "all_reduce", None, x, x, op, inner=True))
+    return plan.steps(link, plan.call, x, op)
 
 
 def plain(link: Link, algorithm: Callable[..., Steps], call: Call) -> Plan:

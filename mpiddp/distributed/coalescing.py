@@ -36,7 +36,7 @@ def _all_reduce(link: Link, xs: Sequence[Array], op: ReduceOp) -> Steps:
     for indices in _alike(xs):
         part = [xs[index] for index in indices]
         flat = packed(part)
-        yield from planning.nested(link, "all_reduce", flat, flat, op)
+        yield from planning.nested_all_reduce(link, flat, op)
         unpack(flat, part)
         link = link.after()
 

@@ -154,7 +154,7 @@ def _rounds(link: Link, state: PowerSGDState, bucket: GradBucket, matrices: list
 
     ps = [matrix @ q for matrix, q in zip(matrices, qs, strict=True)]
     first = packed([*others, *ps])
-    yield from plan.nested(link, "all_reduce", first, first, ReduceOp.SUM)
+    yield from plan.nested_all_reduce(link, first, ReduceOp.SUM)
     first /= size
     unpack(first, [*others, *ps])
     ps = [_orthonormal(p) for p in ps]
@@ -164,7 +164,7 @@ def _rounds(link: Link, state: PowerSGDState, bucket: GradBucket, matrices: list
     second = packed(qs or [whole[:0]])
     later = link.after()
     if second.size:
-        yield from plan.nested(later, "all_reduce", second, second, ReduceOp.SUM)
+        yield from plan.nested_all_reduce(later, second, ReduceOp.SUM)
     second /= size
     unpack(second, qs)
 
