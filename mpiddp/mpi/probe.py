@@ -19,6 +19,7 @@ from typing import Any
 
 from mpiddp import settings
 from mpiddp.errors import DistError
+from mpiddp.serialization import write_atomically
 
 from .cuda_aware import KINDS, Support, outcomes_file, probed
 
@@ -32,12 +33,8 @@ class ProbeError(DistError):
 
 
 def _remember(key: str, kind: str, outcome: Support) -> None:
-    file = outcomes_file(key)
     kinds = {**probed(key), kind: outcome}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(f"{file.name}.{os.getpid()}")
-    beside.write_text(json.dumps(kinds, indent=1) + "\n")
-    beside.replace(file)
+    write_atomically(outcomes_file(key), (json.dumps(kinds, indent=1) + "\n").encode())
 
 
 def job_command(kind: str) -> list[str]:

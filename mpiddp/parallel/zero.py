@@ -58,7 +58,6 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._loads = np.zeros(self.process_group.size(), np.int64)
         self._owners: dict[int, int] = {}
         self._consolidated: dict[int, Any] | None = None
-        self.optim: Optimizer | None = None
         super().__init__(whole.param_groups, whole.defaults)
         mine = [{**group, "params": self._own(group)} for group in self.param_groups]
         self.optim = optimizer_class(mine, **defaults)
@@ -75,12 +74,11 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             owner = int(self._loads.argmin())
             self._owners[id(parameter)] = owner
             self._loads[owner] += parameter.data.size
-        if self.optim is not None:
+        if "optim" in vars(self):  # not yet while the first groups are added
             self.optim.add_param_group({**added, "params": self._own(added)})
 
     def _local(self) -> Optimizer:
         """Return this rank's own optimizer, with the present options of the parameter groups."""
-        assert self.optim is not None
         for group, local in zip(self.param_groups, self.optim.param_groups, strict=True):
             local.update({name: value for name, value in group.items() if name != "params"})
         return self.optim
@@ -110,11 +108,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
                 unpack(flat, arrays)
 
     def _update(self, run: ContiguousRun, group: dict[str, Any]) -> None:
-        assert self.optim is not None
         self.optim._update(run, group)
 
     def _global_numbers(self) -> list[int]:
-        assert self.optim is not None
         numbers = self._numbers()
         return [numbers[id(p)] for group in self.optim.param_groups for p in group["params"]]
 

@@ -16,7 +16,7 @@ import torch
 
 from mpiddp import distributed, rank_process
 from mpiddp.cores import limit_blas_threads
-from mpiddp.faults import this_job
+from mpiddp.distributed.groups import default_group
 
 from . import names, rendezvous
 
@@ -37,9 +37,7 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
 
 def announce() -> None:
     """Set torchrun's variables; all ranks call."""
-    job, port = this_job.current(), [0]
-    assert job is not None, "there is a default group"
-    world = job.world
+    world, port = default_group()._link.world, [0]
     with socket.socket() as free:  # on rank 0's host, for a script that makes its own store
         free.bind(("", 0))
         port[0] = free.getsockname()[1]

@@ -23,6 +23,7 @@ import torch.distributed
 from torch.distributed import DistNetworkError, DistStoreError, HashStore
 
 from mpiddp import distributed
+from mpiddp.distributed.groups import default_group
 from mpiddp.faults import this_job
 from mpiddp.faults.liveness import Liveness, Tag
 
@@ -112,8 +113,7 @@ class Store(torch.distributed.Store):
     def announce(self, listens: bool) -> None:
         """Make the store at rank 0 if there is none, and let it listen at once or when it is asked to; collective."""
         found: list[Any] = [None]
-        job = this_job.current()
-        assert job is not None
+        job = default_group()._monitor.job
         job.liveness.handlers[Tag.STORE] = functools.partial(_hear, job.liveness)
         if job.world.rank == 0:
             self._server = self._server or _Server()
