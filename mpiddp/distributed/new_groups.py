@@ -245,6 +245,18 @@ def _of_all_parts(
     return [mine if parent.rank() in part else GroupMember.NON_GROUP_MEMBER for part in parts]
 
 
+def _disjoint(given: Sequence[Sequence[int]], size: int) -> list[list[int]]:
+    """Return the ranks of each part in order; ValueError if two parts share one."""
+    parts = [sorted(checked_ranks(part, size)) for part in given]
+    seen: dict[int, list[int]] = {}
+    for part in parts:
+        for rank in part:
+            if rank in seen:
+                raise ValueError(f"Rank {rank} has appeared in both subgroup {seen[rank]} and {part}")
+            seen[rank] = part
+    return parts
+
+
 def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]],
     timeout: timedelta | float | None = None,
@@ -271,13 +283,7 @@ def new_subgroups_by_enumeration(
     parent = default_group()
     if not ranks_per_subgroup_list:
         raise ValueError("The arg 'ranks_per_subgroup_list' cannot be empty")
-    parts = [sorted(checked_ranks(given, parent.size())) for given in ranks_per_subgroup_list]
-    seen: dict[int, list[int]] = {}
-    for part in parts:
-        for rank in part:
-            if rank in seen:
-                raise ValueError(f"Rank {rank} has appeared in both subgroup {seen[rank]} and {part}")
-            seen[rank] = part
+    parts = _disjoint(ranks_per_subgroup_list, parent.size())
     mine = split(parent, parts, "new_subgroups_by_enumeration", timeout, group_desc, backend)
     return mine, _of_all_parts(parent, parts, mine)
 
@@ -312,8 +318,5 @@ def split_group(
         return None
     if not split_ranks:
         raise ValueError("split_ranks cannot be empty: give the ranks of each part")
-    parts = [sorted(checked_ranks(part, parent.size())) for part in split_ranks]
-    flat = [rank for part in parts for rank in part]
-    if len(set(flat)) != len(flat):
-        raise ValueError(f"the split groups must share no rank, got {parts}")
+    parts = _disjoint(split_ranks, parent.size())
     return split(parent, parts, "split_group", timeout, group_desc, backend)

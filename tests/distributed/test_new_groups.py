@@ -112,7 +112,7 @@ def test_split(world):
     assert (out is None) == (dist.get_rank(parent) != 0)
     if out is not None:
         dist.destroy_process_group(out)
-    with pytest.raises(ValueError, match="share no rank"):
+    with pytest.raises(ValueError, match="Rank 0 has appeared in both subgroup"):
         dist.split_group(parent, [[0], [0]])
     with pytest.raises(ValueError, match="empty"):
         dist.split_group(parent, [])
