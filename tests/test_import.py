@@ -28,15 +28,6 @@ def test_import_loads_nothing_heavy():
     assert (done.rc, done.stdout) == (0, "heavy: []\n"), done
 
 
-def test_unknown_name_is_an_attribute_error_without_mpi():
-    code = "import sys, mpiddp\ntry:\n    mpiddp.all_reduze\nexcept AttributeError as e:\n    print(e)\n" + REPORT
-    done = launcher.job(code)
-    assert done.rc == 0, done
-    assert "module 'mpiddp' has no attribute 'all_reduze'" in done.stdout
-    assert "mpi4py.MPI" not in done.stdout
-    assert "cupy" not in done.stdout
-
-
 @pytest.mark.parametrize("name", LAUNCHED)
 def test_import_under_a_launcher_fills_the_ranks_and_starts_no_mpi(name):
     code = "import mpiddp, os\nprint(*(os.environ.get(n) for n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK')))\n" + REPORT

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import ctypes
-import itertools
 import warnings
 from typing import Any
 
@@ -20,7 +19,7 @@ from mpiddp import device
 from mpiddp.device import half
 from mpiddp.mpi import message
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2)]
 
 torch: Any
 LENGTHS = [0, 1, 1_001, 300_007]  # nothing, MPI's own way, shared memory
@@ -73,8 +72,8 @@ class OldExport:
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_torch_tensors_in_collectives(world: Any, length: int, name: str) -> None:
-    for kind, how in itertools.product(["float32", "float64", "int16"], both_ways()):
-        check(world, name, np.dtype(kind), (length,), how, make=torch.from_numpy, read=torch.Tensor.numpy)
+    for how in both_ways():
+        check(world, name, np.dtype(np.float32), (length,), how, make=torch.from_numpy, read=torch.Tensor.numpy)
 
 
 @pytest.mark.parametrize("length", [0, 300_007])

@@ -101,10 +101,9 @@ class JobEnd:
     rc: int
     restarts: int
     log: str
-    seconds: float
 
     def __str__(self) -> str:
-        return f"{self.state}, exit code {self.rc}, {self.restarts} requeues, {self.seconds:.1f} s\n{self.log}"
+        return f"{self.state}, exit code {self.rc}, {self.restarts} requeues\n{self.log}"
 
 
 class Job:
@@ -112,10 +111,9 @@ class Job:
         self._cluster = cluster
         self.number = number
         self.folder = folder
-        self._submitted = time.monotonic()
 
     def wait_all(self, timeout_s: float = 60) -> list[JobEnd]:
-        """Wait for the end of all tasks of an array."""
+        """Wait for the end of a job, or of all tasks of an array; after ``timeout_s`` it is cancelled."""
         deadline = time.monotonic() + timeout_s
         while True:
             tasks = [
@@ -131,11 +129,6 @@ class Job:
         tasks.sort(key=lambda task: int(task.get("ArrayTaskId", 0)))
         return [self._end(task) for task in tasks]
 
-    def wait(self, timeout_s: float = 60) -> JobEnd:
-        """Wait for the end of a job that is no array; after ``timeout_s`` it is cancelled, in state RUNNING."""
-        (end,) = self.wait_all(timeout_s)
-        return end
-
     def _end(self, task: Mapping[str, str]) -> JobEnd:
         log = Path(task["StdOut"])
         return JobEnd(
@@ -143,7 +136,6 @@ class Job:
             rc=int(task["ExitCode"].split(":")[0]),
             restarts=int(task["Restarts"]),
             log=log.read_text(errors="replace") if log.exists() else "",
-            seconds=time.monotonic() - self._submitted,
         )
 
 
