@@ -231,8 +231,9 @@ def test_the_model_is_saved_even_if_the_last_checkpoint_cannot_be(tmp_path):
 
 @pytest.mark.once
 def test_steps_that_are_left_out_are_said(tmp_path):
-    options = ("--model", "mlp", "--epochs", "2", "--lr", "1e30", "--on-nan", "skip", "--metrics", tmp_path / "m.jsonl")
-    done = run(2, "train", *options)
+    """Of a run that a file configures."""
+    (tmp_path / "run.toml").write_text('model = "mlp"\nepochs = 2\nlr = 1e30\non_nan = "skip"\n')
+    done = run(2, "train", "--config", tmp_path / "run.toml", "--metrics", tmp_path / "m.jsonl")
     assert re.findall(r"warning: (\d+) steps of epoch (\d) left out", done.stderr) == [("22", "1")], done
     assert len((tmp_path / "m.jsonl").read_text().splitlines()) == 1
     # There is nothing to go on for.
@@ -241,32 +242,6 @@ def test_steps_that_are_left_out_are_said(tmp_path):
     )
     assert "not finite on rank 0, 1 at step 24 (epoch 2), with finite parameters" in done.stderr, done
     assert re.search(r"the largest \S+e\+2\d in layers\.\d\.weight; lower the learning rate", done.stderr), done
-
-
-@pytest.mark.once
-def test_a_configuration_file_trains_with_everything_on(tmp_path):
-    (tmp_path / "run.toml").write_text(
-        """
-        epochs = 3
-        model = "resnet"
-        dropout = 0.0
-        batch_size = 48
-        workers = 1
-        optimizer = "adamw"
-        lr = 0.003
-        zero = true
-        accumulate = 2
-        clip_norm = 9.0
-        schedule = "cosine"
-        warmup_steps = 3
-        """
-    )
-    done = run(3, "train", "--config", tmp_path / "run.toml", "--output", tmp_path / "out")
-    assert done.rc == 0, done
-    found = losses(tmp_path / "out")
-    assert len(found) == 3 and found[2] < 0.8 * found[0] < 0.8 * 3, done
-    resolved = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert resolved["clip_norm"] == 9.0 and resolved["momentum"] == 0.9
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

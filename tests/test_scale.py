@@ -65,11 +65,6 @@ def growth(make) -> float:
     return counts[1] / counts[0]
 
 
-def test_what_is_counted_tells_linear_from_quadratic():
-    assert growth(lambda n: lambda: [-each for each in range(n)]) == pytest.approx(2, abs=0.1)
-    assert growth(lambda n: lambda: [each for each in range(n) for _ in range(n)]) == pytest.approx(4, abs=0.1)
-
-
 @pytest.mark.parametrize("per_node", [1, 8])
 @pytest.mark.parametrize("make", [work.starting, work.connecting])
 def test_start_and_groups(make, per_node):

@@ -239,20 +239,6 @@ def test_pinned_memory_is_used_again(world: Any, cupy: Any) -> None:
     assert len(cupy._memory.PINNED) == before
 
 
-def test_the_fake_is_late(cupy: Any) -> None:
-    """A missing wait is seen: without it, the other tests could not fail."""
-    x = cupy.arange(1000.0)
-    memory = pinned.take(x.nbytes)
-    memory[...] = 0
-    side = stream.after("down", x)
-    device.transfer.down(memory, x, side)
-    assert not memory.any()
-    stream.mark(side).Wait()
-    assert same(memory[: x.nbytes].view(x.dtype), np.arange(1000.0))
-    with pytest.raises(AssertionError, match="not pinned"):
-        device.transfer.down(np.empty(8000, np.uint8), x, side)
-
-
 @pytest.mark.parametrize("name", [*LONG, "staged"])
 def test_without_events_it_would_be_wrong(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     if world.size == 1:
