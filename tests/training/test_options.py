@@ -20,6 +20,7 @@ from harness.configured import (
     trained,
     windows,
 )
+from harness.tiers import thinned
 
 import mpiddp as dist
 from mpiddp import nn
@@ -100,6 +101,9 @@ OPTIONS = {
     "warm-up and own schedule": {"schedule": BY_EPOCH, "warmup_steps": 3},
 }
 
+TWICE = {"own optimizer, zero", "zero sgd", "accumulate all", "warm-up and own schedule"}
+"""Of the long tier: others have each of their options."""
+
 
 def apart(one, two) -> float:
     """Return the distance of two ends of a training, as a share of the way to the second.
@@ -113,7 +117,7 @@ def apart(one, two) -> float:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch to compare with")
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", thinned(OPTIONS, *OPTIONS.keys() - TWICE))
 def test_option_is_torchs(world, name):
     expected = torchs(configured(**OPTIONS[name]))
     found = [p.data for p in trained(**OPTIONS[name]).model.module.parameters()]
