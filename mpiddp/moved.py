@@ -123,21 +123,22 @@ at_the_top: set[str] = set()
 """Names of `mpiddp` itself, for those who ask a package for them."""
 
 
-def explain(module: str, *parts: str) -> None:
-    """Give a module the ``__getattr__`` that says where a name is.
+def explain(module: str, *parts: str, gathers: bool = False) -> None:
+    """Give a module the ``__getattr__`` that says where a name is, and ``__all__`` if it has none.
 
-    It is set at run time, because mypy would take any name for an attribute of a module that defines it.
-    A package without ``__all__`` gets it: its names that are no modules, as of ``from .part import name as name``, and
-    the modules ``parts``.
+    ``__getattr__`` is set at run time, because mypy would take any name for an attribute of a module that defines it.
+    The public names of a package, and of a module that ``gathers`` those of others, are all that are no modules, as of
+    ``from .part import name as name``, and the modules ``parts``; those of another module are what it defines.
     """
 
     def getattr_of_module(name: str) -> NoReturn:
         raise missing(module, name)
 
     names = vars(sys.modules[module])
-    if "__path__" in names:
-        public = [name for name, each in names.items() if name[0] != "_" and not isinstance(each, ModuleType)]
-        names.setdefault("__all__", [*public, *parts])
+    gathers = gathers or "__path__" in names
+    shown = {name: each for name, each in names.items() if name[0] != "_" and not isinstance(each, ModuleType)}
+    public = [name for name, each in shown.items() if gathers or getattr(each, "__module__", "") == module]
+    names.setdefault("__all__", [*public, *parts])
     names["__getattr__"] = getattr_of_module
 
 

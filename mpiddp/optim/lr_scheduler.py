@@ -16,16 +16,6 @@ from mpiddp import moved
 
 from .optimizer import Optimizer
 
-__all__ = [
-    "CosineAnnealingLR",
-    "LRScheduler",
-    "LambdaLR",
-    "LinearLR",
-    "MultiStepLR",
-    "SequentialLR",
-    "StepLR",
-]
-
 
 class LRScheduler(ABC):
     """Base of all schedules.
