@@ -43,18 +43,24 @@ _ALL_BLOCKS = {
     "all_to_all_list": ("x", "output"),
 }
 
+_FROM_OWN_BLOCK = ("reduce_scatter", "scatter", "all_to_all", "all_to_all_list")
+"""Operations in which a rank gets the parts that begin at its own block's."""
+_SOURCE = {
+    "broadcast": "root",
+    "scatter": "root",
+    "send_recv": "left",
+    "batch_isend_irecv": "left",
+    "ping_pong": "partner",
+}
+"""The rank whose pattern arrives, an attribute of `Buffers`."""
+
 PERIOD = 1021
 """A prime, so that blocks begin at different positions of it."""
 _SEED = 20_05
 _CHUNK = PERIOD * 64
 
-_NUMPY: dict[str, Callable[..., Any]] = {
-    "sum": np.sum,
-    "exact_sum": np.sum,
-    "avg": np.mean,
-    "min": np.min,
-    "max": np.max,
-}
+_NUMPY = {"exact_sum": "sum", "avg": "mean"}
+"""NumPy's names of reductions, where they are others."""
 
 
 def bus_factor(operation: str, size: int) -> float:
@@ -121,42 +127,20 @@ class Buffers:
     def count_wrong(self, *, spoils_inputs: bool = False) -> int:
         """Count wrong elements after `fill`; ``spoils_inputs``: ranks without a result lose theirs, as in Gloo."""
         on_root = self.rank == self.root
-        count, output = self.count, self.output
-        match self.operation:
-            case "all_reduce" | "all_reduce_async":
-                return count_mismatches(output, reduced(self.size, self.dtype, self.op))
-            case "reduce" if spoils_inputs and not on_root:
-                return 0
-            case "reduce":  # other ranks' arrays stay as they are
-                total = reduced(self.size, self.dtype, self.op)
-                return count_mismatches(output, total if on_root else self._pattern(self.rank))
-            case "broadcast":
-                return count_mismatches(output, self._pattern(self.root))
-            case "reduce_scatter":
-                total = reduced(self.size, self.dtype, self.op)
-                return count_mismatches(output, total, self.rank * count)
-            case "scatter":
-                return count_mismatches(output, self._pattern(self.root), self.rank * count)
-            case "send_recv" | "batch_isend_irecv":
-                return count_mismatches(output, self._pattern(self.left))
-            case "ping_pong":
-                return count_mismatches(output, self._pattern(self.partner))
-            case "gather" if not on_root:
-                return 0
-            case "all_gather" | "all_gather_list" | "gather":
-                return self._wrong_blocks(first=0)
-            case "all_to_all" | "all_to_all_list":
-                return self._wrong_blocks(first=self.rank * count)
-        return 0
+        if not on_root and (self.operation == "gather" or (self.operation == "reduce" and spoils_inputs)):
+            return 0
+        first = self.rank * self.count if self.operation in _FROM_OWN_BLOCK else 0
+        if self.operation in REDUCING and (on_root or self.operation != "reduce"):
+            return count_mismatches(self.output, reduced(self.size, self.dtype, self.op), first)
+        if "output" in _ALL_BLOCKS.get(self.operation, ()):
+            blocks = enumerate(self.blocks(self.output))
+            return sum(count_mismatches(block, self._pattern(rank), first) for rank, block in blocks)
+        source: int = getattr(self, _SOURCE.get(self.operation, "rank"))
+        return count_mismatches(self.output, self._pattern(source), first)
 
     def point(self, seconds: Sequence[float], algorithm: str, wrong: int | None) -> Point:
         median_s = statistics.median(seconds)
         return Point(self.total_bytes, self.count, median_s, min(seconds), max(seconds), len(seconds), algorithm, wrong)
-
-    def _wrong_blocks(self, first: int) -> int:
-        return sum(
-            count_mismatches(block, self._pattern(rank), first) for rank, block in enumerate(self.blocks(self.output))
-        )
 
 
 @functools.cache
@@ -169,7 +153,7 @@ def pattern(rank: int, dtype: np.dtype[Any]) -> Array:
 
 def reduced(size: int, dtype: np.dtype[Any], op: str) -> Array:
     wide: Array = np.stack([pattern(rank, dtype) for rank in range(size)]).astype(_wide(dtype))
-    found = np.asarray(_NUMPY[op](wide, axis=0))
+    found = np.asarray(getattr(np, _NUMPY.get(op, op))(wide, axis=0))
     return found.astype(dtype).astype(wide.dtype) if dtype.kind in "iu" else found  # integers wrap around
 
 
