@@ -150,12 +150,5 @@ def mpi_op(dtype: np.dtype[Any], op: ReduceOp) -> MPI.Op | None:
     if dtype.kind == "b":
         logical = {"SUM": MPI.LOR, "MAX": MPI.LOR, "BOR": MPI.LOR, "BXOR": MPI.LXOR}
         return logical.get(op.name, MPI.LAND)
-    return {
-        "add": MPI.SUM,
-        "multiply": MPI.PROD,
-        "minimum": MPI.MIN,
-        "maximum": MPI.MAX,
-        "bitwise_and": MPI.BAND,
-        "bitwise_or": MPI.BOR,
-        "bitwise_xor": MPI.BXOR,
-    }[op._combining]
+    found: MPI.Op = getattr(MPI, {"add": "SUM", "multiply": "PROD"}.get(op._combining, op.name))
+    return found

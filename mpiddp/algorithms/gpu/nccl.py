@@ -79,10 +79,11 @@ def connected(link: Link) -> bool:
     return link.find(Connection) is not None
 
 
-def _of(link: Link) -> Connection:
+def _begin(link: Link, *arrays: Array) -> tuple[nccl.Communicator, Any]:
+    """Return the communicator, and its stream behind the work queued on the arrays."""
     found = link.find(Connection)
     assert found is not None, "only connected groups choose these steps"
-    return found
+    return found.communicator, found.after(*arrays)
 
 
 def does(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None) -> bool:
@@ -99,50 +100,45 @@ def _apart(x: Array, output: Array) -> Array:
 
 
 def broadcast(link: Link, x: Array, root: int) -> Steps:
-    group = _of(link)
-    side = group.after(x)
-    group.communicator.broadcast(x, root, side)
+    communicator, side = _begin(link, x)
+    communicator.broadcast(x, root, side)
     yield stream.mark(side)
 
 
 def all_gather(link: Link, output: Array, x: Array) -> Steps:
-    group = _of(link)
-    side = group.after(x, output)
+    communicator, side = _begin(link, x, output)
     with stream.on(side):
-        group.communicator.all_gather(output, _apart(x, output), side)
+        communicator.all_gather(output, _apart(x, output), side)
     yield stream.mark(side)
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    group = _of(link)
-    side = group.after(x)
+    communicator, side = _begin(link, x)
     with stream.on(side):
         premultiply(op, x)
-        group.communicator.all_reduce(x, op.name, side)
+        communicator.all_reduce(x, op.name, side)
         finish(op, x, link.size)
     yield stream.mark(side)
 
 
 def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
-    group = _of(link)
-    side = group.after(x)
+    communicator, side = _begin(link, x)
     with stream.on(side):
         sent = x
         if op.factor is not None and link.rank != root:
             sent = x.copy()
         premultiply(op, sent)
-        group.communicator.reduce(x if link.rank == root else None, sent, op.name, root, side)
+        communicator.reduce(x if link.rank == root else None, sent, op.name, root, side)
         if link.rank == root:
             finish(op, x, link.size)
     yield stream.mark(side)
 
 
 def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
-    group = _of(link)
-    side = group.after(x, output)
+    communicator, side = _begin(link, x, output)
     with stream.on(side):
         x = x.copy() if op.factor is not None else _apart(x, output)
         premultiply(op, x)
-        group.communicator.reduce_scatter(output, x, op.name, side)
+        communicator.reduce_scatter(output, x, op.name, side)
         finish(op, output, link.size)
     yield stream.mark(side)
