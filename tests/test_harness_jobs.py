@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from harness import launcher
 
+pytestmark = pytest.mark.once
+
 HERE = Path(__file__).parent
 HEADER = """
 import os, sys, time
@@ -40,7 +42,6 @@ def suite(tmp_path):
     return run
 
 
-@pytest.mark.once
 def test_one_failing_rank_fails_the_test_and_the_next_is_run(suite):
     tests = """
 def test_fails():
@@ -124,7 +125,6 @@ def test_next(request):
     assert "2 failed, 2 passed" in done.stdout.splitlines()[-1], done
 
 
-@pytest.mark.once
 def test_skipping_everything_is_a_failure(suite):
     done = suite("@pytest.mark.mpi(min_size=5)\ndef test_big(): pass\n", "--ranks", "2")
     assert done.rc not in (0, launcher.TIMED_OUT) and "MPI tests were skipped" in done.stdout, done
@@ -157,7 +157,6 @@ def test_next(): pass
 """
 
 
-@pytest.mark.once
 def test_files_that_start_launchers_run_side_by_side(suite, tmp_path):
     for own, other in (("one", "two"), ("two", "one")):
         (tmp_path / "tests" / f"test_{own}_jobs.py").write_text(LAUNCH_FILE.format(own=own, other=other))

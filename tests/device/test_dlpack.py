@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import ctypes
-import warnings
 from typing import Any
 
 import numpy as np
@@ -210,19 +209,6 @@ def test_gpu_memory_without_cupy(make: Any, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(device.dlpack, "cuda_fault", lambda: "CuPy is not installed: pip install it")
     with pytest.raises(dist.ArrayError, match=r"its memory is on a GPU.*CuPy is not installed"):
         dist.all_reduce(make())
-
-
-def test_numpy_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*args: Any) -> None:
-        raise AssertionError("a plain array was examined")
-
-    x = np.ones(3, np.float32)
-    message.as_array(x, "test")
-    monkeypatch.setattr(message, "_examine", never)
-    assert message.as_array(x, "test") is x
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        dist.all_reduce(x)
 
 
 class Exported:

@@ -59,10 +59,6 @@ def test_only_the_margin_is_known_at_first(clock):
     assert Deadline(1030.0, margin_s=30).due()
 
 
-def test_it_counts_from_the_beginning_of_the_run(clock):
-    assert deadline_of("1:00", 5, began_s=900.0).end_s == 960
-
-
 def test_slurms_end(clock, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_END_TIME", "1734")
     found = deadline_of("slurm", 5, began_s=900.0)

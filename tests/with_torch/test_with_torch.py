@@ -187,12 +187,6 @@ def test_a_spawn_left_in_a_script_for_torchrun_is_named(installed: list[Path], t
     assert ended.rc != 0 and "delete the spawn" in ended.stderr and "EADDRINUSE" not in ended.stderr, ended
 
 
-@pytest.mark.once
-def test_import_mpiddp_does_not_know_torch() -> None:
-    code = "import sys, mpiddp; mpiddp.DistributedDataParallel; assert 'torch' not in sys.modules"
-    assert (ended := job("-c", code)).rc == 0, ended
-
-
 needs_ulfm = pytest.mark.skipif(not launcher.is_open_mpi(), reason="only Open MPI's mpirun lets ranks live on")
 
 
