@@ -56,7 +56,7 @@ BUDGET = {
     "mpiddp/shm": 466,
     "mpiddp/torch": 1508,
     "mpiddp/training": 2396,
-    "tests, all": 27_056,
+    "tests, all": 27_020,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
