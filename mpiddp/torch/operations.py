@@ -24,7 +24,7 @@ from mpiddp.typing import Array
 from . import cuda, default
 from .arrays import Loan, as_array, symmetric_empty
 from .errors import ArgumentError, expect, translated
-from .options import COMBINE, DEFAULTS, UNSET, Tensors, expect_alike, reduction, root_of, seconds, single
+from .options import DEFAULTS, UNSET, Tensors, expect_alike, reduction, root_of, seconds, single
 from .work import Received, Work
 
 _AVG = distributed.ReduceOp.AVG
@@ -161,8 +161,8 @@ class Operations:
         expect(len(tensors) > 0, "requires non-empty tensor list")
         expect_alike(tensors[0], tensors)
         total, also = tensors[0], tensors if len(tensors) > 1 else ()
-        for each in tensors[1:]:
-            total = COMBINE.get(op.name, torch.add)(total.detach(), each.detach())
+        for each in tensors[1:]:  # torch's functions have NumPy's names
+            total = getattr(torch, op._combining)(total.detach(), each.detach())
         if not total.is_sparse:
             return self._call(distributed.all_reduce, [(loan.output(total, also),)], tensors, loan, opts, op=op)
         with translated(), torch.no_grad():  # a detached one would get indices and values of its own

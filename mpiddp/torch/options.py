@@ -21,18 +21,8 @@ from .errors import ArgumentError, expect
 Tensors = Sequence[torch.Tensor]
 T = TypeVar("T")
 
-COMBINE = {
-    "PRODUCT": torch.mul,
-    "MIN": torch.minimum,
-    "MAX": torch.maximum,
-    "BAND": torch.bitwise_and,
-    "BOR": torch.bitwise_or,
-    "BXOR": torch.bitwise_xor,
-}
-"""How a rank reduces several tensors of its own; other reductions add them."""
-_OPS = {
-    int(getattr(ReduceOp.RedOpType, name)): getattr(distributed.ReduceOp, name) for name in ("SUM", "AVG", *COMBINE)
-}
+_NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+_OPS = {int(getattr(ReduceOp.RedOpType, name)): getattr(distributed.ReduceOp, name) for name in _NAMES}
 _SUM = ReduceOp.SUM
 UNSET = timedelta(milliseconds=-1)
 _DEFAULT_S = default_pg_timeout.total_seconds()
