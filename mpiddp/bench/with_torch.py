@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mpiddp import torch as guest
 from mpiddp.mpi.world import World
+from mpiddp.training.models import perceptron
 
 from . import contenders
 from .contenders import Contender
@@ -42,21 +43,11 @@ class Net(nn.Module):
         return F.log_softmax(self.fc2(F.dropout(x, training=self.training)), dim=1)
 
 
-def _mlp(hidden: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(784, hidden),
-        nn.ReLU(),
-        nn.Dropout(),
-        nn.Linear(hidden, hidden),
-        nn.ReLU(),
-        nn.Dropout(),
-        nn.Linear(hidden, 10),
-        nn.LogSoftmax(dim=1),
-    )
-
-
-NETWORKS: dict[str, Callable[[], nn.Module]] = {"net": Net, "mlp": lambda: _mlp(256), "mlp-wide": lambda: _mlp(2048)}
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "net": Net,
+    "mlp": lambda: perceptron(nn, 256),
+    "mlp-wide": lambda: perceptron(nn, 2048),
+}
 
 
 def prepare(b: Buffers, group: Any, averages: bool) -> Call | None:

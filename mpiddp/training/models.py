@@ -37,6 +37,21 @@ class Net(nn.Module):
         return F.log_softmax(self.fc2(self.fc1_drop(x)), dim=1)
 
 
+def perceptron(nn: Any, hidden: int, dropout: float = 0.5) -> Any:
+    """Return the layers of `MLP`, of ``mpiddp.nn`` or ``torch.nn``."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(784, hidden),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(hidden, hidden),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(hidden, 10),
+        nn.LogSoftmax(dim=1),
+    )
+
+
 class MLP(nn.Module):
     """A perceptron with two hidden layers: 28 x 28 pixels, 10 classes, log-probabilities.
 
@@ -51,17 +66,7 @@ class MLP(nn.Module):
 
     def __init__(self, dropout: float = 0.5, hidden: int = 256) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(784, hidden),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Linear(hidden, hidden),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Linear(hidden, 10),
-            nn.LogSoftmax(dim=1),
-        )
+        self.layers = perceptron(nn, hidden, dropout)
 
     def forward(self, x: Any) -> Tensor:
         """Return log-probabilities (N, 10) of images (N, 1, 28, 28)."""
