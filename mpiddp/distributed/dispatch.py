@@ -23,7 +23,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import spans_of
 from mpiddp.mpi.operation import Call, Operation, waiting
-from mpiddp.mpi.requests import IN_TURN, Steps
+from mpiddp.mpi.requests import IN_TURN, Steps, drive
 from mpiddp.mpi.work import Work, abandon
 from mpiddp.typing import Array
 
@@ -110,7 +110,11 @@ def dispatch(
     if link.busy or requests.only_thread:
         expect_own_thread(link.busy, group)
     if requests.pending or timeout_s is not None or (async_op and (plan.run is None or debug.on)):
-        return submit(group, plan, args, outputs, async_op, timeout_s)
+        work = submit(group, plan, args, outputs, timeout_s)
+        if async_op:
+            return work
+        work.wait()
+        return None
     if plan.run is None or debug.on:
         perform(group, plan, args, outputs)
         return None
@@ -139,18 +143,14 @@ def perform(group: ProcessGroup, plan: Plan, args: tuple[Any, ...], outputs: Seq
     """Return the value of the steps; block in MPI where nothing is pending."""
     link = group._link
     if requests.pending or group._monitor.polls:
-        work = submit(group, plan, args, outputs, True, None)
-        assert work is not None
+        work = submit(group, plan, args, outputs)
         work.wait()
         return work._value
     with calling(group, plan.call) as operation:
         link.busy = True
         try:
             steps = plan.steps(link, operation.call, *args)
-            while True:
-                next(steps).Wait()
-        except StopIteration as end:
-            return end.value
+            return drive(steps)
         except MPI.Exception as error:
             abandon(steps, error)
             raise
@@ -163,10 +163,9 @@ def submit(
     plan: Plan,
     args: tuple[Any, ...],
     outputs: Sequence[Array],
-    async_op: bool,
-    timeout_s: float | None,
-) -> Work | None:
-    """Queue a call; without ``async_op`` wait for it."""
+    timeout_s: float | None = None,
+) -> Work:
+    """Queue a call; ``timeout_s`` is the limit of its `wait`, by default the group's."""
     link = group._link
     with requests.lock:
         operation, confirmed = begin(group, plan.call)
@@ -179,11 +178,8 @@ def submit(
         if not confirmed:
             steps = group._monitor.verifying(operation.number, steps)
         work = link.queue.submit(steps, operation, outputs, spans)
-    work._set_timeout(timeout_s)
-    if async_op:
-        return work
-    work.wait()
-    return None
+    work._limit_s = timeout_s
+    return work
 
 
 def _in_turn(steps: Callable[..., Steps], link: Link, *args: Any) -> Steps:

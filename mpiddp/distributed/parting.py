@@ -26,14 +26,13 @@ def part(ending: Sequence[ProcessGroup]) -> MismatchError | None:
         link = group._link
         if link.size > 1 and link.comms and not group._monitor.survivable:
             try:
-                works.append((group, submit(group, planning.barrier(link, _NAME), (None,), (), True, None)))
+                works.append((group, submit(group, planning.barrier(link, _NAME), (None,), ())))
             except MismatchError as error:
                 errors.append(error)
             except DistError:
                 pass  # another rank has ended the group, as after a timeout
     deadline = time.monotonic() + _WAIT_S
     for group, work in works:
-        assert work is not None, "it is asynchronous"
         try:
             if requests.poll_until(work.is_completed, work._operation, max(deadline - time.monotonic(), 0.0)):
                 work.wait()

@@ -156,10 +156,6 @@ class Work:
     def _is_finished(self) -> bool:
         return self._finished
 
-    def _set_timeout(self, timeout_s: float | None) -> None:
-        """Set the time limit of `wait`; None stands for the group's."""
-        self._limit_s = timeout_s
-
     def _is_running(self) -> bool:
         """Return True if this is called from one of the operation's steps."""
         return self._steps is not None and inspect.getgeneratorstate(self._steps) == inspect.GEN_RUNNING
