@@ -170,9 +170,8 @@ def test_operation_waits_for_the_current_stream(world: Any, cupy: Any) -> None:
             assert (x.get() == 60 * total).all()
 
 
+@pytest.mark.mpi(min_size=2)
 def test_message_waits_for_the_current_stream(world: Any, cupy: Any) -> None:
-    if world.size == 1:
-        pytest.skip("nobody to send to")
     if world.rank == 0:
         x = cupy.zeros(4000)
         for _ in range(60):
@@ -239,10 +238,9 @@ def test_pinned_memory_is_used_again(world: Any, cupy: Any) -> None:
     assert len(cupy._memory.PINNED) == before
 
 
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("name", [*LONG, "staged"])
 def test_without_events_it_would_be_wrong(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    if world.size == 1:
-        pytest.skip("the sum of one rank is what was there before")
     monkeypatch.setattr(stream.Mark, "Test", lambda self: True)
     monkeypatch.setattr(stream.Mark, "Wait", lambda self: None)
     right = True
@@ -288,9 +286,8 @@ def test_interleaved(world: Any, cupy: Any) -> None:
         dist.destroy_process_group(part)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_host_and_device_do_not_meet(world: Any, cupy: Any) -> None:
-    if world.size == 1:
-        pytest.skip("one rank agrees with itself")
     for count in (3, 300_000):
         x = (cupy if world.rank == 0 else np).ones(count, np.float32)
         with pytest.raises(MismatchError, match="on a device"):

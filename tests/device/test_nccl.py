@@ -175,20 +175,16 @@ def test_ddp_by_nccl(world: Any, cupy: Any, group: Any) -> None:
     np.testing.assert_allclose(found, np.tile(x.sum(axis=(0, 1)) / world.size, (3, 1)), rtol=1e-5)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_ranks_that_share_a_gpu_keep_mpi(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_GPU_UUID", "one")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made = dist.new_group(backend="nccl")
     texts = [str(each.message) for each in caught]
-    if world.size == 1:
-        assert dist.get_backend(made) == "nccl" and not texts
-    else:
-        assert dist.get_backend(made) == "mpi"
-        expected = "backend 'nccl' gives 'mpi' in the group of all"
-        assert [expected in text and "ranks 0 and 1 share a GPU" in text for text in texts] == [True] * (
-            world.rank == 0
-        )
+    assert dist.get_backend(made) == "mpi"
+    expected = "backend 'nccl' gives 'mpi' in the group of all"
+    assert [expected in text and "ranks 0 and 1 share a GPU" in text for text in texts] == [True] * (world.rank == 0)
     x = cupy.ones(3)
     dist.all_reduce(x, group=made)
     assert (x.get() == world.size).all()

@@ -19,11 +19,10 @@ def ring(world):
     return (world.rank + 1) % world.size, (world.rank - 1) % world.size
 
 
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_send_recv(world, dtype):
     dtype = dtype_of(dtype)
-    if world.size == 1:
-        return
     for shape in SHAPES:
         xs = draw(world.rng, world.size, shape, dtype)
         x = np.zeros(shape, dtype)

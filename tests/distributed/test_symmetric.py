@@ -59,11 +59,6 @@ def resident_kib() -> int:
     return int(line.split()[1])
 
 
-def several(world: Any) -> None:
-    if world.size == 1:
-        pytest.skip("one rank shares nothing")
-
-
 @pytest.mark.parametrize("shape", [(), 0, 1, (3, 0, 2), (7, 11), 100_003, np.prod([3, 4]), np.array([2, 3])])
 @pytest.mark.parametrize("dtype", ["float32", "complex128", "bool"])
 def test_shape_and_dtype(world: Any, shape: Any, dtype: str) -> None:
@@ -220,11 +215,11 @@ def refuse(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("where", ["every rank", "one rank"])
 def test_without_memory_arrays_are_ordinary_and_one_rank_says_so(
     world: Any, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    several(world)
     if where == "every rank" or world.rank == world.size - 1:
         monkeypatch.setattr(segment, "_populate", refuse)
     with warnings.catch_warnings(record=True) as told:
@@ -275,10 +270,10 @@ def test_one_rank_that_cannot_open_makes_all_take_the_second_way(world: Any, mon
     assert find(x) != NOWHERE and len(set(numbers)) == 1
 
 
+@pytest.mark.mpi(min_size=2)
 def test_another_process_under_the_same_number_is_not_taken_for_the_maker(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    several(world)
     pid = os.getpid()
     if world.rank == 0:  # as if the ranks counted processes differently: rank 1 finds a file of its own there
         pid = default_group().comm.recv(source=1)

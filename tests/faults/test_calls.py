@@ -118,10 +118,9 @@ def test_all_ranks_hear_of_it(world, name, late):
     assert (x == world.size).all()
 
 
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("name", ["count", "all_to_all"])
 def test_a_rank_that_only_polls_hears_of_it(world, name):
-    if world.size == 1:
-        pytest.skip("one rank agrees")
     submit, other, first, second = CALLS[name]
     group = dist.new_group()
     odd = world.rank == world.size - 1

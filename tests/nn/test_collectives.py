@@ -140,9 +140,8 @@ def test_nothing_is_recorded_where_nobody_needs_it(world):
     assert F.all_reduce(x.detach(), dist.ReduceOp.MAX).tolist() == [1, 2]
 
 
+@pytest.mark.mpi(min_size=2)
 def test_one_rank_that_records_nothing_is_an_error_on_all(world):
-    if world.size == 1:
-        pytest.skip("needs 2 ranks")
     x = Tensor([1.0], requires_grad=True)
     with pytest.raises(RuntimeError, match="does not record"):
         if world.rank == 1:

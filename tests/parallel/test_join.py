@@ -102,9 +102,8 @@ def test_every_option_goes_with_it(world: World, options: Any, kind: str) -> Non
     assert_same_bits_everywhere({name: p.grad for name, p in ddp.named_parameters()})
 
 
+@pytest.mark.mpi(min_size=2)
 def test_early_termination_is_an_error_everywhere(world: World) -> None:
-    if world.size == 1:
-        return
     ddp = DDP(mlp())
     text = "Rank 0 exhausted all inputs." if world.rank == 0 else "Detected at least one rank that exhausted inputs"
     with pytest.raises(RuntimeError, match=text), ddp.join(throw_on_early_termination=True):

@@ -104,11 +104,9 @@ def test_state_has_the_prefix_and_loads(world: World) -> None:
     assert other.module[0].weight.data.base is other.module[2].weight.data.base
 
 
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("difference", ["count", "shape", "dtype", "name", "frozen"])
 def test_models_that_differ_are_an_error_on_every_rank(world: World, difference: str) -> None:
-    if world.size == 1:
-        DDP(mlp())
-        return
     odd = world.rank == world.size - 1
     model: nn.Module = mlp()
     if odd:
@@ -128,21 +126,19 @@ def test_models_that_differ_are_an_error_on_every_rank(world: World, difference:
     assert ("2.bias of float32 (6,) with requires_grad=False on rank" in str(caught.value)) == (difference == "frozen")
 
 
+@pytest.mark.mpi(min_size=2)
 def test_options_that_differ_are_an_error_on_every_rank(world: World) -> None:
     """Ranks that cut their buckets elsewhere would sum other parameters."""
-    if world.size == 1:
-        return
     last = world.size - 1
     match = rf"same options on all ranks, but bucket_cap_mb is 25 on rank 0 and 1 on rank {last}"
     with pytest.raises(RuntimeError, match=match):
         DDP(mlp(), bucket_cap_mb=1 if world.rank == last else 25)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_replicas_that_drift_are_found(world: World) -> None:
     ddp = DDP(mlp())
     ddp.check_replicas()
-    if world.size == 1:
-        return
     if world.rank == 1:
         ddp.module[2].bias.data[0] += 1
     with pytest.raises(dist.MismatchError, match=r"2\.bias.* rank 1 "):
@@ -194,10 +190,9 @@ def test_a_model_that_is_let_go_is_local_again(world: World) -> None:
     assert_same_bits_everywhere(gradients(model))
 
 
+@pytest.mark.mpi(min_size=2)
 def test_a_check_on_one_rank_beside_a_construction_on_others(world: World) -> None:
     ddp = DDP(mlp())
-    if world.size == 1:
-        return
     with pytest.raises(
         dist.MismatchError, match=r"rank . calls (check_replicas|DistributedDataParallel).*, rank . calls (check|Distr)"
     ):
