@@ -26,7 +26,7 @@ from mpiddp.mpi import requests
 from mpiddp.shm import segment
 from mpiddp.shm.segment import NOWHERE, find
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
 Array = Any
 

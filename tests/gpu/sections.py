@@ -24,6 +24,8 @@ class Section(NamedTuple):
     ranks: int | None
     """None: each number that was asked for."""
     limit_s: float
+    is_test: bool = True
+    """It is right or wrong."""
     alone: bool = False
     """It starts its job itself."""
     environment: dict[str, str] = {}  # noqa: RUF012 - never changed
@@ -33,14 +35,14 @@ BUDGET_S = 560
 """Of all sections; their limits, on two numbers of ranks, are no more together."""
 
 SECTIONS = {
-    "machine": Section("machine", 1, 30),
+    "machine": Section("machine", 1, 30, is_test=False),
     "probe": Section("machine", 1, 30, alone=True),
     "staged": Section("speed", None, 30),
     "pointers": Section("speed", None, 25),
     "nccl": Section("speed", None, 25),
-    "gloo": Section("beside_torch", None, 30),
-    "step": Section("training", 1, 25),
-    "ddp": Section("training", None, 30),
+    "gloo": Section("beside_torch", None, 30, is_test=False),
+    "step": Section("training", 1, 25, is_test=False),
+    "ddp": Section("training", None, 30, is_test=False),
     "correctness": Section("correctness", None, 35),
     "nodes": Section("correctness", 4, 20, environment={"MPIDDP_NODES": "0,0,1,1"}),
     "order": Section("correctness", 2, 20),
