@@ -107,8 +107,7 @@ class Blocks:
         root: int,
         cuts: tuple[Cut, Cut],
     ) -> None:
-        eager = link.find(EagerBuffers)
-        assert eager is not None, "chosen where there are some"
+        eager = link[EagerBuffers]
         self._link, self.eager, self._operation = link, eager, operation
         self._cut_output, self._cut_input = cuts
         everyone, me = range(link.size), link.rank

@@ -27,7 +27,7 @@ from mpiddp.shm.segment import address_of, find, segment
 from mpiddp.typing import Array
 
 from . import native, two_shot
-from .one_shot import Shot, whole
+from .one_shot import Shot, meeting, whole
 from .peer_access import Copies, PeerAccess, Views
 from .ways import ATTACH, MPIS, SCRATCH, Ways
 
@@ -39,12 +39,10 @@ class Direct:
     """The shots of a call with arrays like ``x``."""
 
     def __init__(self, link: Link, call: Call, operation: str, x: Array, op: Any, root: int) -> None:
-        eager = link.find(EagerBuffers)
-        assert eager is not None, "chosen where there are some"
-        self._link, self._call, self._eager = link, call, eager
+        self._link, self._call, self._eager = link, call, link[EagerBuffers]
         self._operation, self._op, self._root = operation, op, root
         self._options = [each for each in (root, op) if each not in (NO_ROOT, None)]
-        self._rounds = eager.rounds((4,), np.dtype(np.int64))
+        self._rounds = self._eager.rounds((4,), np.dtype(np.int64))
         self._ways, self._memory = link.resource(Ways), link.resource(CrossMemory)
         self._scratch = link.resource(Scratch)
         self._kind, self._size_bytes = two_shot.kind_of(call, x), x.nbytes
@@ -54,9 +52,8 @@ class Direct:
         """So long a wait for the others' part is not yet shown to other ranks."""
 
     def shots(self) -> Iterator[Shot]:
-        arrived = self._eager.all_arrived
-        yield Shot(self._rounds, self._show, whole, None, arrived, self._act)
-        yield Shot(self._eager.rounds((0,), np.dtype(np.uint8)), None, whole, None, arrived, None)
+        yield Shot(self._rounds, self._show, whole, None, self._eager.all_arrived, self._act)
+        yield meeting(self._eager)
 
     def apart(self, x: Array, output: Array) -> Array:
         """Return the input, or a copy if the output lies where other ranks read."""

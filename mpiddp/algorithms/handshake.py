@@ -258,8 +258,7 @@ def differing(link: Link, told: bytearray) -> Steps:
 
 
 def _find_difference(link: Link) -> Steps:
-    calls = link.find(Calls)
-    assert calls is not None, "histories are its"
+    calls = link[Calls]  # histories are its
     calls.link.history = 0
     mine = calls.recent()
     told = np.empty((link.size, mine.size), RECORD)

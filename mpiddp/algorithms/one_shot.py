@@ -62,9 +62,7 @@ class OneShot:
         apart: Callable[[Any, Any], Any] | None = None,
         looks: int = LOOKS,
     ) -> None:
-        eager, monitor = link.find(EagerBuffers), link.find(GroupMonitor)
-        assert eager is not None and monitor is not None, "chosen where there are some"
-        self._link, self._eager, self._monitor, self._call = link, eager, monitor, call
+        self._link, self._eager, self._monitor, self._call = link, link[EagerBuffers], link[GroupMonitor], call
         self._record = call.record.pack(0)[8:]  # without the sequence number
         self._output, self._input = places
         self._apart = apart
@@ -223,9 +221,12 @@ def shots(
     link: Link, operation: str, output: Array, x: Array, op: ReduceOp | None = None, root: int = NO_ROOT
 ) -> Iterator[Shot]:
     """Return the shots of a call with arrays like ``output`` and ``x``."""
-    eager = link.find(EagerBuffers)
-    assert eager is not None, "chosen where there are some"
-    return _SHOTS[operation](link, eager, output, x, op, root)
+    return _SHOTS[operation](link, output, x, op, root)
+
+
+def meeting(eager: EagerBuffers) -> Shot:
+    """Return a round without arrays, which is a barrier."""
+    return Shot(eager.rounds((0,), np.dtype(np.uint8)), None, whole, None, eager.all_arrived, None)
 
 
 def apart(x: Array, output: Array) -> Array:
@@ -247,10 +248,9 @@ def _flat(x: Array) -> Array:
     return x.reshape(-1) if x.itemsize <= BUFFER_BYTES else as_bytes(x)
 
 
-def _in_place(
-    link: Link, eager: EagerBuffers, output: Array, x: Array, op: ReduceOp | None, root: int
-) -> Iterator[Shot]:
+def _in_place(link: Link, output: Array, x: Array, op: ReduceOp | None, root: int) -> Iterator[Shot]:
     """Broadcast, all-reduce and reduce: input and result share an array."""
+    eager = link[EagerBuffers]
     cuts: Iterable[Cut] = (whole,)
     if x.size * _shown_in(x.dtype, op).itemsize > BUFFER_BYTES:
         flat = _flat(x)
@@ -277,16 +277,9 @@ def _take_row(root: int, current: Round, out: Array) -> None:
     out[...] = current.rows[root]
 
 
-def _barrier(
-    link: Link, eager: EagerBuffers, output: Array, x: Array, op: ReduceOp | None, root: int
-) -> Iterator[Shot]:
-    yield Shot(eager.rounds(x.shape, x.dtype), None, whole, None, eager.all_arrived, None)
-
-
-def _reduce_scatter(
-    link: Link, eager: EagerBuffers, output: Array, x: Array, op: ReduceOp | None, root: int
-) -> Iterator[Shot]:
+def _reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp | None, root: int) -> Iterator[Shot]:
     assert op is not None
+    eager = link[EagerBuffers]
     reduction, shown_in = _reduction(op, x.dtype), _shown_in(x.dtype, op)
     if x.size * shown_in.itemsize <= BUFFER_BYTES:
         rounds = _own_blocks(link, eager.rounds(x.shape, shown_in), output.shape)
@@ -309,9 +302,8 @@ def _columns(ranks: int, piece: slice, x: Array) -> Array:
     return _flat(x).reshape(ranks, -1)[:, piece]
 
 
-def _all_gather(
-    link: Link, eager: EagerBuffers, output: Array, x: Array, op: ReduceOp | None, root: int
-) -> Iterator[Shot]:
+def _all_gather(link: Link, output: Array, x: Array, op: ReduceOp | None, root: int) -> Iterator[Shot]:
+    eager = link[EagerBuffers]
     if x.nbytes <= BUFFER_BYTES:
         yield Shot(eager.rounds(x.shape, x.dtype), whole, whole, None, eager.all_arrived, _take_table)
         return
@@ -326,8 +318,7 @@ def _take_table(current: Round, out: Array) -> None:
     out.reshape(current.table.shape)[...] = current.table
 
 
-_SHOTS: dict[str, Callable[[Link, EagerBuffers, Array, Array, ReduceOp | None, int], Iterator[Shot]]] = {
-    "barrier": _barrier,
+_SHOTS: dict[str, Callable[[Link, Array, Array, ReduceOp | None, int], Iterator[Shot]]] = {
     "broadcast": _in_place,
     "all_reduce": _in_place,
     "reduce": _in_place,

@@ -208,13 +208,11 @@ def make(
     return _of_module(module, operation, link, call, inner=inner)
 
 
-NOTHING: Array = np.empty(0, np.uint8)
-
-
 def barrier(link: Link, name: str = "barrier") -> Plan:
     call = make_call(link, name)
-    if link.find(EagerBuffers) is not None:
-        shot = OneShot(link, call, one_shot.shots(link, "barrier", NOTHING, NOTHING))
+    eager = link.find(EagerBuffers)
+    if eager is not None:
+        shot = OneShot(link, call, [one_shot.meeting(eager)])
         return Plan(call, shot.steps, shot.run)
     published = link.find(Calls)
     if link.one_node and published is not None and published.ordered and settings.eager():

@@ -193,6 +193,10 @@ class Link(Channel):
             resource = self._resources[make] = make(self._whole)  # type: ignore[index]
         return resource  # type: ignore[no-any-return]
 
+    def __getitem__(self, kind: type[T]) -> T:
+        """Return a resource that the group is known to have."""
+        return self._resources[kind]  # type: ignore[return-value]
+
     def find(self, kind: type[T]) -> T | None:
         return self._resources.get(kind)  # type: ignore[return-value]
 

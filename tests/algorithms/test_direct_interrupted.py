@@ -6,6 +6,7 @@ import gc
 import weakref
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ class Interrupting:
 
 
 def test_arrays_of_a_blocking_call_are_kept() -> None:
-    link: Any = SimpleNamespace(sequence=0, find=lambda kind: Interrupting())
+    link: Any = mock.MagicMock(sequence=0, __getitem__=lambda *_: Interrupting())
     call: Any = SimpleNamespace(record=make_record("all_reduce"))
     shot = one_shot.OneShot(link, call, [one_shot.Shot([], None, one_shot.whole, None, None, None)])
     x = np.ones(3)

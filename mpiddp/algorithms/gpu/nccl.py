@@ -81,8 +81,7 @@ def connected(link: Link) -> bool:
 
 def _begin(link: Link, *arrays: Array) -> tuple[nccl.Communicator, Any]:
     """Return the communicator, and its stream behind the work queued on the arrays."""
-    found = link.find(Connection)
-    assert found is not None, "only connected groups choose these steps"
+    found = link[Connection]  # only connected groups choose these steps
     return found.communicator, found.after(*arrays)
 
 
