@@ -73,7 +73,7 @@ def test_memory_of_a_failed_operation_is_kept(world, group, monkeypatch, where):
     plan = Plan(make_call(group._link, "barrier"), steps)
     for run in (dispatch.perform,) if where == "in Wait" else (dispatch.submit, dispatch.perform):
         with pytest.raises(lazy.MPI.Exception):
-            run(group, plan, (), ()) if run is dispatch.perform else run(group, plan, (), (), True, None).wait()
+            run(group, plan, (), ()) if run is dispatch.perform else run(group, plan, (), ()).wait()
         assert memory.pop()() is not None
 
 
