@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -40,7 +39,7 @@ class Interrupting:
 
 def test_arrays_of_a_blocking_call_are_kept() -> None:
     link: Any = mock.MagicMock(sequence=0, __getitem__=lambda *_: Interrupting())
-    call: Any = SimpleNamespace(record=make_record("all_reduce"))
+    call: Any = mock.Mock(record=make_record("all_reduce"))
     shot = one_shot.OneShot(link, call, [one_shot.Shot([], None, one_shot.whole, None, None, None)])
     x = np.ones(3)
     kept = weakref.ref(x)
@@ -57,7 +56,7 @@ def test_arrays_of_a_blocking_call_are_kept() -> None:
 def test_arrays_of_an_asynchronous_call_are_kept() -> None:
     x = np.ones(3)
     kept = weakref.ref(x)
-    operation: Any = SimpleNamespace()
+    operation: Any = mock.Mock()
     pending = Work(interrupted(x), operation, ())
     with pytest.raises(KeyboardInterrupt):
         pending._advance()
