@@ -96,9 +96,6 @@ class Trainer:
     scheduler: LRScheduler | None = None
 
     def __post_init__(self) -> None:
-        self.train_step = TrainStep(
-            self.model, self.optimizer, self.loss_fn, self.correct_fn, self.accumulate, self.clip_norm
-        )
         self.callbacks: dict[str, list[Callback]] = {event: [] for event in EVENTS}
         self.epoch = self.step = self.skipped = 0
         self.running = new_sums()
@@ -109,6 +106,11 @@ class Trainer:
         self._last_lr = float(self.optimizer.param_groups[0]["lr"])
         # Seconds of the current epoch, of all runs that have trained in it.
         self._epoch_s = self._epoch_exposed_s = 0.0
+
+    @property
+    def train_step(self) -> TrainStep:
+        """A `TrainStep` of what the trainer has now."""
+        return TrainStep(self.model, self.optimizer, self.loss_fn, self.correct_fn, self.accumulate, self.clip_norm)
 
     def fit(self, epochs: int) -> list[EpochMetrics]:
         """Train until ``epochs`` epochs are completed, or `stop` is true; return the metrics of all epochs."""
@@ -123,13 +125,13 @@ class Trainer:
 
         All ranks test rank 0's model: its running statistics are broadcast.
         """
-        tally = new_sums(rows=self.model.virtual_ranks or 1)
+        tally, train_step = new_sums(rows=self.model.virtual_ranks or 1), self.train_step
         broadcast_arrays(list(self.model.module.buffers()), default_group())
         self.model.module.eval()
         with no_grad():
             for batch in _batches(self.test_loader):
                 if batch.samples:
-                    self.train_step.count(self.model.module, batch, tally)
+                    train_step.count(self.model.module, batch, tally)
         self.model.module.train()
         tally.all_reduce().wait()
         return tally
@@ -231,9 +233,9 @@ class Trainer:
         self.train_loader.set_epoch(self.epoch)
         self._emit("epoch_begin")
         began, waited_before_s = time.perf_counter(), self.comm_exposed_s
-        batches = _batches(self.train_loader)
+        train_step, batches = self.train_step, _batches(self.train_loader)
         for batch in batches:
-            self._make_step(batch, batches)
+            self._make_step(train_step, batch, batches)
             now, waited_s = time.perf_counter(), self.comm_exposed_s
             self._epoch_s += now - began
             self._epoch_exposed_s += waited_s - waited_before_s
@@ -271,29 +273,29 @@ class Trainer:
     def _steps_an_epoch(self) -> int:
         return -(-len(self.train_loader) // self.train_step.window())
 
-    def _make_step(self, batch: Batch, following: Iterator[Batch]) -> None:
+    def _make_step(self, train_step: TrainStep, batch: Batch, following: Iterator[Batch]) -> None:
         self._last_lr = float(self.optimizer.param_groups[0]["lr"])
         nn.random.set_step(self.step)
-        outcome = self.train_step.step(batch, following, self.stop)
+        outcome = train_step.step(batch, following, self.stop)
         self._waited_s += outcome.waited_s
         self.stopped = outcome.tally["stop"] > 0
         if outcome.updated:
             self.running.merge(outcome.tally)
             self._skipped_in_a_row = 0
         else:
-            self._skip(outcome)
+            self._skip(train_step, outcome)
         self.step += 1
         if self.scheduler is not None:
             self.scheduler.step()
         if not outcome.updated:
             self._emit("step_skip")
 
-    def _skip(self, outcome: Outcome) -> None:
+    def _skip(self, train_step: TrainStep, outcome: Outcome) -> None:
         """Raise if skips are not wanted or go on for too long."""
         self._skipped_in_a_row += 1
         too_many = self._skipped_in_a_row >= min(MAX_SKIPPED, self._steps_an_epoch())
         if self.on_nan == "stop" or too_many:
-            what, cause = self.train_step.faults(outcome)
+            what, cause = train_step.faults(outcome)
             many = "" if self.on_nan == "stop" else f"{self._skipped_in_a_row} steps in a row were left out: "
             raise FloatingPointError(f"{many}{what} at step {self.step + 1} (epoch {self.epoch + 1}), with {cause}")
         self.skipped += 1
