@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mpiddp.serialization import write_atomically
 from mpiddp.training.options import UsageError
 
 FORMAT = "mpiddp-bench/1"
@@ -102,8 +101,11 @@ def write(path: Path, kind: str, environment: dict[str, Any], series: Sequence[S
     """Write a file whole or not at all; ``more`` are entries of one command."""
     document = {"format": FORMAT, "kind": kind, "environment": environment, **more}
     document["series"] = [dataclasses.asdict(each) for each in series]
+    beside = path.with_name(path.name + ".part")  # `mpiddp.serialization` does it too, but imports NumPy
     try:
-        write_atomically(path, (json.dumps(document, indent=1) + "\n").encode())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps(document, indent=1) + "\n")
+        beside.replace(path)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
