@@ -43,7 +43,7 @@ BUDGET = {
     "mpiddp": 1017,
     "mpiddp/algorithms": 2719,
     "mpiddp/autograd": 935,
-    "mpiddp/bench": 1247,
+    "mpiddp/bench": 1249,
     "mpiddp/data": 1253,
     "mpiddp/device": 521,
     "mpiddp/distributed": 1930,
@@ -56,7 +56,7 @@ BUDGET = {
     "mpiddp/shm": 466,
     "mpiddp/torch": 1499,
     "mpiddp/training": 2398,
-    "tests, all": 26_997,
+    "tests, all": 27_000,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
