@@ -65,7 +65,7 @@ class Members:
     """The group's pending operations."""
     name: str = ""
     description: str = ""
-    """What the program calls the group."""
+    """The program's names for the group."""
 
     def __str__(self) -> str:
         return self._named() + (f" ({_listed(self.outer)} of the world)" if self.outer else "")
@@ -129,7 +129,7 @@ class Operation:
     start: float = 0.0
     end: float = 0.0
     limited: bool = False
-    """Whether whoever waits watches the clock."""
+    """True if the waiter watches the clock."""
 
     def as_limited(self) -> Operation:
         """Return the operation as one whose waiter watches the clock, as the watchdog would end the job."""
