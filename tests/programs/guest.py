@@ -293,12 +293,11 @@ match case:
                 dist.destroy_process_group()
                 part = part.Shrink()
                 dist.init_process_group(comm=part)
-            end = time.monotonic() + 3
-            while time.monotonic() < end:
+            end, left_s = time.monotonic() + 3, np.ones(1)
+            while left_s[0] > 0:
                 rounds(dist, part, groups=False)
-                ends = np.array([end])
-                dist.all_reduce(ends, dist.ReduceOp.MIN)
-                end = float(ends[0])
+                left_s[0] = end - time.monotonic()
+                dist.all_reduce(left_s, dist.ReduceOp.MIN)  # so that all stop after the same round
         print(f"rank {world.rank} is through", flush=True)
         time.sleep(3)  # another rank may still be in the last call, and this one's end is a death to it
         os._exit(0)  # MPI_Finalize would wait for the dead
