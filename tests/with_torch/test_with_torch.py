@@ -96,6 +96,24 @@ def test_the_torch_world_has_gloo_s_losses(package: str, ranks: int, tmp_path: P
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ray_train_is_undisturbed_and_mpiddp_says_that_it_needs_mpirun(
+    ranks: int, tmp_path: Path, installed: list[Path]
+) -> None:
+    pytest.importorskip("ray")
+    script, losses = SCRIPTS / "world_ray.py", {way: tmp_path / way for way in ("torchrun", "gloo", "mpiddp")}
+    one = {"OMP_NUM_THREADS": "1", "ranks": None, "search": installed, "limit_s": 300}
+    ended = {"torchrun": job(*TORCHRUN, ranks, script, losses["torchrun"], **one)}
+    for backend in ("gloo", "mpiddp"):
+        ended[backend] = job(script, losses[backend], ranks, backend, **one)
+    assert ended["torchrun"].rc == ended["gloo"].rc == 0, ended
+    figures = {way: [float(each) for each in losses[way].read_text().split()] for way in ("torchrun", "gloo")}
+    assert figures["torchrun"] == pytest.approx(figures["gloo"], rel=1e-5) and len(figures["gloo"]) == 5, figures
+    assert f"start with `mpirun -np {ranks}" in ended["mpiddp"].stderr, ended
+    assert ended["mpiddp"].rc != 0 and not losses["mpiddp"].exists(), ended
+
+
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py_fft") is None, reason="mpi4py-fft is not installed")
 def test_mpi4py_fft_in_one_program() -> None:
     ended = job(SCRIPTS / "beside_mpi4py_fft.py", ranks=2, limit_s=240)
