@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ class Slots:
         self._posted: deque[int] = deque()
         """The slots that MPI may receive into, in this order."""
         self._requests = [comm.Recv_init([each, MPI.BYTE], MPI.ANY_SOURCE, tag) for each in self.bytes]
+        self._tests = [each.Test for each in self._requests]
         self._status = MPI.Status()
 
     def post(self, count: int) -> None:
@@ -35,28 +37,30 @@ class Slots:
         MPI.Prequest.Startall([self._requests[slot] for slot in slots])
         self._posted += slots
 
-    def arrived(self) -> tuple[list[int], list[int], list[int]]:
-        """Return slots, sources and sizes of samples that have arrived; of one that was too long, `TOO_LONG`."""
-        slots: list[int] = []
+    def arrived(self) -> tuple[list[int], list[int], int]:
+        """Return slots and sources of samples that have arrived, and the size of the last one.
+
+        One of another size than a slot's ends the list; one that was longer has the size `TOO_LONG`.
+        """
+        tests, status, size = self._tests, self._status, self.bytes.shape[1]
         sources: list[int] = []
-        sizes: list[int] = []
-        posted, requests, status, polls = self._posted, self._requests, self._status, 1
+        last = size
         try:
-            while posted and polls:
-                if requests[posted[0]].Test(status):
-                    slots.append(posted.popleft())
-                    sources.append(status.source)
-                    sizes.append(status.count)
-                    polls = _LINGER
-                else:
-                    polls -= 1
+            for slot in self._posted:
+                test = tests[slot]
+                if not (test(status) or (sources and any(map(test, repeat(status, _LINGER))))):
+                    break
+                sources.append(status.source)
+                last = status.count
+                if last != size:
+                    break
         except MPI.Exception as error:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
-            slots.append(posted.popleft())
             sources.append(status.source)
-            sizes.append(TOO_LONG)
-        return slots, sources, sizes
+            last = TOO_LONG
+        take = self._posted.popleft
+        return [take() for _ in sources], sources, last
 
     def close(self) -> None:
         """Receive no more; the samples stay."""
@@ -67,4 +71,4 @@ class Slots:
         self._posted.clear()
         for request in self._requests:
             request.Free()
-        self._requests = []
+        self._requests, self._tests = [], []

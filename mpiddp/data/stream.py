@@ -307,13 +307,13 @@ class Stream:
         return arrived
 
     def _arrive(self, slots: Slots) -> bool:
-        found, sources, sizes = slots.arrived()
+        found, sources, size = slots.arrived()
         if not found:
             return False
-        ranks, size, now, wrong = {*sources}, slots.bytes.shape[1], time.monotonic(), []
-        if sizes.count(size) < len(sizes) or not ranks <= self._live.keys():
-            all_three = zip(found, sources, sizes, strict=True)
-            wrong = [each for each in all_three if each[2] != size or each[1] not in self._live]
+        ranks, full, now, wrong = {*sources}, slots.bytes.shape[1], time.monotonic(), []
+        if size != full or not ranks <= self._live.keys():
+            all_three = zip(found, sources, [full] * (len(found) - 1) + [size], strict=True)
+            wrong = [each for each in all_three if each[2] != full or each[1] not in self._live]
         for rank in ranks & self._live.keys():
             source, count = self._live[rank], sources.count(rank)
             self._counts["received"] += count

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,6 +64,8 @@ def _abi(file: str) -> str:
 
 def installed(*packages: str) -> dict[str, str]:
     """Return the versions of those packages that are installed."""
+    from importlib import metadata  # half as much to import as this whole package
+
     found = {}
     for package in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -99,6 +99,8 @@ def library_path() -> str | None:
 
 def library_key() -> str:
     """Return a name for the MPI library and its choice of transports, under which outcomes of the probe are kept."""
+    import hashlib  # only where devices are used
+
     text = "\n".join([MPI.Get_library_version(), str(library_path()), *settings.transports()])
     name = re.sub(r"[^a-z0-9.]+", "-", library_name().lower()).strip("-")
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

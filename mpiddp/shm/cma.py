@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import secrets
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +21,7 @@ from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
-from .segment import address_of
+from .segment import address_of, random_bits
 
 _IOVEC = struct.Struct("@PN")
 """struct iovec: the first address and the length of a piece of memory."""
@@ -70,7 +69,7 @@ class CrossMemory(Resource):
         if self.asked:
             return not self.fault
         node = self._link.node
-        token = np.array([secrets.randbits(62)])
+        token = np.array([random_bits()])
         mine = np.array([os.getpid(), address_of(token), token[0]])
         told = np.empty((node.size, mine.size), np.int64)
         yield node.later.Iallgather(mine, told)

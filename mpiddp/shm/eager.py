@@ -17,8 +17,6 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import platform
-import secrets
 import struct
 import time
 from collections.abc import Callable
@@ -34,7 +32,7 @@ from mpiddp.mpi.requests import pause
 from mpiddp.typing import Array
 
 from . import cma
-from .segment import address_of
+from .segment import address_of, random_bits
 
 BUFFER_BYTES = 1 << 16
 """The size of a buffer. Longer arrays go in pieces."""
@@ -51,7 +49,7 @@ number of the round once the receiver has read it, or minus that number if it ca
 words."""
 REGION_BYTES = mmap.PAGESIZE + BUFFERS * BUFFER_BYTES
 
-ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
+ORDERED = os.uname().machine.lower() in ("x86_64", "amd64", "i386", "i686")
 """Whether other processors see a thread's stores in the order of the program."""
 
 # The other ranks mostly arrive soon. A wait looks without a pause, then yields the core after each look, then sleeps.
@@ -135,7 +133,7 @@ class EagerBuffers(Resource):
         ]
         self._identity = self.position(BLOCK_WORDS, 0, 0, 0)
         """Where in `words` each rank tells its process, and the address and the value of a token."""
-        self._token = np.array([secrets.randbits(62) | 1])
+        self._token = np.array([random_bits() | 1])
         for index, word in enumerate((os.getpid(), address_of(self._token), int(self._token[0]))):
             self.words[self._identity + 3 * link.rank + index] = word
         self._readable: dict[int, bool] = {}

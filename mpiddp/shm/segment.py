@@ -18,7 +18,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import secrets
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -126,6 +125,11 @@ class _File(NamedTuple):
     """Whether it has to be unlinked."""
 
 
+def random_bits() -> int:
+    """Return 62 random bits. Importing `secrets` takes longer than this package's own shared memory."""
+    return int.from_bytes(os.urandom(8), "little") >> 2
+
+
 def _make_anonymous() -> tuple[int, int]:
     descriptor = os.memfd_create("mpiddp")
     return descriptor, descriptor
@@ -136,7 +140,7 @@ def _anonymous_path(maker_pid: int, key: int) -> Path:
 
 
 def _make_named() -> tuple[int, int]:
-    key = secrets.randbits(62)
+    key = random_bits()
     return os.open(_named_path(0, key), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), key
 
 
@@ -175,7 +179,7 @@ def allocate(node: Channel, everybody: Channel, region_bytes: int) -> Steps:
                 descriptor, key = kind.make()
                 os.ftruncate(descriptor, node.size * region_bytes)
                 stat = os.fstat(descriptor)
-                told[:] = 1 + secrets.randbits(62), os.getpid(), key, stat.st_dev, stat.st_ino
+                told[:] = 1 + random_bits(), os.getpid(), key, stat.st_dev, stat.st_ino
             except (OSError, AttributeError) as error:  # without memfd_create
                 fault = getattr(error, "errno", errno.ENOSYS)
         yield node.later.Ibcast(told, 0)
