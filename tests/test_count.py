@@ -44,19 +44,19 @@ BUDGET = {
     "mpiddp/algorithms": 2719,
     "mpiddp/autograd": 935,
     "mpiddp/bench": 1249,
-    "mpiddp/data": 1254,
+    "mpiddp/data": 1290,
     "mpiddp/device": 521,
     "mpiddp/distributed": 1930,
     "mpiddp/examples": 614,
     "mpiddp/faults": 2421,
-    "mpiddp/mpi": 2156,
+    "mpiddp/mpi": 2159,
     "mpiddp/nn": 1123,
     "mpiddp/optim": 438,
     "mpiddp/parallel": 1870,
     "mpiddp/shm": 464,
     "mpiddp/torch": 1499,
     "mpiddp/training": 2398,
-    "tests, all": 27_065,
+    "tests, all": 27_105,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -1,14 +1,20 @@
-"""Memory for samples, and their reception: each slot has a request, which is made once and started for each sample."""
+"""Memory for samples, and their reception: each slot has a request, which is made once and started for each sample.
+
+Open MPI writes all of a message that comes by rendezvous into a receive that is too short, before it tells the error
+(4.1.8 and 5.0.11). Therefore there is memory behind the last slot, and `Slots.overrun` tells that samples may be wrong.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from itertools import repeat
+import contextlib
+from itertools import islice, repeat
 from typing import Any
 
 import numpy as np
 
 from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi.library import facts
+from mpiddp.mpi.world import library_name
 
 TOO_LONG = -1
 """The size of a sample that was longer than a slot."""
@@ -16,24 +22,39 @@ TOO_LONG = -1
 
 _LINGER = 30
 """Polls in vain after a sample before it is handed on. Calls for each sample would take longer than short samples."""
+_BEHIND_BYTES = 1 << 24
+"""Never touched but by a message that is too long, so that it takes addresses and no memory."""
 
 
 class Slots:
     """``count`` slots for samples of ``dtype``, which come from any rank of ``comm`` with ``tag``."""
 
+    overrun = False
+    """Whether a message that was too long may have been written over samples, or over other memory."""
+
     def __init__(self, comm: Any, tag: int, dtype: np.dtype[Any], count: int) -> None:
-        self.bytes = np.empty((count, dtype.itemsize), np.uint8)
+        size = dtype.itemsize
+        self._overruns = facts(library_name()).overruns_receives
+        memory = np.empty(count * size + _BEHIND_BYTES * self._overruns, np.uint8)
+        self.bytes = memory[: count * size].reshape(count, size)
         self.samples = self.bytes.view(dtype)[:, 0]
         self.free = list(range(count))[::-1]
-        self._posted: deque[int] = deque()
+        self._posted: list[int] = []
         """The slots that MPI may receive into, in this order."""
-        self._requests = [comm.Recv_init([each, MPI.BYTE], MPI.ANY_SOURCE, tag) for each in self.bytes]
+        self._sources: list[int] = []
+        """Of the first ones of them, which have been received: a signal's handler may raise before they are told."""
+        self._comm, self._tag = comm, tag
+        self._requests = list(map(self._request, range(count)))
         self._tests = [each.Test for each in self._requests]
         self._status = MPI.Status()
 
+    def _request(self, slot: int) -> MPI.Prequest:
+        return self._comm.Recv_init([self.bytes[slot], MPI.BYTE], MPI.ANY_SOURCE, self._tag)  # type: ignore[no-any-return]
+
     def post(self, count: int) -> None:
         """Let ``count`` more samples come."""
-        slots = [self.free.pop() for _ in range(count)]
+        slots = self.free[-count:]
+        del self.free[-count:]
         MPI.Prequest.Startall([self._requests[slot] for slot in slots])
         self._posted += slots
 
@@ -42,33 +63,46 @@ class Slots:
 
         One of another size than a slot's ends the list; one that was longer has the size `TOO_LONG`.
         """
-        tests, status, size = self._tests, self._status, self.bytes.shape[1]
-        sources: list[int] = []
+        tests, status, size, sources = self._tests, self._status, self.bytes.shape[1], self._sources
+        source_of, bytes_of = status.Get_source, status.Get_count
         last = size
         try:
-            for slot in self._posted:
+            for slot in islice(self._posted, len(sources), None):
                 test = tests[slot]
                 if not (test(status) or (sources and any(map(test, repeat(status, _LINGER))))):
                     break
-                sources.append(status.source)
-                last = status.count
+                sources.append(source_of())
+                last = bytes_of()
                 if last != size:
                     break
         except MPI.Exception as error:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
-            sources.append(status.source)
+            self._renew(self._posted[len(sources)])
+            self.overrun = self._overruns
+            sources.append(source_of())
             last = TOO_LONG
-        take = self._posted.popleft
-        return [take() for _ in sources], sources, last
+        count, self._sources = len(sources), []
+        slots = self._posted[:count]
+        del self._posted[:count]
+        return slots, sources, last
+
+    def _renew(self, slot: int) -> None:
+        """Make the request of a slot anew. Open MPI 4 frees one that has ended with an error."""
+        with contextlib.suppress(MPI.Exception):
+            self._requests[slot].Free()
+        self._requests[slot] = request = self._request(slot)
+        self._tests[slot] = request.Test
 
     def close(self) -> None:
         """Receive no more; the samples stay."""
-        for slot in self._posted:
-            self._requests[slot].Cancel()
-            self._requests[slot].Wait()
+        for slot in self._posted[len(self._sources) :]:
+            with contextlib.suppress(MPI.Exception):  # what has come from a rank that is no source may be too long
+                self._requests[slot].Cancel()
+                self._requests[slot].Wait()
         self.free += self._posted
         self._posted.clear()
         for request in self._requests:
-            request.Free()
-        self._requests, self._tests = [], []
+            with contextlib.suppress(MPI.Exception):  # Open MPI 4 has freed those with an error
+                request.Free()
+        self._requests, self._tests, self._sources = [], [], []

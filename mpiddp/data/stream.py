@@ -205,6 +205,7 @@ class Stream:
 
     def __next__(self) -> Any:
         policy = self._policy
+        self._expect_whole()
         self._progress()
         self._look()
         if self._live and not self._ready():
@@ -251,6 +252,7 @@ class Stream:
         Samples that sources have sent and this rank has not received are not in it, nor is the state of the sources:
         after a restart they go on wherever they start.
         """
+        self._expect_whole()
         dtype = np.dtype([]) if self.dtype is None else self.dtype
         samples = self._slots.bytes[self._policy.slots] if self._slots else np.empty((0, 0), np.uint8)
         return {"fields": text_of(dtype), "samples": samples, "counts": dict(self._counts), **self._policy.state_dict()}
@@ -314,6 +316,7 @@ class Stream:
         if size != full or not ranks <= self._live.keys():
             all_three = zip(found, sources, [full] * (len(found) - 1) + [size], strict=True)
             wrong = [each for each in all_three if each[2] != full or each[1] not in self._live]
+        strange = sum(each not in self._live for each in sources) if wrong else 0
         for rank in ranks & self._live.keys():
             source, count = self._live[rank], sources.count(rank)
             self._counts["received"] += count
@@ -324,11 +327,15 @@ class Stream:
             self._end_if_complete(rank)  # before anything can raise: its end may have come first
         if self._closing:
             slots.free += found
+        else:
+            for slot, *_ in wrong:
+                found.remove(slot)
+                slots.free.append(slot)
+            self._policy.add(found)
+        if strange and self._live:
+            slots.post(strange)  # they have taken the place of a source's
+        if self._closing:
             return True
-        for slot, *_ in wrong:
-            found.remove(slot)
-            slots.free.append(slot)
-        self._policy.add(found)
         self._settle()
         if wrong:
             self._refuse(*wrong[0][1:])
@@ -343,6 +350,14 @@ class Stream:
             f"('{text_of(self.dtype)}') from {ranges(self.sources)}; let every source send all fields, to the "
             "ranks that it got credits from"
         )
+
+    def _expect_whole(self) -> None:
+        """Raise MismatchError if the samples held may have been written over."""
+        if self._slots is not None and self._slots.overrun:
+            raise MismatchError(
+                "Stream cannot go on: it got too long a sample, which this MPI library may have written over others. "
+                f"Let every source send {self._slots.bytes.shape[1]} bytes, and begin again, from an earlier state"
+            )
 
     def _settle(self) -> None:
         """Let drawn samples leave if there are too many, and confirm samples if there is room for others."""

@@ -12,11 +12,15 @@ class Library(NamedTuple):
     """It has ULFM: ranks may go on when one fails."""
     queues_device_collectives: bool = True
     """Where it takes device pointers, its non-blocking collectives do, too."""
+    overruns_receives: bool = False
+    """A message that is too long for its receive may be written to the memory behind it, and only then be an error."""
     vouches_for_its_transport: bool = True
     """If it says that it takes device pointers, all that may carry its messages does."""
 
 
-_OPEN_MPI = Library(survives_deaths=True, queues_device_collectives=False, vouches_for_its_transport=False)
+_OPEN_MPI = Library(
+    survives_deaths=True, queues_device_collectives=False, overruns_receives=True, vouches_for_its_transport=False
+)
 
 
 def facts(name: str) -> Library:

@@ -6,13 +6,12 @@ import time
 
 import numpy as np
 import pytest
+from harness.launcher import is_open_mpi
 
 from mpiddp.data.slots import TOO_LONG, Slots
 from mpiddp.mpi import lazy
 
 pytestmark = pytest.mark.mpi
-
-DTYPE = np.dtype([("x", "f4", 3), ("step", "i8")])
 
 
 def arrived(slots: Slots, count: int) -> tuple[list[int], list[int], list[int]]:
@@ -21,7 +20,7 @@ def arrived(slots: Slots, count: int) -> tuple[list[int], list[int], list[int]]:
     deadline = time.monotonic() + 10
     while len(found[0]) < count and time.monotonic() < deadline:
         new, sources, last = slots.arrived()
-        sizes = [DTYPE.itemsize] * len(new)
+        sizes = [slots.bytes.shape[1]] * len(new)
         sizes[-1:] = [last] * bool(new)
         for all_, each in zip(found, (new, sources, sizes), strict=True):
             all_ += each
@@ -29,22 +28,34 @@ def arrived(slots: Slots, count: int) -> tuple[list[int], list[int], list[int]]:
 
 
 @pytest.mark.ranks(2, 3)
-def test_samples_come_in_their_order_and_say_how_long_they_are() -> None:
-    comm = lazy.MPI.COMM_WORLD
-    samples = np.zeros(2, DTYPE)
-    samples["x"], samples["step"] = [[1, 2, 3], [4, 5, 6]], [8, 9]
+@pytest.mark.parametrize("length", [3, 1250])
+def test_samples_come_in_their_order_and_say_how_long_they_are(length: int) -> None:
+    comm, dtype = lazy.MPI.COMM_WORLD, np.dtype([("x", "f4", length), ("step", "i8")])
+    size, good = dtype.itemsize, np.zeros(3, dtype)
+    good["x"], good["step"] = [[1], [4], [7]], [8, 9, 10]
+    wrong = [np.full(n, 5, np.uint8) for n in (4, size + 1, size + 100_000, 0)]
     if comm.rank:
         comm.Barrier()
-        for each in (samples[:1], samples[1:], np.zeros(4, np.uint8), np.zeros(DTYPE.itemsize + 1, np.uint8)):
+        for each in (good[:1], good[1:2], *wrong, good[2:]):
             if comm.rank == 1:
                 comm.Send([each, lazy.MPI.BYTE], 0, 7)
+        comm.Barrier()
         return
-    slots = Slots(comm, 7, DTYPE, 5)
-    slots.post(4)
-    assert slots.arrived()[:2] == ([], []) and len(slots.free) == 1
+    slots = Slots(comm, 7, dtype, 12)
+    slots.bytes[...] = 77
+    slots.post(6)
+    assert slots.arrived()[:2] == ([], []) and len(slots.free) == 6
     comm.Barrier()
-    at, sources, sizes = arrived(slots, 4)
-    assert sources == [1] * 4 and sizes == [DTYPE.itemsize, DTYPE.itemsize, 4, TOO_LONG]
-    assert len(set(at)) == 4 and slots.samples[at[:2]].tobytes() == samples.tobytes()
+    at, sources, sizes = arrived(slots, 6)
+    assert sources == [1] * 6 and sizes[:3] == [size, size, 4] and sizes[5] == 0
+    assert sizes[3] in (TOO_LONG, size + 1) and sizes[4] in (TOO_LONG, size + 100_000)
+    assert len(set(at)) == 6 and slots.overrun == is_open_mpi()
+    if not slots.overrun:
+        assert slots.samples[at[:2]].tobytes() == good[:2].tobytes() and (slots.bytes[slots.free] == 77).all()
+    slots.free += at[2:]
+    slots.post(5)  # also into the slots of wrong ones
+    at, *told = arrived(slots, 1)
+    assert told == [[1], [size]] and slots.samples[at].tobytes() == good[2:].tobytes()
+    comm.Barrier()
     slots.close()
     assert slots.arrived()[:2] == ([], [])

@@ -11,6 +11,7 @@ from harness.launcher import ULFM, is_open_mpi, job
             "one_source_two_trainers",
             "two_sources_uneven",
             "stranger",
+            "strange_sample",
             "slow_trainer",
             "trainer_stops",
             "next_stream",
