@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 from harness.launcher import ULFM, is_open_mpi, job
+
+SEED = int(os.environ.get("MPIDDP_TEST_SEED", time.time_ns() % 2**32))
 
 
 @pytest.mark.parametrize(
@@ -38,6 +43,13 @@ def test_streams_of_plain_mpi4py(scenarios):
             done
         )
         assert "source 0, silent" not in warned, done
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_hostile_streams(ranks):
+    done = job("hostile_streams", SEED, 100, ranks=ranks, limit_s=240)
+    assert done.rc == 0 and "100 right" in done.stdout, (SEED, done)
 
 
 @pytest.mark.skipif(not is_open_mpi(), reason="only Open MPI's mpirun lets ranks live on")
