@@ -56,7 +56,7 @@ BUDGET = {
     "mpiddp/shm": 464,
     "mpiddp/torch": 1499,
     "mpiddp/training": 2398,
-    "tests, all": 27_195,
+    "tests, all": 27_201,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -145,7 +145,8 @@ class Runner:
                     report = _from_data(self._config, data)
                     self._reports.setdefault(report.nodeid, []).append(report)
                 case {"finished": origin}:
-                    self._running = None
+                    if self._running == origin:  # else another rank has begun the next one
+                        self._running = None
                     if origin == item.origin:
                         return self._reports.pop(origin)
                 case {"renew": _}:

@@ -194,8 +194,7 @@ class Ranks:
 
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        if self.rank == 0:
-            self.tell(started=item.nodeid)
+        self.tell(started=item.nodeid)  # every rank: a test may end the job before rank 0 has begun it
         self._watchdog.expect(item.nodeid, LIMIT_S)
         reports = runtestprotocol(item, log=False, nextitem=nextitem)
         to_data = self.config.hook.pytest_report_to_serializable
