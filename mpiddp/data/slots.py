@@ -27,14 +27,18 @@ _BEHIND_BYTES = 1 << 24
 
 
 class Slots:
-    """``count`` slots for samples of ``dtype``, which come from any rank of ``comm`` with ``tag``."""
+    """``count`` slots for samples of ``dtype``, which come from any rank of ``comm`` with ``tag``.
+
+    MPI may receive into ``window`` of them at a time.
+    """
 
     overrun = False
     """Whether a message that was too long may have been written over samples, or over other memory."""
 
-    def __init__(self, comm: Any, tag: int, dtype: np.dtype[Any], count: int) -> None:
+    def __init__(self, comm: Any, tag: int, dtype: np.dtype[Any], count: int, window: int) -> None:
         size = dtype.itemsize
-        self._overruns = facts(library_name()).overruns_receives
+        library = facts(library_name())
+        self._overruns, self._one_by_one = library.overruns_receives, library.starts_fast_one_by_one
         memory = np.empty(count * size + _BEHIND_BYTES * self._overruns, np.uint8)
         self.bytes = memory[: count * size].reshape(count, size)
         self.samples = self.bytes.view(dtype)[:, 0]
@@ -43,31 +47,38 @@ class Slots:
         """The slots that MPI may receive into, in this order."""
         self._sources: list[int] = []
         """Of the first ones of them, which have been received: a signal's handler may raise before they are told."""
-        self._comm, self._tag = comm, tag
+        self._comm, self._tag, self._window = comm, tag, window
         self._requests = list(map(self._request, range(count)))
         self._tests = [each.Test for each in self._requests]
+        self._starts = [each.Start for each in self._requests]
         self._status = MPI.Status()
 
     def _request(self, slot: int) -> MPI.Prequest:
         return self._comm.Recv_init([self.bytes[slot], MPI.BYTE], MPI.ANY_SOURCE, self._tag)  # type: ignore[no-any-return]
 
-    def post(self, count: int) -> None:
-        """Let ``count`` more samples come."""
-        slots = self.free[-count:]
-        del self.free[-count:]
-        MPI.Prequest.Startall([self._requests[slot] for slot in slots])
-        self._posted += slots
+    def post(self) -> None:
+        """Let samples come into free slots."""
+        count = min(len(self.free), self._window - len(self._posted))
+        if count > 0:
+            slots, start = self.free[-count:], MPI.Prequest.Startall
+            requests = [self._requests[slot] for slot in slots]
+            # No call before the start: a signal's handler, which may raise, runs after calls.
+            del self.free[-count:]
+            self._posted += slots
+            start(requests)
 
     def arrived(self) -> tuple[list[int], list[int], int]:
         """Return slots and sources of samples that have arrived, and the size of the last one.
 
         One of another size than a slot's ends the list; one that was longer has the size `TOO_LONG`.
         """
-        tests, status, size, sources = self._tests, self._status, self.bytes.shape[1], self._sources
+        tests, starts, posted = self._tests, self._starts, self._posted
+        status, size, sources = self._status, self.bytes.shape[1], self._sources
+        free = self.free if self._one_by_one else []
         source_of, bytes_of = status.Get_source, status.Get_count
         last = size
         try:
-            for slot in islice(self._posted, len(sources), None):
+            for slot in islice(posted, len(sources), len(sources) + self._window):
                 test = tests[slot]
                 if not (test(status) or (sources and any(map(test, repeat(status, _LINGER))))):
                     break
@@ -75,16 +86,21 @@ class Slots:
                 last = bytes_of()
                 if last != size:
                     break
+                if free:  # as in `post`
+                    slot = free[-1]
+                    del free[-1]
+                    posted += (slot,)
+                    starts[slot]()
         except MPI.Exception as error:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
-            self._renew(self._posted[len(sources)])
+            self._renew(posted[len(sources)])
             self.overrun = self._overruns
             sources.append(source_of())
             last = TOO_LONG
         count, self._sources = len(sources), []
-        slots = self._posted[:count]
-        del self._posted[:count]
+        slots = posted[:count]
+        del posted[:count]
         return slots, sources, last
 
     def _renew(self, slot: int) -> None:
@@ -92,7 +108,7 @@ class Slots:
         with contextlib.suppress(MPI.Exception):
             self._requests[slot].Free()
         self._requests[slot] = request = self._request(slot)
-        self._tests[slot] = request.Test
+        self._tests[slot], self._starts[slot] = request.Test, request.Start
 
     def close(self) -> None:
         """Receive no more; the samples stay."""
@@ -105,4 +121,4 @@ class Slots:
         for request in self._requests:
             with contextlib.suppress(MPI.Exception):  # Open MPI 4 has freed those with an error
                 request.Free()
-        self._requests, self._tests, self._sources = [], [], []
+        self._requests, self._tests, self._starts, self._sources = [], [], [], []

@@ -134,7 +134,7 @@ class Stream:
         capacity: int = 1000,
         policy: Literal["reservoir", "fifo"] = "reservoir",
         min_fill: int = 1,
-        window: int = 64,
+        window: int = 128,
         full: Literal["wait", "drop"] = "wait",
         drop_last: bool = False,
         seed: int = 0,
@@ -289,8 +289,9 @@ class Stream:
         self.dtype, self._names = dtype, dtype.names
         self._batch = namedtuple("Batch", self._names, rename=True)  # type: ignore[misc]
         window = self._window * len(self.sources)
-        self._slots = Slots(self.comm, self._tag + 2, dtype, self.capacity + 2 * window)  # with those that are loaded
-        self._slots.post(window)
+        count = self.capacity + 2 * window  # with those that are loaded
+        self._slots = Slots(self.comm, self._tag + 2, dtype, count, window)
+        self._slots.post()
         return self._slots
 
     def _tell(self, source: int, credits: int, trainers: int = 0, mode: int | None = None) -> None:
@@ -316,7 +317,6 @@ class Stream:
         if size != full or not ranks <= self._live.keys():
             all_three = zip(found, sources, [full] * (len(found) - 1) + [size], strict=True)
             wrong = [each for each in all_three if each[2] != full or each[1] not in self._live]
-        strange = sum(each not in self._live for each in sources) if wrong else 0
         for rank in ranks & self._live.keys():
             source, count = self._live[rank], sources.count(rank)
             self._counts["received"] += count
@@ -332,8 +332,8 @@ class Stream:
                 found.remove(slot)
                 slots.free.append(slot)
             self._policy.add(found)
-        if strange and self._live:
-            slots.post(strange)  # they have taken the place of a source's
+        if wrong and self._live:
+            slots.post()  # a stranger's has taken the place of a source's
         if self._closing:
             return True
         self._settle()
@@ -368,10 +368,11 @@ class Stream:
             self._counts["left"] += 1
         if len(policy.slots) > self.capacity:
             return
+        if self._live:
+            slots.post()
         for rank, source in self._live.items():
             if not source.owed or source.sent is not None:
                 continue
-            slots.post(source.owed)
             if not source.credits:
                 source.heard = time.monotonic()  # it could not send
             source.credits += source.owed

@@ -14,12 +14,18 @@ class Library(NamedTuple):
     """Where it takes device pointers, its non-blocking collectives do, too."""
     overruns_receives: bool = False
     """A message that is too long for its receive may be written to the memory behind it, and only then be an error."""
+    starts_fast_one_by_one: bool = False
+    """Short messages come faster if a persistent receive is started after each, rather than several together."""
     vouches_for_its_transport: bool = True
     """If it says that it takes device pointers, all that may carry its messages does."""
 
 
 _OPEN_MPI = Library(
-    survives_deaths=True, queues_device_collectives=False, overruns_receives=True, vouches_for_its_transport=False
+    survives_deaths=True,
+    queues_device_collectives=False,
+    overruns_receives=True,
+    starts_fast_one_by_one=True,
+    vouches_for_its_transport=False,
 )
 
 

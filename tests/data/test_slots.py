@@ -31,6 +31,8 @@ def arrived(slots: Slots, count: int) -> tuple[list[int], list[int], list[int]]:
 @pytest.mark.parametrize("length", [3, 1250])
 def test_samples_come_in_their_order_and_say_how_long_they_are(length: int) -> None:
     comm, dtype = lazy.MPI.COMM_WORLD, np.dtype([("x", "f4", length), ("step", "i8")])
+    if comm.size == 1:
+        pytest.skip("there is no rank that sends")
     size, good = dtype.itemsize, np.zeros(3, dtype)
     good["x"], good["step"] = [[1], [4], [7]], [8, 9, 10]
     wrong = [np.full(n, 5, np.uint8) for n in (4, size + 1, size + 100_000, 0)]
@@ -41,9 +43,9 @@ def test_samples_come_in_their_order_and_say_how_long_they_are(length: int) -> N
                 comm.Send([each, lazy.MPI.BYTE], 0, 7)
         comm.Barrier()
         return
-    slots = Slots(comm, 7, dtype, 12)
+    slots = Slots(comm, 7, dtype, 12, 6)
     slots.bytes[...] = 77
-    slots.post(6)
+    slots.post()
     assert slots.arrived()[:2] == ([], []) and len(slots.free) == 6
     comm.Barrier()
     at, sources, sizes = arrived(slots, 6)
@@ -53,7 +55,7 @@ def test_samples_come_in_their_order_and_say_how_long_they_are(length: int) -> N
     if not slots.overrun:
         assert slots.samples[at[:2]].tobytes() == good[:2].tobytes() and (slots.bytes[slots.free] == 77).all()
     slots.free += at[2:]
-    slots.post(5)  # also into the slots of wrong ones
+    slots.post()  # also into the slots of wrong ones
     at, *told = arrived(slots, 1)
     assert told == [[1], [size]] and slots.samples[at].tobytes() == good[2:].tobytes()
     comm.Barrier()

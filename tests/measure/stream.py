@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.measure.stream", description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
     parser.add_argument("--rounds", type=int, default=7, help="of each size (7)")
-    parser.add_argument("--window", type=int, default=64, help="unconfirmed samples (64)")
+    parser.add_argument("--window", type=int, default=128, help="unconfirmed samples (128)")
     options = parser.parse_args()
     launcher = mpiexec()
     if launcher is None:
