@@ -18,7 +18,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_message
 from mpiddp.mpi.requests import All
-from mpiddp.shm.eager import ADDRESS, BUFFER_BYTES, BUFFERS, SIZE, TAKEN, EagerBuffers, Round
+from mpiddp.shm.eager import ADDRESS, BUFFERS, SIZE, TAKEN, EagerBuffers, Round
 from mpiddp.shm.segment import address_of
 from mpiddp.typing import Array
 
@@ -113,7 +113,7 @@ class Blocks:
         everyone, me = range(link.size), link.rank
         one_for_all = operation in ("gather", "all_gather")
         slots = 1 if one_for_all else link.size
-        self._slot_bytes = BUFFER_BYTES // slots // _ALIGNED * _ALIGNED
+        self._slot_bytes = eager.buffer_bytes // slots // _ALIGNED * _ALIGNED
         receivers = everyone if root == NO_ROOT or operation == "scatter" else [root]
         to = [receivers] if one_for_all else [[rank] for rank in everyone]
         senders = [root] if operation == "scatter" else everyone
@@ -158,6 +158,8 @@ class Blocks:
 
     def apart(self, given: Any, output: Any) -> Any:
         """Return the input, or a copy if it shares memory with the output and a message would see what is written."""
+        if isinstance(given, np.ndarray) and isinstance(output, np.ndarray) and not np.may_share_memory(given, output):
+            return given
         sent = list(self._cut_input(given))
         if len(sent) > 1:
             del sent[self._link.rank]  # is copied first

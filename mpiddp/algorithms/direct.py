@@ -21,7 +21,7 @@ from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.operation import Call
 from mpiddp.mpi.requests import Awaited, Driven, Failed, Steps
 from mpiddp.shm.cma import CrossMemory
-from mpiddp.shm.eager import BUFFERS, LOOKS, EagerBuffers, Round
+from mpiddp.shm.eager import BUFFERS, EagerBuffers, Round
 from mpiddp.shm.scratch import Scratch
 from mpiddp.shm.segment import address_of, find, segment
 from mpiddp.typing import Array
@@ -30,9 +30,6 @@ from . import native, two_shot
 from .one_shot import Shot, meeting, whole
 from .peer_access import Copies, PeerAccess, Views
 from .ways import ATTACH, MPIS, SCRATCH, Ways
-
-_BYTES_PER_LOOK = 1 << 9
-_MOST_LOOKS = 1 << 12
 
 
 class Direct:
@@ -48,8 +45,6 @@ class Direct:
         self._kind, self._size_bytes = two_shot.kind_of(call, x), x.nbytes
         self._has_factor = op is not None and op.factor is not None
         self._x: Array | None = None
-        self.looks = min(LOOKS + x.nbytes // _BYTES_PER_LOOK, _MOST_LOOKS)
-        """So long a wait for the others' part is not yet shown to other ranks."""
 
     def shots(self) -> Iterator[Shot]:
         yield Shot(self._rounds, self._show, whole, None, self._eager.all_arrived, self._act)

@@ -26,12 +26,15 @@ from mpiddp.mpi.recorder import append, program_files
 from mpiddp.mpi.reduction import ReduceOp, is_half
 from mpiddp.mpi.requests import READY, Awaited, Steps
 from mpiddp.mpi.work import Ended, Work, abandon
-from mpiddp.shm.eager import BUFFER_BYTES, LOOKS, EagerBuffers, Round
+from mpiddp.shm.eager import LOOKS, EagerBuffers, Round
 from mpiddp.typing import Array
 
 from .local_reduce import accumulated_in, finish, premultiply, reduce_rows
 
 Cut = Callable[[Array], Array]
+_ELEMENT_BYTES = 1 << 16
+_BYTES_PER_LOOK = 1 << 9
+_MOST_LOOKS = 1 << 12
 _abandoned: list[tuple[Sequence[Any], Awaited | None]] = []
 """Arguments and rests of calls that have failed here, to which MPI and other ranks may still write."""
 
@@ -60,14 +63,16 @@ class OneShot:
         shots: Iterable[Shot],
         places: tuple[int, int] = (0, 0),
         apart: Callable[[Any, Any], Any] | None = None,
-        looks: int = LOOKS,
+        size_bytes: int = 0,
     ) -> None:
         self._link, self._eager, self._monitor, self._call = link, link[EagerBuffers], link[GroupMonitor], call
         self._record = call.record.pack(0)[8:]  # without the sequence number
         self._output, self._input = places
         self._apart = apart
         """Returns the input, or a copy if it shares memory with the output."""
-        self._shots, self._looks = list(shots), looks
+        self._shots = list(shots)
+        self._looks = min(LOOKS + size_bytes // _BYTES_PER_LOOK, _MOST_LOOKS)
+        """So long a wait for the others' part of an array of ``size_bytes`` is not yet shown to other ranks."""
         self._caller: CodeType | None = None
 
     def run(self, args: Sequence[Any], outputs: Sequence[Array] | None = None) -> Work | None:
@@ -237,24 +242,24 @@ def whole(x: Array) -> Array:
     return x
 
 
-def _pieces(count: int, itemsize: int) -> Iterator[slice]:
+def _pieces(count: int, itemsize: int, buffer_bytes: int) -> Iterator[slice]:
     """Return slices that fit into a buffer: at least one."""
-    step = BUFFER_BYTES // itemsize
+    step = buffer_bytes // itemsize
     return (slice(start, min(start + step, count)) for start in range(0, max(count, 1), step))
 
 
 def _flat(x: Array) -> Array:
-    """Flatten; as bytes if one element exceeds a buffer."""
-    return x.reshape(-1) if x.itemsize <= BUFFER_BYTES else as_bytes(x)
+    """Flatten; as bytes if one element might exceed a buffer."""
+    return x.reshape(-1) if x.itemsize <= _ELEMENT_BYTES else as_bytes(x)
 
 
 def _in_place(link: Link, output: Array, x: Array, op: ReduceOp | None, root: int) -> Iterator[Shot]:
     """Broadcast, all-reduce and reduce: input and result share an array."""
     eager = link[EagerBuffers]
     cuts: Iterable[Cut] = (whole,)
-    if x.size * _shown_in(x.dtype, op).itemsize > BUFFER_BYTES:
+    if x.size * _shown_in(x.dtype, op).itemsize > eager.buffer_bytes:
         flat = _flat(x)
-        pieces = _pieces(flat.size, _shown_in(flat.dtype, op).itemsize)
+        pieces = _pieces(flat.size, _shown_in(flat.dtype, op).itemsize, eager.buffer_bytes)
         cuts = (functools.partial(_piece, piece) for piece in pieces)
     for cut in cuts:
         part = cut(x)
@@ -281,11 +286,11 @@ def _reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp | None, ro
     assert op is not None
     eager = link[EagerBuffers]
     reduction, shown_in = _reduction(op, x.dtype), _shown_in(x.dtype, op)
-    if x.size * shown_in.itemsize <= BUFFER_BYTES:
+    if x.size * shown_in.itemsize <= eager.buffer_bytes:
         rounds = _own_blocks(link, eager.rounds(x.shape, shown_in), output.shape)
         yield Shot(rounds, whole, whole, _factor(op), eager.all_arrived, reduction)
         return
-    for piece in _pieces(output.size, shown_in.itemsize * link.size):
+    for piece in _pieces(output.size, shown_in.itemsize * link.size, eager.buffer_bytes):
         length = piece.stop - piece.start
         rounds = _own_blocks(link, eager.rounds((link.size, length), shown_in), (length,))
         shown = functools.partial(_columns, link.size, piece)
@@ -304,11 +309,11 @@ def _columns(ranks: int, piece: slice, x: Array) -> Array:
 
 def _all_gather(link: Link, output: Array, x: Array, op: ReduceOp | None, root: int) -> Iterator[Shot]:
     eager = link[EagerBuffers]
-    if x.nbytes <= BUFFER_BYTES:
+    if x.nbytes <= eager.buffer_bytes:
         yield Shot(eager.rounds(x.shape, x.dtype), whole, whole, None, eager.all_arrived, _take_table)
         return
     flat = _flat(x)
-    for piece in _pieces(flat.size, flat.itemsize):
+    for piece in _pieces(flat.size, flat.itemsize, eager.buffer_bytes):
         rounds = eager.rounds((piece.stop - piece.start,), flat.dtype)
         result = functools.partial(_columns, link.size, piece)
         yield Shot(rounds, functools.partial(_piece, piece), result, None, eager.all_arrived, _take_table)

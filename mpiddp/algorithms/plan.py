@@ -28,7 +28,7 @@ from mpiddp.mpi.operation import Call, label
 from mpiddp.mpi.reduction import ReduceOp, check
 from mpiddp.mpi.requests import Steps
 from mpiddp.mpi.work import Work
-from mpiddp.shm.eager import BUFFER_BYTES, EagerBuffers, SpinWait
+from mpiddp.shm.eager import EagerBuffers, SpinWait
 from mpiddp.typing import Array
 
 from . import exact_sum, exchange, fallback, handshake, hierarchical, native, one_shot, ring, short, tree, two_shot
@@ -72,11 +72,14 @@ ONE_NODE: dict[str, Rows] = {
     "all_gather": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
     "broadcast": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
 }
-TWO_RANKS: dict[str, Rows] = {
-    "all_reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-    "broadcast": ((256 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+FEW_RANKS: dict[str, Rows] = {
+    "all_reduce": ((1024 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "reduce": ((1024 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "reduce_scatter": ((1024 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "all_gather": ((2048 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "broadcast": ((1024 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
 }
-"""Rows for two ranks, in place of those in `ONE_NODE`."""
+"""Rows for up to four ranks with eager buffers, in place of those in `ONE_NODE`."""
 _SHORT = (handshake.SLOT_BYTES, "short")
 SEVERAL_NODES: dict[str, Rows] = {
     "all_reduce": (_SHORT, (256 * _KIB, "native"), (ANY_SIZE, "hierarchical")),
@@ -194,13 +197,13 @@ def make(
         chosen = "exchange"
     if chosen == "one_shot":
         shots = one_shot.shots(link, operation, output, x, op, root)
-        overlaps = places[0] != places[1] and 2 * x.nbytes > BUFFER_BYTES
-        shot = OneShot(link, call, shots, places, one_shot.apart if overlaps else None)
+        overlaps = places[0] != places[1] and 2 * x.nbytes > link[EagerBuffers].buffer_bytes
+        shot = OneShot(link, call, shots, places, one_shot.apart if overlaps else None, x.nbytes)
         return Plan(call, shot.steps, shot.run)
     if chosen == "two_shot" and link.find(EagerBuffers) is not None:
         direct = Direct(link, call, operation, x, op, root)
         apart = direct.apart if places[0] != places[1] else None
-        shot = OneShot(link, call, direct.shots(), places, apart, direct.looks)
+        shot = OneShot(link, call, direct.shots(), places, apart, x.nbytes)
         return Plan(call, shot.steps, shot.run)
     if chosen == "short" and not inner:
         return _comparing(call, getattr(short, operation))
@@ -324,7 +327,8 @@ def _through_blocks(
         cut_output, cut_input = (_cut(each, uneven) for each in counts)
         outputs, inputs = cut_output(outputs[0]), cut_input(inputs[0])
     blocks = Blocks(link, name, outputs, inputs, root, (cut_output, cut_input))
-    shot = OneShot(link, call, [blocks.shot()], (0, 1), blocks.apart if blocks.sends_long else None)
+    longest = max(x.nbytes for x in (*outputs, *inputs))
+    shot = OneShot(link, call, [blocks.shot()], (0, 1), blocks.apart if blocks.sends_long else None, longest)
     return Plan(call, shot.steps, shot.run)
 
 
@@ -372,7 +376,7 @@ def rows(operation: str, link: Link, algorithm: str | None = None) -> Rows:
     if link.size == 1:
         return ((ANY_SIZE, "native"),)
     if chosen is None or chosen in device_table.ALGORITHMS:
-        one_node = ONE_NODE | TWO_RANKS if link.size == 2 else ONE_NODE
+        one_node = FEW_RANKS if link.size <= 4 and link.find(EagerBuffers) is not None else ONE_NODE
         table = one_node if link.one_node else SEVERAL_NODES | (ONE_ORDER if settings.deterministic() else {})
         return tuple((limit, _available(name, link)) for limit, name in table[operation])
     if chosen in _IN_MEMORY and not link.one_node:

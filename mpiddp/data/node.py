@@ -104,7 +104,9 @@ def shared_on_node(load: Callable[[], Sequence[Array]], group: GroupLike = None)
     total = sum(each.nbytes for each in outlines)
     memory, reason = np.empty(0, np.uint8), ""
     if any(each.nbytes for said in told if said for each in said):
-        memory, reason = perform(found, plain(link, _allocate, make_call(link, "shared_on_node")), (total,))
+        memory, reason = perform(
+            found, plain(link, _allocate, make_call(link, "shared_on_node")), (total + segment.SKEW_BYTES,)
+        )
     if reason and link.rank == 0:
         warn(
             f"no shared memory for a data set of {total:,} bytes ({reason}): every rank keeps a copy of its own; free "
@@ -181,7 +183,7 @@ def _allocate(link: Link, nbytes: int) -> Steps:
 
 
 def _placed(outlines: Sequence[_Outline], memory: Array) -> list[Array]:
-    arrays, start = [], 0
+    arrays, start = [], segment.SKEW_BYTES
     for each in outlines:
         arrays.append(each.place(memory, start))
         start += each.nbytes

@@ -73,7 +73,7 @@ def symmetric_empty(
             " arrays every collective takes as they are"
         )
     nbytes = math.prod(extents) * kind.itemsize
-    if nbytes > sys.maxsize // group.size() - segment.ALIGNMENT_BYTES:
+    if nbytes > sys.maxsize // group.size() - 2 * segment.ALIGNMENT_BYTES:
         raise ValueError(f"symmetric_empty({extents}, {kind}) wants {nbytes:,} bytes a rank, more than there can be")
     call = make_call(group._link, "symmetric_empty", dtype=np.dtype(np.uint8), count=nbytes, self_comparing=True)
     memory, fault = perform(group, Plan(call, _allocate), (nbytes,))
@@ -94,9 +94,10 @@ def _allocate(link: Link, call: Call, nbytes: int) -> Steps:
     if not link.shares_memory:
         return None, ""
     page, node = segment.ALIGNMENT_BYTES, link.node
-    region_bytes = max(-(-nbytes // page), 1) * page
+    region_bytes = -(-(segment.SKEW_BYTES + nbytes) // page) * page
     allocation: segment.Allocation = yield from segment.allocate(node, link, region_bytes)
     if allocation.memory is None:
         return None, allocation.fault
     segment.register(allocation, node.ranks, node.rank)
-    return np.frombuffer(allocation.memory, np.uint8, nbytes, node.rank * region_bytes), ""
+    start = node.rank * region_bytes + segment.SKEW_BYTES
+    return np.frombuffer(allocation.memory, np.uint8, nbytes, start), ""

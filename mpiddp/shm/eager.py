@@ -32,10 +32,10 @@ from mpiddp.mpi.requests import pause
 from mpiddp.typing import Array
 
 from . import cma
-from .segment import address_of, random_bits
+from .segment import SKEW_BYTES, address_of, random_bits
 
-BUFFER_BYTES = 1 << 16
-"""The size of a buffer. Longer arrays go in pieces."""
+_ROUND_BYTES = 1 << 20
+"""What the ranks' buffers of one round have together. Pieces of arrays should stay in the processors' caches."""
 MAX_RANKS = 8
 """Larger groups have no eager buffers, because each rank would have to read too many arrays."""
 BUFFERS = 4
@@ -47,7 +47,6 @@ SIZE, ADDRESS, TAKEN, BLOCK_WORDS = range(4)
 """The words that ranks tell each other about a block: its bytes; where it lies if it may be read there, else 0; the
 number of the round once the receiver has read it, or minus that number if it cannot. The last is the number of these
 words."""
-REGION_BYTES = mmap.PAGESIZE + BUFFERS * BUFFER_BYTES
 
 ORDERED = os.uname().machine.lower() in ("x86_64", "amd64", "i386", "i686")
 """Whether other processors see a thread's stores in the order of the program."""
@@ -63,7 +62,12 @@ _CHECK_S = 1e-3
 def region_bytes(link: Link) -> int:
     """Return how much memory each rank of the group needs; 0 if it gets no eager buffers."""
     usable = link.one_node and 1 < link.size <= MAX_RANKS and ORDERED and settings.eager()
-    return REGION_BYTES if usable else 0
+    return mmap.PAGESIZE + BUFFERS * buffer_bytes(link.size) if usable else 0
+
+
+def buffer_bytes(ranks: int) -> int:
+    """Return the size of each buffer in a group of so many ranks."""
+    return _ROUND_BYTES // ranks // mmap.PAGESIZE * mmap.PAGESIZE
 
 
 class Round(NamedTuple):
@@ -121,6 +125,8 @@ class EagerBuffers(Resource):
     def __init__(self, link: Link, memory: mmap.mmap, start: int) -> None:
         self._memory, self._start = memory, start
         self._rank, self._size = link.rank, link.size
+        self.buffer_bytes = buffer_bytes(link.size)
+        """Longer arrays go in pieces."""
         self._comm = link.later
         self.number = self._complete = 0
         """The last round that this rank has begun, and the last one in which all ranks are known to have arrived."""
@@ -167,10 +173,10 @@ class EagerBuffers(Resource):
 
     def rounds(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[Round]:
         """Return the four rounds as seen by calls with arrays of this shape and dtype."""
-        strides = (BUFFER_BYTES, *np.empty(shape, dtype).strides)
+        strides = (self.buffer_bytes, *np.empty(shape, dtype).strides)
         rounds = []
         for number in range(BUFFERS):
-            start = self._start + self._size * (mmap.PAGESIZE + number * BUFFER_BYTES)
+            start = self._start + self._size * (mmap.PAGESIZE + number * self.buffer_bytes) - SKEW_BYTES
             table: Array = np.ndarray((self._size, *shape), dtype, self._memory, start, strides)
             records = self._records_of(number)
             own = records.start + self._rank * _RECORD.size

@@ -44,7 +44,8 @@ class Scratch(Resource):
         """Allocate the memory on first use; return True if there is some. All ranks of the group call this together."""
         if not self.ready and not self.fault:
             node = self._link.node
-            made: segment.Allocation = yield from segment.allocate(node, self._link, self._BUFFERS * self.buffer_bytes)
+            region_bytes = self._BUFFERS * self.buffer_bytes + segment.ALIGNMENT_BYTES
+            made: segment.Allocation = yield from segment.allocate(node, self._link, region_bytes)
             self.fault = made.fault
             if made.memory is not None:
                 self._regions = list(np.frombuffer(made.memory, np.uint8).reshape(node.size, -1))
@@ -56,7 +57,7 @@ class Scratch(Resource):
         index = self._round % self._BUFFERS
         buffers = self._views.get((index, count, dtype))
         if buffers is None:
-            start = index * self.buffer_bytes
+            start = segment.SKEW_BYTES + index * self.buffer_bytes
             buffers = [region[start : start + count * dtype.itemsize].view(dtype) for region in self._regions]
             if len(self._views) >= self._MAX_VIEWS:
                 self._views.clear()

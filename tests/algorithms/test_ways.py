@@ -90,7 +90,8 @@ def test_calls_agree_on_a_way_and_then_take_it(world: Any, monkeypatch: pytest.M
     if world.size == 1 or link.resource(CrossMemory).fault:
         pytest.skip("there is no choice")
     begins_in_turn = link.find(EagerBuffers) is not None
-    dist.all_reduce(np.zeros(1 << 18, np.float32))  # asks for the ways' memory
+    count = 300_007
+    dist.all_reduce(np.zeros(count, np.float32))  # asks for the ways' memory
     link.resource(ways.Ways)._chosen.clear()
     link.resource(ways.Ways)._took.clear()
     reads = []
@@ -98,7 +99,7 @@ def test_calls_agree_on_a_way_and_then_take_it(world: Any, monkeypatch: pytest.M
     monkeypatch.setattr(CrossMemory, "read", lambda *args: reads.append(1) or read(*args))
     by_attach = []
     for call in range(2 * ways.TRIES + 3):
-        x = np.full(1 << 18, 1.0 + world.rank, np.float32)
+        x = np.full(count, 1.0 + world.rank, np.float32)
         del reads[:]
         # Ranks that wait and one that does not are in one call.
         work = dist.all_reduce(x, async_op=async_op and world.rank == call % world.size)

@@ -22,7 +22,7 @@ from mpiddp.training.config import UsageError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2)]
 
-SIZES = (1, 4 * 1021, 300_000)
+SIZES = (1, 4 * 1021, 2_300_000)
 
 
 @pytest.fixture

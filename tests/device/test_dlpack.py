@@ -112,7 +112,7 @@ def test_the_memory_is_the_callers(name: str) -> None:
 
 
 def test_numpy_memory_under_torch_is_symmetric_still(world: Any) -> None:
-    shared = dist.symmetric_empty(200_000, np.float32)
+    shared = dist.symmetric_empty(300_000, np.float32)
     assert shared is not None
     x = torch.from_dlpack(shared)
     x[:] = world.rank + 1

@@ -8,7 +8,7 @@ import mpiddp as dist
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
 
-SHAPES = [(3,), (), (2, 5), (0,), (70_001,)]
+SHAPES = [(3,), (), (2, 5), (0,), (280_001,)]
 DTYPES = [np.float32, np.float64, np.int64, np.float16]
 
 

@@ -88,13 +88,15 @@ def test_every_rank_sees_every_region(world: Any) -> None:
 def test_views_are_found_and_others_are_not(world: Any) -> None:
     x, other = dist.symmetric_empty(64), dist.symmetric_empty(64)
     first = find(x)
-    assert first.offset == 0 and first != NOWHERE
-    assert find(x[5:]) == first._replace(offset=20)
-    assert find(x.reshape(8, 8)[2:][1:]) == first._replace(offset=96)
-    assert find(x.view(np.uint8)[3:].view(np.int8)) == first._replace(offset=3)
-    assert find(np.frombuffer(memoryview(x[1:]), np.float32)) == first._replace(offset=4)
+    assert first.offset == segment.SKEW_BYTES and first != NOWHERE
+    assert find(x[5:]) == first._replace(offset=first.offset + 20)
+    assert find(x.reshape(8, 8)[2:][1:]) == first._replace(offset=first.offset + 96)
+    assert find(x.view(np.uint8)[3:].view(np.int8)) == first._replace(offset=first.offset + 3)
+    assert find(np.frombuffer(memoryview(x[1:]), np.float32)) == first._replace(offset=first.offset + 4)
     assert find(other).segment != first.segment
-    assert find(np.from_dlpack(x[2:])) == first._replace(offset=8), "a view that does not name its mapping"
+    assert find(np.from_dlpack(x[2:])) == first._replace(offset=first.offset + 8), (
+        "a view that does not name its mapping"
+    )
     assert find(np.from_dlpack(np.empty(64))) == NOWHERE
     for ordinary in (np.empty(64), np.empty(64)[3:], x.copy(), np.frombuffer(bytearray(64), np.uint8), np.empty(0)[:0]):
         assert find(ordinary) == NOWHERE
@@ -144,29 +146,29 @@ def test_memory_of_a_wait_that_the_watchdog_has_seen_is_gone_with_it(world: Any,
 
 @pytest.mark.parametrize("offset_of_rank", [lambda rank: 0, lambda rank: 16 * rank, lambda rank: 3 * rank])
 def test_all_reduce_of_views_at_any_offset(world: Any, offset_of_rank: Any) -> None:
-    pool = dist.symmetric_empty(200_000)
+    pool = dist.symmetric_empty(350_000)
     pool[...] = -1
     start = offset_of_rank(world.rank)
-    x = pool[start : start + 150_001]
+    x = pool[start : start + 300_001]
     x[...] = world.rank
     dist.all_reduce(x)
     assert (x == sum(range(world.size))).all()
-    assert (pool[:start] == -1).all() and (pool[start + 150_001 :] == -1).all()
+    assert (pool[:start] == -1).all() and (pool[start + 300_001 :] == -1).all()
 
 
 def test_arrays_of_different_segments_and_of_none_give_the_right_sum(world: Any) -> None:
-    first, second = dist.symmetric_empty(100_000), dist.symmetric_empty(100_000)
+    first, second = dist.symmetric_empty(300_000), dist.symmetric_empty(300_000)
     x = (first, second)[world.rank % 2]
     if world.rank == 2:  # which frees its own; the others do not notice
         del first, second
-        x = np.empty(100_000, np.float32)
+        x = np.empty(300_000, np.float32)
     x[...] = 1 + world.rank
     dist.all_reduce(x)
     assert (x == sum(range(1, world.size + 1))).all()
 
 
 def test_an_array_of_all_ranks_serves_a_group_of_some(world: Any) -> None:
-    x = dist.symmetric_empty(100_000)
+    x = dist.symmetric_empty(300_000)
     x[...] = world.rank
     odd = [rank for rank in range(world.size) if rank % 2]
     some = dist.new_group(odd or [0])
@@ -292,14 +294,14 @@ def test_ordinary_arrays_where_the_scratch_cannot_be_made(
 ) -> None:
     monkeypatch.setattr(segment, "_populate", refuse)
     for dtype in ("float32", "float16"):
-        x = np.full(200_000, 1, dtype)
+        x = np.full(600_000, 1, dtype)
         submitted = [dist.all_reduce(x, group=group, async_op=True) for _ in range(2)]
         finish(submitted)
         assert (x == world.size**2).all()
         call = make_call(group._link, "broadcast", (x,), count=x.size, root=0)
         requests.drive(two_shot.broadcast(group._link, call, x, 0))
-    output = np.empty((world.size, 100_000), np.float32)
-    dist.all_gather_single(output, np.full(100_000, world.rank, np.float32), group=group)
+    output = np.empty((world.size, 600_000), np.float32)
+    dist.all_gather_single(output, np.full(600_000, world.rank, np.float32), group=group)
     assert (output == np.arange(world.size)[:, None]).all()
 
 

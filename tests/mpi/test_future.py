@@ -172,7 +172,7 @@ def test_error_in_a_callback_does_not_lose_the_others(made, error):
         called.append("first")
         raise error
 
-    work = dist.all_reduce(np.ones(1 << 16), async_op=True) if made == "by an operation" else None
+    work = dist.all_reduce(np.ones(1 << 18), async_op=True) if made == "by an operation" else None
     future = dist.Future() if work is None else work.get_future()
     future.add_done_callback(fail)
     future.add_done_callback(lambda future: called.append("second"))

@@ -53,11 +53,11 @@ def ends(submitted):
 
 
 X = np.ones((2, 3), np.float32)
-LONG = np.ones(100_000)
+LONG = np.ones(150_000)
 # Call, and its text; those of the other operations are in the tests of `faults.calls`.
 CALLS = {
     "all_reduce": (lambda g, n: dist.all_reduce(X.copy(), group=g), "all_reduce #1 of 6 float32 elements with SUM"),
-    "long": (lambda g, n: dist.all_reduce(LONG.copy(), group=g), "all_reduce #1 of 100000 float64 elements with SUM"),
+    "long": (lambda g, n: dist.all_reduce(LONG.copy(), group=g), "all_reduce #1 of 150000 float64 elements with SUM"),
     "asynchronous": (
         lambda g, n: ends(dist.all_reduce(X.copy(), group=g, async_op=True)),
         "all_reduce #1 of 6 float32 elements with SUM",

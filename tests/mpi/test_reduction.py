@@ -37,14 +37,14 @@ def test_infinity_of_a_complex_array_stays_one(world, op, dtype):
 def test_factor_of_half_types_gives_the_same_bits_in_arrays_of_any_length(world, dtype):
     # Each rank's own numbers, the same in a short array and all over a long one.
     row = np.random.default_rng(world.rank).standard_normal(64).astype(dtype)
-    short, long = row.copy(), np.tile(row, 1 << 13)
+    short, long = row.copy(), np.tile(row, 10_000)
     op = Op.PREMUL_SUM(1 / 3)
     dist.all_reduce(short, op)
     dist.all_reduce(long, op)
     assert (long.reshape(-1, 64).view(np.uint16) == short.view(np.uint16)).all()
 
 
-@pytest.mark.parametrize("count", [4, 100_000, 1_000_000])
+@pytest.mark.parametrize("count", [4, 150_000, 1_000_000])
 def test_factor_of_zero_has_its_own_sign(world, count):
     for factor in (0.0, -0.0, 0.0):
         dist.all_reduce(x := np.ones(count), Op.PREMUL_SUM(factor))

@@ -116,7 +116,7 @@ def test_large_and_tiny_parameters_and_empty_ones(world: World) -> None:
     class Many(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.big = nn.Parameter(np.ones((300, 200), np.float32))
+            self.big = nn.Parameter(np.ones((300, 1000), np.float32))
             for index in range(300):
                 self.register_parameter(f"p{index}", nn.Parameter(np.ones(index % 3, np.float32)))
 

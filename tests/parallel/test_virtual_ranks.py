@@ -112,10 +112,10 @@ def test_parts_of_a_micro_batch_are_added_under_no_sync(world):
 def test_long_buckets_and_subnormal_gradients(world, dtype):
     """Weights of 1 / 4 round a subnormal gradient, on whichever rank it is multiplied."""
     rng = np.random.default_rng(1)
-    gradients = rng.standard_normal((4, 70_000)).astype(dtype)
+    gradients = rng.standard_normal((4, 300_000)).astype(dtype)
     gradients[:, ::7] *= np.finfo(dtype).smallest_subnormal * 9
     module = nn.Module()
-    module.weight = nn.Parameter(np.zeros(70_000, dtype))
+    module.weight = nn.Parameter(np.zeros(300_000, dtype))
     model = dist.DistributedDataParallel(module, virtual_ranks=4)
     module.forward = lambda x: module.weight * x
     for virtual_rank in model.own_virtual_ranks:

@@ -15,7 +15,7 @@ x = dist.symmetric_empty(1 << 20)
 x[...] = 1
 dist.all_reduce(x)
 assert (x == dist.get_world_size()).all()
-dist.all_reduce(np.ones(1 << 18, np.float32))
+dist.all_reduce(np.ones(1 << 19, np.float32))
 dist.barrier()
 if dist.get_rank() == dist.get_world_size() - 1:
     os.write(1, b"going\n")

@@ -35,4 +35,4 @@ if sys.argv[1] == "missing" and rank == 1:
 if sys.argv[1] == "error" and rank == 1:
     raise KeyError("mine")
 dist.all_reduce(x)
-dist.all_reduce(np.ones(100_000))
+dist.all_reduce(np.ones(150_000))

@@ -44,12 +44,12 @@ CALLS = {
 def wait(case):
     match case:
         case "symmetric all_reduce":
-            x = dist.symmetric_empty(1 << 18)
+            x = dist.symmetric_empty(1 << 19)
             x[:] = 1
             dies()
             dist.all_reduce(x)
         case "asynchronous":
-            works = [dist.all_reduce(np.ones(n), async_op=True) for n in (3, 1 << 16)]
+            works = [dist.all_reduce(np.ones(n), async_op=True) for n in (3, 150_000)]
             dies()
             for work in works:
                 work.wait()
@@ -92,7 +92,7 @@ def check():
         x = np.full(n, 1.0 + dist.get_rank())
         dist.all_reduce(x)
         assert (x == ranks * (ranks + 1) / 2).all(), x
-    x = dist.symmetric_empty(1 << 16)
+    x = dist.symmetric_empty(1 << 19)
     x[:] = 1
     work = dist.all_reduce(x, async_op=True)
     y = np.zeros(1)
@@ -120,8 +120,8 @@ def go_on(case):
 
 
 def keep_symmetric_arrays():
-    x, kept = dist.symmetric_empty(1 << 16), dist.symmetric_empty(1 << 16)
-    y = np.empty(1 << 16, np.float32)
+    x, kept = dist.symmetric_empty(1 << 19), dist.symmetric_empty(1 << 19)
+    y = np.empty(1 << 19, np.float32)
     x[...] = kept[...] = 10.0**me
     dist.all_reduce(x)
     assert (x == sum(10.0**rank for rank in range(size))).all()
@@ -133,7 +133,7 @@ def keep_symmetric_arrays():
         dist.all_reduce(y)
     except dist.RankFailedError as error:
         dist.shrink_group(error.ranks)
-    new = dist.symmetric_empty(1 << 16)
+    new = dist.symmetric_empty(1 << 19)
     expected = sum(10.0**rank for rank in others)
     for what, array in {"old": x, "part": x[5:], "ordinary": y, "new": new}.items():
         for algorithm in (None, "two_shot", "hierarchical"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import mmap
 import time
 from pathlib import Path
@@ -20,11 +21,14 @@ from mpiddp.faults.calls import make_record
 from mpiddp.mpi import operation
 from mpiddp.shm import eager
 from mpiddp.shm.eager import EagerBuffers
+from mpiddp.shm.segment import address_of
 
 pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
-FULL = eager.BUFFER_BYTES // 8
-"""Numbers of float64 that fill a buffer."""
+
+def full(world):
+    """Return how many numbers of float64 fill a buffer."""
+    return eager.buffer_bytes(world.size) // 8
 
 
 @pytest.fixture
@@ -76,8 +80,9 @@ def test_roots_that_run_ahead_overwrite_nothing_unread(world, group):
         assert (x == expected).all()
 
 
-@pytest.mark.parametrize("count", [FULL - 1, FULL, FULL + 1, 5 * FULL - 77])
-def test_at_the_length_of_a_buffer(world, group, count):
+@pytest.mark.parametrize(("buffers", "more"), [(1, -1), (1, 0), (1, 1), (5, -77)])
+def test_at_the_length_of_a_buffer(world, group, buffers, more):
+    count = buffers * full(world) + more
     for name in ("all_reduce", "broadcast", "all_gather_single", "reduce_scatter_single"):
         check(world, name, np.dtype(float), (count,), {"group": group, "algorithm": "one_shot"})
 
@@ -86,7 +91,7 @@ def test_a_wait_for_each_piece_is_one_wait(world, group):
     for _ in range(20):
         if world.rank == 0:
             time.sleep(1e-3)
-        dist.all_reduce(np.ones(3 * FULL), group=group, algorithm="one_shot")
+        dist.all_reduce(np.ones(3 * full(world)), group=group, algorithm="one_shot")
         assert not operation.waiting and not group._link.busy
 
 
@@ -165,11 +170,12 @@ def test_who_is_ahead_finds_out_about_an_old_round(world, group):
     dist.barrier()
 
 
-@pytest.mark.parametrize("counts", [(FULL * 3 // 2, FULL * 5 // 2), (2 * FULL, FULL * 5 // 2)])
-def test_pieces_of_different_arrays_do_not_meet(world, group, counts):
+@pytest.mark.parametrize("halves", [(3, 5), (4, 5)])
+def test_pieces_of_different_arrays_do_not_meet(world, group, halves):
     """Not even if the first ones are of one length, and one rank would be done with all of its own."""
     with pytest.raises(dist.MismatchError, match=r"(?s)all_reduce.* #1 of \d.*all_reduce.* #1 of \d"):
-        dist.all_reduce(np.ones(counts[world.rank == 0]), group=group, algorithm="one_shot")
+        count = halves[world.rank == 0] * full(world) // 2
+        dist.all_reduce(np.ones(count), group=group, algorithm="one_shot")
     dist.barrier()
 
 
@@ -182,7 +188,7 @@ def test_nothing_against_something(world, group):
 
 
 def test_a_call_after_an_interrupted_one_is_not_taken_for_its_rest(world, group, monkeypatch):
-    x = np.ones(2 * FULL)
+    x = np.ones(2 * full(world))
     if world.rank == 0:
 
         def interrupt(happened, looks=0):
@@ -218,7 +224,7 @@ class Interrupting:
 @pytest.mark.parametrize("stores", [0, 1])
 def test_a_record_that_is_half_written_is_no_mismatch(stores):
     """A rank that is ahead stops between the stores of its next record, in the place of an old round's."""
-    memory = mmap.mmap(-1, 2 * eager.REGION_BYTES)
+    memory = mmap.mmap(-1, 2 * eager.region_bytes(SimpleNamespace(one_node=True, size=2)))
     ranks = [EagerBuffers(SimpleNamespace(rank=rank, size=2, later=None), memory, 0) for rank in range(2)]
     rounds = [each.rounds((), np.dtype("u1")) for each in ranks]
     barrier, broadcast = make_record("barrier"), make_record("broadcast", root=1)
@@ -233,6 +239,19 @@ def test_a_record_that_is_half_written_is_no_mismatch(stores):
     compared = ranks[0].calls()
     assert [each[0][:2] for each in compared] == [(0, 4), (0, 3), (0, 2), (0, 1)]
     assert all(call[1:] == each[0][1:] for each in compared for call in each)
+
+
+@pytest.mark.parametrize("ranks", range(2, eager.MAX_RANKS + 1))
+def test_buffers_lie_apart_and_inside(ranks):
+    link = SimpleNamespace(rank=ranks - 1, size=ranks, one_node=True, later=None)
+    memory = mmap.mmap(-1, ranks * eager.region_bytes(link))
+    made = EagerBuffers(link, memory, 0)
+    first = 8 * (made.position(eager.BLOCK_WORDS, 0, 0, 0) + 3 * ranks)  # behind the ranks' records and words
+    starts = [address_of(row) for each in made.rounds((made.buffer_bytes,), np.dtype("u1")) for row in each.rows]
+    begin = address_of(np.frombuffer(memory, "u1"))
+    assert starts == sorted(starts) and starts[0] >= begin + first
+    assert all(b - a == made.buffer_bytes for a, b in itertools.pairwise(starts))
+    assert starts[-1] + made.buffer_bytes <= begin + len(memory)
 
 
 def test_an_asynchronous_call_shows_its_array_at_once(world, group):
