@@ -80,6 +80,8 @@ FEW_RANKS: dict[str, Rows] = {
     "broadcast": ((1024 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
 }
 """Rows for up to four ranks with eager buffers, in place of those in `ONE_NODE`."""
+TWO_RANKS: dict[str, Rows] = {"all_gather": ((1024 * _KIB, "one_shot"), (ANY_SIZE, "two_shot"))}
+"""A row for two of them, in place of that in `FEW_RANKS`."""
 _SHORT = (handshake.SLOT_BYTES, "short")
 SEVERAL_NODES: dict[str, Rows] = {
     "all_reduce": (_SHORT, (256 * _KIB, "native"), (ANY_SIZE, "hierarchical")),
@@ -376,7 +378,9 @@ def rows(operation: str, link: Link, algorithm: str | None = None) -> Rows:
     if link.size == 1:
         return ((ANY_SIZE, "native"),)
     if chosen is None or chosen in device_table.ALGORITHMS:
-        one_node = FEW_RANKS if link.size <= 4 and link.find(EagerBuffers) is not None else ONE_NODE
+        one_node = ONE_NODE
+        if link.size <= 4 and link.find(EagerBuffers) is not None:
+            one_node = FEW_RANKS | TWO_RANKS if link.size == 2 else FEW_RANKS
         table = one_node if link.one_node else SEVERAL_NODES | (ONE_ORDER if settings.deterministic() else {})
         return tuple((limit, _available(name, link)) for limit, name in table[operation])
     if chosen in _IN_MEMORY and not link.one_node:

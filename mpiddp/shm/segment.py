@@ -31,11 +31,16 @@ from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
 ALIGNMENT_BYTES = mmap.PAGESIZE
-SKEW_BYTES = 256
-"""Arrays in shared memory begin so far from a page's beginning, because NumPy's long arrays lie 16 bytes behind one.
+SKEW_BYTES = mmap.PAGESIZE // 2
+"""Arrays in shared memory begin in the middle of a page, because most others begin at the beginning of one.
 
-A processor that copies by a string instruction, as AMD's with glibc 2.36, takes up to 14 times as long to an address
-whose place in its page is 1 to 31 bytes behind that of the source.
+AMD's processors since Zen 3, with the C library of that time, take up to 14 times as long for a copy to an address
+whose place in its page is a little behind the source's, as that of NumPy's long arrays is, 16 bytes from the beginning
+[1]_.
+
+References
+----------
+.. [1] REP MOVSB performance suffers from page aliasing, bug 30994 of glibc, https://sourceware.org/bugzilla.
 """
 FILES = Path("/dev/shm")
 _POPULATE = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Linux 5.14

@@ -29,7 +29,12 @@ def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plan.forget()
 
 
-TABLES = {"one node": plan.ONE_NODE, "several nodes": plan.SEVERAL_NODES, "few ranks": plan.FEW_RANKS}
+TABLES = {
+    "one node": plan.ONE_NODE,
+    "several nodes": plan.SEVERAL_NODES,
+    "few ranks": plan.FEW_RANKS,
+    "two": plan.TWO_RANKS,
+}
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
