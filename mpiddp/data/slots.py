@@ -47,6 +47,8 @@ class Slots:
         """The slots that MPI may receive into, in this order."""
         self._sources: list[int] = []
         """Of the first ones of them, which have been received: a signal's handler may raise before they are told."""
+        self._last = size
+        """The last one's size."""
         self._comm, self._tag, self._window = comm, tag, window
         self._requests = list(map(self._request, range(count)))
         self._tests = [each.Test for each in self._requests]
@@ -76,14 +78,16 @@ class Slots:
         status, size, sources = self._status, self.bytes.shape[1], self._sources
         free = self.free if self._one_by_one else []
         source_of, bytes_of = status.Get_source, status.Get_count
-        last = size
+        most = self._window if self._last == size else 0
         try:
-            for slot in islice(posted, len(sources), len(sources) + self._window):
+            for slot in islice(posted, len(sources), len(sources) + most):
                 test = tests[slot]
                 if not (test(status) or (sources and any(map(test, repeat(status, _LINGER))))):
                     break
-                sources.append(source_of())
                 last = bytes_of()
+                if last != size:
+                    self._last = last
+                sources.append(source_of())
                 if last != size:
                     break
                 if free:  # as in `post`
@@ -97,8 +101,17 @@ class Slots:
             self._renew(posted[len(sources)])
             self.overrun = self._overruns
             sources.append(source_of())
-            last = TOO_LONG
-        count, self._sources = len(sources), []
+            self._last = TOO_LONG
+        except BaseException:  # a signal's handler has raised
+            again = MPI.Status()
+            if len(sources) < len(posted) and tests[posted[len(sources)]](again):
+                # It has arrived right now, or the test before has ended its request.
+                told = again if again.Get_source() >= 0 else status
+                self._last = told.Get_count()
+                sources.append(told.Get_source())
+            raise
+        last, count = self._last, len(sources)
+        self._last, self._sources = size, []
         slots = posted[:count]
         del posted[:count]
         return slots, sources, last

@@ -232,12 +232,15 @@ class EagerBuffers(Resource):
         return it_arrived
 
     def spin(self, happened: Callable[[], bool], looks: int = LOOKS) -> bool:
-        """Look some times; return False if ``happened()`` is still false."""
-        for _ in range(looks):
+        """Look some times, for about a millisecond at most; return False if ``happened()`` is still false."""
+        began_s = time.monotonic()
+        for look in range(1, looks + 1):
             if self._oversubscribed:
                 os.sched_yield()
             if happened():
                 return True
+            if look % LOOKS == 0 and time.monotonic() - began_s > _CHECK_S:  # a yield may take a time slice
+                break
         return False
 
     def spin_wait(self, happened: Callable[[], bool]) -> SpinWait:
