@@ -4,15 +4,17 @@ In the first round the ranks tell each other where their arrays lie. If these ar
 cross-memory attach, every rank then does its part of `two_shot` at once, and the second round is the barrier after it.
 The other `ways` are steps: of `two_shot` through the scratch, and of MPI. A call of `two_shot` by attach takes longer,
 because it makes anew what a plan has prepared here.
+
+Ordinary arrays that are not too long go by `one_shot`, and the first round has their first piece already. A symmetric
+array is not copied there, so that the round is made again if only some are.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from time import thread_time
 from typing import Any
-
-import numpy as np
 
 from mpiddp.errors import DistError
 from mpiddp.faults.calls import NO_ROOT
@@ -27,19 +29,30 @@ from mpiddp.shm.segment import address_of, find, segment
 from mpiddp.typing import Array
 
 from . import native, two_shot
-from .one_shot import Shot, meeting, whole
+from .one_shot import ENOUGH, OneShot, Shot, apart, meeting, whole
 from .peer_access import Copies, PeerAccess, Views
 from .ways import ATTACH, MPIS, SCRATCH, Ways
+
+_WORD, _NUMBER = struct.Struct("q"), struct.Struct("d")
 
 
 class Direct:
     """The shots of a call with arrays like ``x``."""
 
-    def __init__(self, link: Link, call: Call, operation: str, x: Array, op: Any, root: int) -> None:
+    def __init__(
+        self, link: Link, call: Call, operation: str, x: Array, op: Any, root: int, pieces: OneShot | None
+    ) -> None:
         self._link, self._call, self._eager = link, call, link[EagerBuffers]
         self._operation, self._op, self._root = operation, op, root
         self._options = [each for each in (root, op) if each not in (NO_ROOT, None)]
-        self._rounds = self._eager.rounds((4,), np.dtype(np.int64))
+        self._pieces = pieces
+        """Takes ordinary arrays; None where `Ways` do."""
+        self._first = pieces.shots[0] if pieces else meeting(self._eager)
+        self._told = [
+            [self._eager.position(kind, number, receiver, 0) for receiver in (0, 1) for kind in (0, 1)]
+            for number in range(BUFFERS)
+        ]
+        """Where the first rank tells segment, offset, address and factor, by the buffer; the others do behind it."""
         self._ways, self._memory = link.resource(Ways), link.resource(CrossMemory)
         self._scratch = link.resource(Scratch)
         self._kind, self._size_bytes = two_shot.kind_of(call, x), x.nbytes
@@ -47,7 +60,7 @@ class Direct:
         self._x: Array | None = None
 
     def shots(self) -> Iterator[Shot]:
-        yield Shot(self._rounds, self._show, whole, None, self._eager.all_arrived, self._act)
+        yield Shot(self._first.rounds, self._show, whole, None, self._eager.all_arrived, self._act)
         yield meeting(self._eager)
 
     def apart(self, x: Array, output: Array) -> Array:
@@ -56,24 +69,36 @@ class Direct:
         return x.copy() if two_shot.lies_in_others(part, all_of_it, self._link.rank) else x
 
     def _show(self, x: Array) -> None:
-        """Tell where the array lies, in the buffer of the next round."""
+        """Tell where the array lies; write an ordinary one's first piece into the buffer of the next round."""
         self._x = x
-        place = find(x)
-        words = self._rounds[(self._eager.number + 1) % BUFFERS].own
-        words[0], words[1], words[2] = place.segment, place.offset, address_of(x)
-        if self._has_factor:
-            words.view(np.float64)[3] = self._op.factor
+        place, number = find(x), (self._eager.number + 1) % BUFFERS
+        words, me, told = self._eager.words, self._link.rank, self._told[number]
+        words[told[0] + me] = place.segment
+        if self._pieces is None or place.segment:
+            words[told[1] + me], words[told[2] + me] = place.offset, address_of(x)
+            if self._has_factor:
+                words[told[3] + me] = _WORD.unpack(_NUMBER.pack(self._op.factor))[0]
+        elif self._first.shown is not None:
+            own = self._first.rounds[number].own
+            own[...] = self._first.shown(x)
+            if self._first.change is not None:
+                self._first.change(own)
 
     def _act(self, current: Round, output: Array) -> Awaited | None:
         """Do this rank's part; return what is left to wait for."""
         x, self._x = self._x, None
         assert x is not None, "it has been shown"
-        link, flat = self._link, as_bytes(x) if self._op is None else x.reshape(-1)
-        segments, offsets, addresses, _ = current.table.T.tolist()
-        factors = current.table[:, 3].copy().view(np.float64).tolist() if self._has_factor else None
+        words, link, told = self._eager.words, self._link, self._told[self._eager.number % BUFFERS]
+        segments = words[told[0] : told[0] + link.size].tolist()
+        symmetric = segments[0] and len(set(segments)) == 1
+        if self._pieces is not None and not symmetric:
+            return self._by_pieces(current, output, x, any(segments))
+        flat = as_bytes(x) if self._op is None else x.reshape(-1)
+        offsets, addresses, factors_told = (words[first : first + link.size].tolist() for first in told[1:])
+        factors = [_NUMBER.unpack(_WORD.pack(each))[0] for each in factors_told] if self._has_factor else None
         access: PeerAccess
         chosen = way = started = None
-        if segments[0] and len(set(segments)) == 1:
+        if symmetric:
             view, places = segment(segments[0]).view, zip(link.ranks, offsets, strict=True)
             access = Views([view(rank, offset, flat.size, flat.dtype) for rank, offset in places], link.rank)
         else:
@@ -95,6 +120,18 @@ class Direct:
             return None
         seconds = thread_time() - started
         return Driven(lambda: self._ways.note(self._kind, ATTACH, seconds))
+
+    def _by_pieces(self, current: Round, output: Array, x: Array, mixed: bool) -> Awaited | None:
+        """Make the shots of ordinary arrays; ``mixed``: some are symmetric, and the first piece has not been shown."""
+        pieces, first = self._pieces, 0 if mixed else 1
+        assert pieces is not None
+        if output is not x and len(pieces.shots) > first:
+            x = apart(x, output)
+        if not mixed and self._first.end is not None:
+            self._first.end(current, self._first.result(output))
+        if len(pieces.shots) == first:
+            return ENOUGH
+        return Driven(lambda: pieces.shoot(output, x, self._call.record.pack(0), first))
 
     def _possible(self) -> list[str]:
         """Return the ways of ordinary arrays; none before the first call has asked for their memory."""

@@ -24,7 +24,7 @@ from mpiddp.mpi.message import as_bytes, spans_of
 from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.recorder import append, program_files
 from mpiddp.mpi.reduction import ReduceOp, is_half
-from mpiddp.mpi.requests import READY, Awaited, Steps
+from mpiddp.mpi.requests import READY, Awaited, Failed, Steps
 from mpiddp.mpi.work import Ended, Work, abandon
 from mpiddp.shm.eager import LOOKS, EagerBuffers, Round
 from mpiddp.typing import Array
@@ -37,6 +37,10 @@ _BYTES_PER_LOOK = 1 << 9
 _MOST_LOOKS = 1 << 12
 _abandoned: list[tuple[Sequence[Any], Awaited | None]] = []
 """Arguments and rests of calls that have failed here, to which MPI and other ranks may still write."""
+
+
+ENOUGH = Failed(DistError("nobody waits for this"))
+"""A shot's end returns it, on all ranks, if the shots after it are not to be made."""
 
 
 class Shot(NamedTuple):
@@ -70,7 +74,7 @@ class OneShot:
         self._output, self._input = places
         self._apart = apart
         """Returns the input, or a copy if it shares memory with the output."""
-        self._shots = list(shots)
+        self.shots = list(shots)
         self._looks = min(LOOKS + size_bytes // _BYTES_PER_LOOK, _MOST_LOOKS)
         """So long a wait for the others' part of an array of ``size_bytes`` is not yet shown to other ranks."""
         self._caller: CodeType | None = None
@@ -88,22 +92,24 @@ class OneShot:
         record = sequence.to_bytes(8, "little") + self._record
         operation = rest = None  # the first is made now for a call that waits, else at its end
         try:
-            for index, (rounds, shown, result, change, awaited, end) in enumerate(self._shots):
+            for index, (rounds, shown, result, change, awaited, end) in enumerate(self.shots):
                 if not eager.writable() and not eager.spin(eager.writable):
                     if outputs is not None:
-                        return self._submit(args, outputs, self._rest(output, x, record, index))
+                        return self._submit(args, outputs, self.shoot(output, x, record, index))
                     operation = self._wait(eager.writable, operation)
                 part = x if shown is whole else None if shown is None else shown(x)
                 current = eager.begin(rounds, record, part, change)
                 if awaited is not None and not awaited() and not eager.spin(awaited, self._looks):
                     if outputs is not None:
-                        return self._submit(args, outputs, self._rest(output, x, record, index, current))
+                        return self._submit(args, outputs, self.shoot(output, x, record, index, current))
                     operation = self._wait(awaited, operation)
                 if end is not None:
                     rest = end(current, output if result is whole else result(output))
+                    if rest is ENOUGH:
+                        break
                     if rest is not None:
                         if outputs is not None:
-                            return self._submit(args, outputs, self._rest(output, x, record, index, current, rest))
+                            return self._submit(args, outputs, self.shoot(output, x, record, index, current, rest))
                         operation = self._finish(rest, operation)
         except BlockError:  # after the last message
             raise
@@ -195,9 +201,9 @@ class OneShot:
             yield READY
         if self._apart is not None:
             x = self._apart(x, output)
-        yield from self._rest(output, x, record)
+        yield from self.shoot(output, x, record)
 
-    def _rest(
+    def shoot(
         self,
         output: Any,
         x: Any,
@@ -208,7 +214,7 @@ class OneShot:
     ) -> Steps:
         """Make the shots from the ``first`` one on, of which some may have been done."""
         eager = self._eager
-        for rounds, shown, result, change, awaited, end in self._shots[first:]:
+        for rounds, shown, result, change, awaited, end in self.shots[first:]:
             if current is None:
                 if not eager.writable():
                     yield eager.spin_wait(eager.writable)
@@ -217,6 +223,8 @@ class OneShot:
                 yield eager.spin_wait(awaited)
             if rest is None and end is not None:
                 rest = end(current, result(output))
+            if rest is ENOUGH:
+                return
             if rest is not None:
                 yield rest
             current = rest = None

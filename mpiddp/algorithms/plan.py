@@ -72,16 +72,11 @@ ONE_NODE: dict[str, Rows] = {
     "all_gather": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
     "broadcast": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
 }
-FEW_RANKS: dict[str, Rows] = {
-    "all_reduce": ((1024 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-    "reduce": ((1024 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-    "reduce_scatter": ((1024 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-    "all_gather": ((2048 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-    "broadcast": ((1024 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+TWO_RANKS: dict[str, Rows] = {
+    "all_reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    "broadcast": ((256 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
 }
-"""Rows for up to four ranks with eager buffers, in place of those in `ONE_NODE`."""
-TWO_RANKS: dict[str, Rows] = {"all_gather": ((1024 * _KIB, "one_shot"), (ANY_SIZE, "two_shot"))}
-"""A row for two of them, in place of that in `FEW_RANKS`."""
+"""Rows for two ranks, in place of those in `ONE_NODE`."""
 _SHORT = (handshake.SLOT_BYTES, "short")
 SEVERAL_NODES: dict[str, Rows] = {
     "all_reduce": (_SHORT, (256 * _KIB, "native"), (ANY_SIZE, "hierarchical")),
@@ -203,7 +198,10 @@ def make(
         shot = OneShot(link, call, shots, places, one_shot.apart if overlaps else None, x.nbytes)
         return Plan(call, shot.steps, shot.run)
     if chosen == "two_shot" and link.find(EagerBuffers) is not None:
-        direct = Direct(link, call, operation, x, op, root)
+        pieces = None
+        if _goes_in_pieces(operation, link, x.nbytes) and (algorithm or _overrides().get(operation)) is None:
+            pieces = OneShot(link, call, one_shot.shots(link, operation, output, x, op, root), places)
+        direct = Direct(link, call, operation, x, op, root, pieces)
         apart = direct.apart if places[0] != places[1] else None
         shot = OneShot(link, call, direct.shots(), places, apart, x.nbytes)
         return Plan(call, shot.steps, shot.run)
@@ -211,6 +209,12 @@ def make(
         return _comparing(call, getattr(short, operation))
     module = _module(operation, chosen, link, x.dtype, op, largest.nbytes)
     return _of_module(module, operation, link, call, inner=inner)
+
+
+def _goes_in_pieces(operation: str, link: Link, input_bytes: int) -> bool:
+    """Return True if an ordinary array takes less time by one shot than by `Ways`, where a symmetric one does not."""
+    most_bytes = 1 << 19 if operation == "all_gather" else 1 << 20
+    return link.size <= 4 and input_bytes <= most_bytes
 
 
 def barrier(link: Link, name: str = "barrier") -> Plan:
@@ -378,9 +382,7 @@ def rows(operation: str, link: Link, algorithm: str | None = None) -> Rows:
     if link.size == 1:
         return ((ANY_SIZE, "native"),)
     if chosen is None or chosen in device_table.ALGORITHMS:
-        one_node = ONE_NODE
-        if link.size <= 4 and link.find(EagerBuffers) is not None:
-            one_node = FEW_RANKS | TWO_RANKS if link.size == 2 else FEW_RANKS
+        one_node = ONE_NODE | TWO_RANKS if link.size == 2 else ONE_NODE
         table = one_node if link.one_node else SEVERAL_NODES | (ONE_ORDER if settings.deterministic() else {})
         return tuple((limit, _available(name, link)) for limit, name in table[operation])
     if chosen in _IN_MEMORY and not link.one_node:

@@ -29,12 +29,7 @@ def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plan.forget()
 
 
-TABLES = {
-    "one node": plan.ONE_NODE,
-    "several nodes": plan.SEVERAL_NODES,
-    "few ranks": plan.FEW_RANKS,
-    "two": plan.TWO_RANKS,
-}
+TABLES = {"one node": plan.ONE_NODE, "several nodes": plan.SEVERAL_NODES, "two ranks": plan.TWO_RANKS}
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
@@ -88,11 +83,12 @@ def test_many_ranks_and_those_without_eager_buffers_send_messages(monkeypatch: p
     assert plan.rows("all_reduce", Pretended(0, 0))[0][1] == "native"  # type: ignore[arg-type]
 
 
-def test_few_ranks_have_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_have_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MPIDDP_EAGER", raising=False)
-    links: dict[str, Any] = {"two": Pretended(0, 0), "five": Pretended(0, 0, 0, 0, 0), "apart": Pretended(0, 1)}
-    chosen = {name: plan.algorithm_of("all_reduce", link, 1 << 20) for name, link in links.items()}
-    assert chosen == {"two": "one_shot", "five": "two_shot", "apart": "hierarchical"}
+    links: dict[str, Any] = {"two": Pretended(0, 0), "three": Pretended(0, 0, 0), "apart": Pretended(0, 1)}
+    chosen = {name: plan.algorithm_of("all_reduce", link, 1 << 18) for name, link in links.items()}
+    assert chosen == {"two": "two_shot", "three": "one_shot", "apart": "native"}
+    assert plan.rows("reduce", links["two"]) == plan.ONE_NODE["reduce"]
 
 
 def test_what_mpi_does_not_define_is_exchanged() -> None:
