@@ -34,6 +34,7 @@ from .peer_access import Copies, PeerAccess, Views
 from .ways import ATTACH, MPIS, SCRATCH, Ways
 
 _WORD, _NUMBER = struct.Struct("q"), struct.Struct("d")
+"""A factor is told in the bits of a whole number."""
 
 
 class Direct:
@@ -60,7 +61,7 @@ class Direct:
         self._x: Array | None = None
 
     def shots(self) -> Iterator[Shot]:
-        yield Shot(self._first.rounds, self._show, whole, None, self._eager.all_arrived, self._act)
+        yield Shot(self._first.rounds, self._show, whole, self._first.change, self._eager.all_arrived, self._act)
         yield meeting(self._eager)
 
     def apart(self, x: Array, output: Array) -> Array:
@@ -68,21 +69,18 @@ class Direct:
         part, all_of_it = (x, output) if self._operation == "all_gather" else (output, x)
         return x.copy() if two_shot.lies_in_others(part, all_of_it, self._link.rank) else x
 
-    def _show(self, x: Array) -> None:
-        """Tell where the array lies; write an ordinary one's first piece into the buffer of the next round."""
+    def _show(self, x: Array) -> Array | None:
+        """Tell where the array lies; return the piece of an ordinary one that the next round shows."""
         self._x = x
-        place, number = find(x), (self._eager.number + 1) % BUFFERS
-        words, me, told = self._eager.words, self._link.rank, self._told[number]
+        place = find(x)
+        words, me, told = self._eager.words, self._link.rank, self._told[(self._eager.number + 1) % BUFFERS]
         words[told[0] + me] = place.segment
-        if self._pieces is None or place.segment:
-            words[told[1] + me], words[told[2] + me] = place.offset, address_of(x)
-            if self._has_factor:
-                words[told[3] + me] = _WORD.unpack(_NUMBER.pack(self._op.factor))[0]
-        elif self._first.shown is not None:
-            own = self._first.rounds[number].own
-            own[...] = self._first.shown(x)
-            if self._first.change is not None:
-                self._first.change(own)
+        if self._pieces is not None and not place.segment:
+            return None if self._first.shown is None else self._first.shown(x)
+        words[told[1] + me], words[told[2] + me] = place.offset, address_of(x)
+        if self._has_factor:
+            words[told[3] + me] = _WORD.unpack(_NUMBER.pack(self._op.factor))[0]
+        return None
 
     def _act(self, current: Round, output: Array) -> Awaited | None:
         """Do this rank's part; return what is left to wait for."""

@@ -33,6 +33,7 @@ from .local_reduce import accumulated_in, finish, premultiply, reduce_rows
 
 Cut = Callable[[Array], Array]
 _ELEMENT_BYTES = 1 << 16
+"""Larger elements may exceed a buffer, and are cut as bytes."""
 _BYTES_PER_LOOK = 1 << 9
 _MOST_LOOKS = 1 << 12
 _abandoned: list[tuple[Sequence[Any], Awaited | None]] = []
@@ -257,7 +258,7 @@ def _pieces(count: int, itemsize: int, buffer_bytes: int) -> Iterator[slice]:
 
 
 def _flat(x: Array) -> Array:
-    """Flatten; as bytes if one element might exceed a buffer."""
+    """Flatten; large elements as bytes."""
     return x.reshape(-1) if x.itemsize <= _ELEMENT_BYTES else as_bytes(x)
 
 
