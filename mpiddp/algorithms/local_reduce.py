@@ -42,14 +42,15 @@ def reduce_rows(
     once. ``AVG`` divides by ``size``; ``factors`` are the rows' (``PREMUL_SUM``).
     """
     dtype, count = rows[0].dtype, rows[0].size
-    join = getattr(array_namespace(rows[0]), op._combining)
+    xp = array_namespace(rows[0])
+    join = getattr(xp, op._combining)
     common = _common_scale(factors)
     if op._merges and common != 1:
         common = None  # a subnormal would be rounded here and not where one rank has several addends
     if common is not None:
         factors = None
     wide = accumulated_in(dtype)
-    step = max(min(CHUNK_BYTES, CACHE_BYTES // len(rows)) // dtype.itemsize, 1)
+    step = max(min(CHUNK_BYTES, CACHE_BYTES // len(rows)) // dtype.itemsize, 1) if xp is np else max(count, 1)
     changing = wide != dtype or factors is not None
     # Working in place saves a pass. The overwritten row has been read by then.
     in_place = wide == dtype and (outs[0] is rows[0] or (not changing and len(rows) > 1 and outs[0] is rows[1]))
@@ -59,7 +60,7 @@ def reduce_rows(
     if not chain:
         merges = op._merges or (0, *(1 for _ in rows[1:]))
         deepest = max(itertools.accumulate(1 - ended for ended in merges)) + 1
-    spare = np.empty((deepest, min(step, count)), wide)
+    spare = xp.empty((deepest, min(step, count)), wide)
     for start in range(0, count, step):
         if count <= step:  # half of the work for short arrays
             parts, targets = rows, outs

@@ -279,7 +279,8 @@ def _device_steps(
     operation: str, link: Link, x: Array, op: ReduceOp | None, algorithm: str | None, call: Call
 ) -> Callable[..., Steps]:
     host = []
-    for limit, name in rows(operation, link, algorithm):
+    in_pairs = op is not None and op._merges is not None
+    for limit, name in [(ANY_SIZE, "exchange")] if in_pairs else rows(operation, link, algorithm):
         module = _module(operation, name, link, x.dtype, op, x.nbytes)
         host.append((limit, _of_module(module, operation, link, replace(call)).steps))
     asked = algorithm or _overrides().get(operation)

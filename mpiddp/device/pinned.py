@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from .namespace import cupy
 from .stream import Mark
 
 _SMALLEST_BYTES = 1 << 12
+_PORTABLE = 1  # cudaHostRegisterPortable
 _free: dict[int, list[Array]] = defaultdict(list)
 _lent: deque[tuple[Mark, Array]] = deque()
 
@@ -37,3 +40,13 @@ def give_when(reached: Mark, memory: Array) -> None:
     _lent.append((reached, memory))
     while _lent and _lent[0][0].Test():
         give(_lent.popleft()[1])
+
+
+def pin(memory: Array) -> Callable[[], None]:
+    """Pin memory that is there already, for all devices, and return what undoes it; OSError if CUDA cannot."""
+    runtime, address = cupy().cuda.runtime, memory.ctypes.data
+    try:
+        runtime.hostRegister(address, memory.nbytes, _PORTABLE)
+    except runtime.CUDARuntimeError as error:
+        raise OSError(f"CUDA cannot pin it: {error}") from error
+    return functools.partial(runtime.hostUnregister, address)

@@ -77,7 +77,7 @@ def _try(command: Sequence[str], limit_s: float) -> tuple[str, Support]:
             output, complaint = _end(job)
             timed_out = True
     said = _said(output)
-    key, last = said.get("library"), (complaint.strip().splitlines() or ["it said nothing"])[-1]
+    key, last = said.get("library"), _last_words(complaint)
     if key is None or "tries" not in said:
         why = said.get("fault") or f"it ended with exit code {job.returncode}: {last}"
         raise ProbeError(f"the job that tries device pointers could not do it: {why} ({' '.join(command)})")
@@ -90,6 +90,12 @@ def _try(command: Sequence[str], limit_s: float) -> tuple[str, Support]:
     if job.returncode or "right" not in said:
         return key, Support(False, f"a probe {_end_of(job.returncode)}: {last} ({when})")
     return key, Support(True, f"a probe tried it ({when}, {time.monotonic() - began:.0f} s)")
+
+
+def _last_words(complaint: str) -> str:
+    """Return the line that says how a job ended: Python's own, of a crash, stands before its list of modules."""
+    lines = [line.strip() for line in complaint.splitlines() if line.strip()] or ["it said nothing"]
+    return next((line for line in lines if line.startswith("Fatal Python error")), lines[-1])
 
 
 def _end(job: subprocess.Popen[str]) -> tuple[str, str]:

@@ -183,13 +183,8 @@ class Loan:
         x = self.memory(lent)
         if x is not None:
             return x
-        self.device, flat = lent.device, lent.view(-1)
-        if lent.dtype in _NUMPY:
-            return cuda.as_array(flat)
-        dtype = self._dtype(lent)
-        if self._moved:  # a single element may have another stride
-            return cuda.as_array(flat.as_strided((flat.numel(),), (1,)).view(torch.uint8))
-        return cuda.as_array(flat.view(torch.int16)).view(dtype)
+        self.device = lent.device
+        return cuda.as_array(lent, _NUMPY.get(lent.dtype) or self._dtype(lent))
 
 
 def symmetric_empty(

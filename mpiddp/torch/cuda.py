@@ -7,12 +7,13 @@ An operation ends when the device has done its work, so nothing has to be ordere
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import numpy as np
 import torch
 
 from mpiddp import device
-from mpiddp.device import dlpack, namespace, stream
+from mpiddp.device import namespace, stream
 from mpiddp.typing import Array
 
 
@@ -28,11 +29,9 @@ def usable(tensor: torch.Tensor) -> bool:
     return True
 
 
-def as_array(flat: torch.Tensor) -> Array:
-    with on_stream(flat.device):
-        if flat.dtype == torch.bool:  # unknown to some DLPacks
-            return dlpack.adopt(flat.view(torch.uint8)).view(np.bool_)
-        return dlpack.adopt(flat)
+def as_array(tensor: torch.Tensor, dtype: np.dtype[Any]) -> Array:
+    """Return a contiguous tensor as a flat array."""
+    return namespace.over(tensor.data_ptr(), tensor.nbytes, dtype, tensor.device.index, tensor)
 
 
 def on_stream(place: torch.device) -> contextlib.AbstractContextManager[None]:

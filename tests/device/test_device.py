@@ -18,34 +18,44 @@ from harness.world import everybody
 import mpiddp as dist
 from mpiddp import device
 from mpiddp.algorithms import plan
-from mpiddp.algorithms.gpu import staged_ring, table
+from mpiddp.algorithms.gpu import staged_two_shot, table
+from mpiddp.algorithms.pairs import merges
 from mpiddp.device import pinned, stream
 from mpiddp.distributed.groups import default_group
 from mpiddp.errors import ArrayError, MismatchError
 from mpiddp.mpi import cuda_aware, requests
 from mpiddp.mpi.cuda_aware import DevicePointers, Support
+from mpiddp.mpi.reduction import in_pairs
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
 
 __all__ = ["by_address", "cupy"]  # fixtures
 Array = Any
 DTYPES = ["bool", "int8", "int64", "uint16", "float16", "bfloat16", "float32", "float64", "complex64"]
-LONG = ("staged_ring", "device_ring")
+LONG = ("staged_ring", "device_ring", "staged_two_shot")
+
+
+def steps_of(name: str, x: Array, op: Any) -> Any:
+    """Return the steps of an algorithm for long arrays, also of one that MPI would crash in."""
+    link, function = default_group()._link, table.ALGORITHMS[name].all_reduce
+    if name != "staged_two_shot":
+        return function(link, x, op)
+    return function(link, plan.make(link, "all_reduce", None, x, x, op).call, x, op)
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("staged_ring", kind) for kind in DTYPES] + [("device_ring", kind) for kind in ("float32", "bfloat16", "int8")],
+    [(name, kind) for name in ("staged_ring", "staged_two_shot") for kind in DTYPES]
+    + [("device_ring", kind) for kind in ("float32", "bfloat16", "int8")],
 )
 def test_algorithm(world: Any, cupy: Any, kind: str, name: str) -> None:
-    dtype, link = dtype_of(kind), default_group()._link
-    steps = table.ALGORITHMS[name].all_reduce
+    dtype = dtype_of(kind)
     for op, size in itertools.product(OPS, sizes(world, dtype)):
         if not means_something(op, dtype):
             continue
         xs = draw(world.rng, world.size, (size,), dtype)
         x = cupy.asarray(xs[world.rank])
-        requests.drive(steps(link, x, own_op(op, world.rank)))
+        requests.drive(steps_of(name, x, own_op(op, world.rank)))
         assert close(x.get(), reduced(op, xs)), (op, size)
 
 
@@ -68,8 +78,37 @@ def test_every_rank_has_the_same_bits(world: Any, cupy: Any) -> None:
     rows = world.rng.standard_normal((world.size, 5000)).astype(np.float32)
     for name in LONG if world.size > 1 else ():
         x = cupy.asarray(rows[world.rank])
-        requests.drive(table.ALGORITHMS[name].all_reduce(default_group()._link, x, dist.ReduceOp.SUM))
+        requests.drive(steps_of(name, x, dist.ReduceOp.SUM))
         assert len(set(everybody(x.get().tobytes()))) == 1
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_sum_in_pairs_has_the_host_s_bits(world: Any, cupy: Any) -> None:
+    ranks = range(world.size)
+    op = in_pairs(0.3, merges(ranks, [range(rank, rank + 1) for rank in ranks]))
+    x = world.rng.standard_normal((world.size, 5000)).astype(np.float32)[world.rank]
+    y = cupy.asarray(x)
+    dist.all_reduce(x, op)
+    dist.all_reduce(y, op)
+    assert y.get().tobytes() == x.tobytes()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_cannot_pin_shared_memory_leaves_the_ring(
+    world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise cupy.cuda.runtime.CUDARuntimeError("cudaErrorNotSupported")
+
+    if world.rank == 1:
+        monkeypatch.setattr(cupy.cuda.runtime, "hostRegister", refuse)
+    group = dist.new_group()
+    for _ in range(2):
+        dist.all_reduce(x := cupy.full(5000, world.rank, np.float32), group=group)
+        assert (x.get() == world.size * (world.size - 1) / 2).all()
+    fault = group._link[staged_two_shot.Landing].fault
+    assert ("cudaErrorNotSupported" if world.rank == 1 else "another rank") in fault
+    dist.destroy_process_group(group)
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -230,7 +269,7 @@ def test_pinned_memory_is_used_again(world: Any, cupy: Any) -> None:
         for _ in range(3):
             dist.all_reduce(x)
             dist.broadcast(x, 0)
-            requests.drive(staged_ring.all_reduce(default_group()._link, x, dist.ReduceOp.MAX))
+            requests.drive(steps_of("staged_ring", x, dist.ReduceOp.MAX))
 
     step()
     before = len(cupy._memory.PINNED)
@@ -250,8 +289,7 @@ def test_without_events_it_would_be_wrong(world: Any, cupy: Any, monkeypatch: py
             x += world.rank + 1
         link, args = default_group()._link, (x, dist.ReduceOp.SUM)
         made = plan.make(link, "all_reduce", None, x, *args)
-        staged = name == "staged"
-        requests.drive(made.steps(link, made.call, *args) if staged else table.ALGORITHMS[name].all_reduce(link, *args))
+        requests.drive(made.steps(link, made.call, *args) if name == "staged" else steps_of(name, *args))
         right &= bool((x.get() == 10 * world.size * (world.size + 1)).all())
     assert not all(everybody(right))
     cupy.cuda.synchronize_all()

@@ -74,6 +74,8 @@ def correctness(small: bool) -> None:
         for op in OPS if operation == "all_reduce" else [Op.SUM]:
             if length > 2_000 and op.name in ("PRODUCT", "BOR") and name != "int64":
                 continue
+            if length > 10**6 and op.name not in ("SUM", "MAX"):  # drawing the arrays takes the time
+                continue
             with checks.counted():
                 check(world, operation, dtype_of(name), (length,), how, op=op, make=cupy.asarray, read=cupy.asnumpy)
     for name, length in itertools.product(DTYPES, lengths[:5]):

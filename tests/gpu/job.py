@@ -19,7 +19,7 @@ def main(name: str, small: bool) -> None:
         os.environ["FAKE_GPU_UUID"] = str(announced.rank)  # with --fake each rank has a GPU of its own
 
     section = getattr(importlib.import_module(f".{SECTIONS[name].module}", __package__), name)
-    if SECTIONS[name].alone or name == "nccl":  # which start a job, or the group, themselves
+    if SECTIONS[name].alone or not SECTIONS[name].group:
         section(small)
         return
     import mpiddp as dist

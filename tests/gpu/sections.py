@@ -28,6 +28,8 @@ class Section(NamedTuple):
     """It is right or wrong."""
     alone: bool = False
     """It starts its job itself."""
+    group: bool = True
+    """Its job has a default group, with the backend "mpi", before the section begins."""
     environment: dict[str, str] = {}  # noqa: RUF012 - never changed
 
 
@@ -37,17 +39,18 @@ BUDGET_S = 560
 SECTIONS = {
     "machine": Section("machine", 1, 30, is_test=False),
     "probe": Section("machine", 1, 30, alone=True),
-    "staged": Section("speed", None, 30),
+    "staged": Section("speed", None, 35),
     "pointers": Section("speed", None, 25),
-    "nccl": Section("speed", None, 25),
+    "nccl": Section("speed", None, 25, group=False),
     "gloo": Section("beside_torch", None, 30, is_test=False),
     "step": Section("training", 1, 25, is_test=False),
     "ddp": Section("training", None, 30, is_test=False),
-    "correctness": Section("correctness", None, 35),
+    "correctness": Section("correctness", None, 50),
     "nodes": Section("correctness", 4, 20, environment={"MPIDDP_NODES": "0,0,1,1"}),
     "order": Section("correctness", 2, 20),
     "train": Section("training", 2, 30, alone=True),
     "dlpack": Section("beside_torch", 2, 20),
+    "backend": Section("torch_backend", 2, 60, group=False),
 }
 """In the order in which they run: "pointers" believes what "probe" has found; figures check their values, too."""
 

@@ -12,7 +12,7 @@ import pytest
 import mpiddp as dist
 from harness.faking import fake_gpu
 from harness.inputs import thinned
-from mpiddp.algorithms.gpu import ring as device_ring, staged_ring, table as device_table
+from mpiddp.algorithms.gpu import ring as device_ring, staged_ring, staged_two_shot, table as device_table
 from mpiddp.mpi import p2p_device
 from mpiddp.mpi.cuda_aware import DevicePointers
 
@@ -30,6 +30,8 @@ def cupy() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch, fake_gpu() as fake, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "ranks .* share one GPU")
         patch.setattr(staged_ring, "PART_BYTES", 1 << 10)
+        patch.setattr(staged_two_shot, "NODE_BYTES", 1 << 13)
+        patch.setattr(staged_two_shot, "SHORTEST_BYTES", 1 << 9)
         patch.setattr(device_ring, "PART_BYTES", 1 << 11)
         patch.setattr(device_table, "SHORT_BYTES", 256)
         renew()

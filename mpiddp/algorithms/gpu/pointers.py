@@ -85,6 +85,12 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     yield stream.mark(side)
 
 
+def alone(link: Link, x: Array, op: ReduceOp) -> Steps:
+    """Reduce over this rank alone: nothing is left to do but the product with a factor."""
+    premultiply(op, x)
+    yield stream.ready(x)
+
+
 def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
     reduction = mpi_op(x.dtype, op)
     assert reduction is not None

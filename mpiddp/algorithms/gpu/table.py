@@ -5,10 +5,11 @@ There are three ways. The first one that can do a call does it.
 - NCCL does what it defines as mpiddp does, in groups of ``backend="nccl"`` with a GPU for each rank.
 - MPI gets device pointers where it is proven to take them: in its own collectives (`pointers`), or in messages, with
   `device_ring` for all-reduces.
-- Everything else goes through pinned memory of the host: all-reduces of long arrays by `staged_ring`, which copies one
-  part while it sends another, and the rest by an algorithm of the host between two copies (`staged`).
+- Everything else goes through pinned memory of the host: all-reduces of long arrays by `staged_two_shot` on one node
+  and by `staged_ring` on several, which copy one part while another is on its way, and the rest by an algorithm of the
+  host between two copies (`staged`).
 
-A group of one rank sends nothing, so it takes the algorithms of messages, which then work on the device alone.
+A group of one rank sends nothing: its arrays stay on the device.
 """
 
 from __future__ import annotations
@@ -29,16 +30,18 @@ from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp, mpi_op
 from mpiddp.mpi.requests import Steps
 
-from . import nccl, pointers, ring, staged, staged_ring
+from . import nccl, pointers, ring, staged, staged_ring, staged_two_shot
 
 ALGORITHMS: dict[str, ModuleType] = {
     "device_pointers": pointers,
     "device_ring": ring,
     "staged_ring": staged_ring,
+    "staged_two_shot": staged_two_shot,
 }
 
-SHORT_BYTES = 1 << 16
-"""Up to this size latency dominates: a guess, not measured."""
+SHORT_BYTES = 1 << 19
+"""Up to this size an algorithm of the host between two copies takes less. Measured on two ranks that shared an H200: it
+would be 256 KiB if they did not wait for each other's turn (with NVIDIA's MPS), and 1 MiB if they did."""
 ANY_SIZE = float("inf")
 
 _BY_MESSAGES = ("all_gather", "all_gather_list", "gather", "scatter", "all_to_all", "all_to_all_single")
@@ -74,22 +77,28 @@ def learn(link: Link) -> None:
 
 def plan(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, host: Plan, chosen: str | None) -> Plan:
     """Return the steps, each with its largest size in bytes; ``host`` has those of arrays of the host."""
+    through_host: Plan = [(limit, staged.around(operation, steps)) for limit, steps in host]
+    if op is not None and op._merges is not None:  # the order of its additions is its own
+        return through_host
     if chosen is None and nccl.does(operation, link, dtype, op):
         return [(ANY_SIZE, without(getattr(nccl, operation)))]
-    through_host: Plan = [(limit, staged.around(operation, steps)) for limit, steps in host]
     if link.size > 1 and chosen is not None:
         if chosen not in ALGORITHMS:
             return through_host
         _expect_possible(chosen)
-        return [(ANY_SIZE, without(getattr(ALGORITHMS[chosen], operation)))]
+        steps = getattr(ALGORITHMS[chosen], operation)
+        return [(ANY_SIZE, steps if chosen == "staged_two_shot" else without(steps))]
     if _takes_addresses(operation, link, dtype, op):
         return [(ANY_SIZE, without(getattr(pointers, operation)))]
     if operation != "all_reduce":
         return through_host
     if link.size == 1:
-        return [(ANY_SIZE, without(ring.all_reduce))]
-    long = ring.all_reduce if addresses.point_to_point.yes else staged_ring.all_reduce
-    return [*_until(SHORT_BYTES, through_host), (ANY_SIZE, without(long))]
+        return [(ANY_SIZE, without(pointers.alone))]
+    if addresses.point_to_point.yes:
+        long = without(ring.all_reduce)
+    else:
+        long = staged_two_shot.all_reduce if link.one_node else without(staged_ring.all_reduce)
+    return [*_until(SHORT_BYTES, through_host), (ANY_SIZE, long)]
 
 
 def _until(limit: float, rows: Plan) -> Plan:

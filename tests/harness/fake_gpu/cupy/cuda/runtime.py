@@ -63,6 +63,18 @@ def deviceGetPCIBusId(device: int) -> str:
     return f"0000:{device:02x}:00.0"
 
 
+def hostRegister(address: int, size_bytes: int, flags: int) -> None:
+    """Pin memory that is there already."""
+    if address in _memory.PINNED:
+        raise CUDARuntimeError("cudaErrorHostMemoryAlreadyRegistered")
+    _memory.PINNED[address] = address + size_bytes
+
+
+def hostUnregister(address: int) -> None:
+    """Undo `hostRegister`."""
+    del _memory.PINNED[address]
+
+
 def eventQuery(event: int) -> int:
     """Return cudaSuccess if an event has been reached, else cudaErrorNotReady; what has failed, if something has."""
     status = failed or (0 if _late.event_at(event).done else 600)

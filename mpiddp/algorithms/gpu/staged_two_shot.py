@@ -1,0 +1,159 @@
+"""Two shots on device arrays through pinned memory that the ranks of a node share.
+
+Every rank copies down what the others add, adds its own slice of all arrays on its device, and copies the sum down for
+the others. Nothing goes through MPI but the tokens that say so: the bytes cross the bus once down and once up, as in a
+ring, and no rank copies them from one part of the host's memory to another. Several pieces are on their way at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+
+from mpiddp.algorithms import handshake
+from mpiddp.algorithms.local_reduce import bounds, reduce_rows
+from mpiddp.algorithms.tags import Tag
+from mpiddp.device import array_namespace, pinned, stream, transfer
+from mpiddp.errors import DistError
+from mpiddp.mpi.lazy import MPI
+from mpiddp.mpi.link import Link, Resource
+from mpiddp.mpi.operation import Call
+from mpiddp.mpi.reduction import ReduceOp
+from mpiddp.mpi.requests import READY, All, Awaited, Steps
+from mpiddp.shm import segment
+from mpiddp.typing import Array
+
+from . import staged_ring
+from .ring import run_concurrently
+
+LANES = 2
+NODE_BYTES = 1 << 25
+"""The memory of all ranks for one lane. On an H200, two lanes of this took the least time on 2 and on 4 ranks."""
+SHORTEST_BYTES = 1 << 20
+"""A piece of fewer bytes takes as long as one of these."""
+_LINE_BYTES = 64
+
+
+class Landing(Resource):
+    """Memory that all ranks of a node map, pinned for the device of each.
+
+    In each lane every rank has a slot for every rank: its own slot holds the sum of its slice, the others hold what it
+    gives to their sums. They lie at the same places for pieces of all lengths, because a rank may still read the sum of
+    one piece while the next one is written.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._unpin: Callable[[], None] | None = None
+        self.slot_bytes = NODE_BYTES // link.size**2 // _LINE_BYTES * _LINE_BYTES
+        self.slots: Array | None = None
+        """Of shape (ranks, lanes, ranks, slot_bytes)."""
+        self.fault = ""
+        """Why there is none; empty if there is, and before it has been asked for."""
+
+    def prepare(self) -> Steps:
+        """Allocate and pin the memory on first use; return True if all ranks could. All of them call this together."""
+        if self.slots is None and not self.fault:
+            link = self._link
+            used_bytes = LANES * link.size * self.slot_bytes
+            region_bytes = -(-used_bytes // segment.ALIGNMENT_BYTES) * segment.ALIGNMENT_BYTES
+            made: segment.Allocation = yield from segment.allocate(link.node, link, region_bytes)
+            self.fault = made.fault
+            if made.memory is not None:
+                memory = np.frombuffer(made.memory, np.uint8)
+                try:
+                    self._unpin = pinned.pin(memory)
+                except OSError as error:
+                    self.fault = str(error)
+                failed = np.array([bool(self.fault)])
+                yield link.later.Iallreduce(MPI.IN_PLACE, failed, MPI.LOR)
+                if failed[0]:
+                    self.fault = self.fault or "another rank cannot pin it"
+                    self.close()
+                else:
+                    regions = memory.reshape(link.size, -1)[:, :used_bytes]
+                    self.slots = regions.reshape(link.size, LANES, link.size, self.slot_bytes)
+        return not self.fault
+
+    def close(self) -> None:
+        self.slots = None
+        if self._unpin is not None:
+            self._unpin()
+            self._unpin = None
+
+    def drop(self, error: DistError) -> None:
+        """Leave it pinned: copies may be on their way."""
+
+
+class Lane:
+    """Passes pieces one after the other. ``slots`` are the lane's of all ranks: ``slots[r][q]`` is rank r's for q."""
+
+    def __init__(
+        self, link: Link, slots: Array, like: Array, tag: int, op: ReduceOp, factors: list[float] | None
+    ) -> None:
+        self._rank, self._size, self._comm = link.rank, link.size, link.later
+        self._others = [rank for rank in range(link.size) if rank != link.rank]
+        self._slots, self._tag, self._op, self._factors = slots, tag, op, factors
+        self._add, self._down, self._up = (stream.side(role, like) for role in ("add", "down", "up"))
+
+    def _meet(self) -> All:
+        """Tell the others that this rank's copies are done, and hear it from them."""
+        nothing = [b"", MPI.BYTE]
+        receives = [self._comm.Irecv([bytearray(), MPI.BYTE], rank, self._tag) for rank in self._others]
+        return All([*receives, *(self._comm.Isend(nothing, rank, self._tag) for rank in self._others)])
+
+    def all_reduce(self, pieces: list[Array]) -> Steps:
+        read: Awaited = READY
+        for piece in pieces:
+            read = yield from self._pass(piece, read)
+        yield read
+
+    def _pass(self, piece: Array, read: Awaited) -> Steps:
+        """Reduce a piece; return when this rank has read the others' sums, as ``read`` says of the piece before."""
+        edges = itertools.pairwise(bounds(piece.size, self._size, piece.itemsize))
+        parts = [piece[start:end] for start, end in edges]
+        mine = parts[self._rank]
+        for other in self._others:
+            transfer.down(self._slots[self._rank, other], parts[other], self._down)
+        yield stream.mark(self._down)
+        yield read
+        yield self._meet()
+        with stream.on(self._add):
+            rows = list(array_namespace(piece).empty((self._size, mine.size), piece.dtype))
+        stream.follow(self._up, stream.mark(self._add))  # queued kernels may use the memory of rows
+        for other in self._others:
+            transfer.up(rows[other], self._slots[other, self._rank], self._up)
+        stream.follow(self._add, stream.mark(self._up))
+        rows[self._rank] = mine
+        with stream.on(self._add):
+            reduce_rows(self._op, rows, (mine,), self._size, self._factors)
+        stream.follow(self._down, stream.mark(self._add))
+        transfer.down(self._slots[self._rank, self._rank], mine, self._down)
+        yield stream.mark(self._down)
+        yield self._meet()
+        for other in self._others:
+            transfer.up(parts[other], self._slots[other, other], self._up)
+        return stream.mark(self._up)
+
+
+def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
+    begin = stream.ready(x)
+    entries = yield from handshake.exchange(link, call, segment.NOWHERE, op)
+    landing = link.resource(Landing)
+    if not (yield from landing.prepare()):
+        yield from staged_ring.all_reduce(link.after(), x, op)
+        return
+    assert landing.slots is not None
+    for role in ("down", "add"):
+        stream.follow(stream.side(role, x), begin)
+    flat, factors = x.reshape(-1), entries.factors_of(op)
+    longest, shortest = landing.slot_bytes * link.size // x.itemsize, SHORTEST_BYTES // x.itemsize
+    count = min(max(-(-x.size // LANES), shortest), longest)
+    pieces = [flat[start : start + count] for start in range(0, x.size, count)]
+    lanes = [
+        Lane(link, landing.slots[:, index], x, Tag.DEVICE_RING + index, op, factors).all_reduce(pieces[index::LANES])
+        for index in range(min(LANES, len(pieces)))
+    ]
+    yield from run_concurrently(lanes)
