@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import traceback
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +15,7 @@ import mpiddp as dist
 
 from .machine import torch_fault
 from .rows import say, seconds
+from .training import torch_step
 
 MIB = 1 << 20
 
@@ -43,7 +43,8 @@ def backend(small: bool) -> None:
         everybody: list[Any] = [None] * td.get_world_size()
         td.all_gather_object(everybody, text)
         faults = [f"rank {rank}: {text}" for rank, text in enumerate(everybody) if text]
-        say(f"CUDA tensors: {part.__doc__}{': ' * bool(faults)}{' '.join(faults)[:1200]}", wrong=bool(faults))
+        what = ": ".join(["CUDA tensors", str(part.__doc__).rstrip("."), *faults])
+        say(what[:1200], wrong=bool(faults))
     beside_gloo(small)
     td.destroy_process_group()
 
@@ -147,41 +148,26 @@ def net(width: int = 64) -> Any:
 
 
 def losses(model: Any, rank: int, size: int) -> list[float]:
-    """Train on this rank's part of each batch and return the loss of the whole batch, step by step."""
+    """Train on this rank's part of each batch, one of ``size``; return the mean loss of all ranks, step by step."""
     import torch
     import torch.distributed as td
 
     draw = torch.Generator().manual_seed(1)
     optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
     for _ in range(6):
-        x, y = torch.randn(8 * size, 20, generator=draw), torch.randint(5, (8 * size,), generator=draw)
-        mine = slice(rank * 8, (rank + 1) * 8)
-        loss = torch.nn.functional.cross_entropy(model(x[mine].cuda()), y[mine].cuda())
+        x, y = torch.randn(24, 20, generator=draw), torch.randint(5, (24,), generator=draw)
+        loss = torch.nn.functional.cross_entropy(model(x[rank::size].cuda()), y[rank::size].cuda())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if size > 1:
-            td.all_reduce(mean := loss.detach().clone(), td.ReduceOp.AVG)
-            loss = mean
-        found.append(loss.item())
+        td.all_reduce(mean := loss.detach().clone(), td.ReduceOp.AVG)
+        found.append(mean.item())
     return found
 
 
-def alone(size: int) -> list[float]:
-    """Return the losses of one process on whole batches."""
-    import torch
-
-    model = net()
-    draw = torch.Generator().manual_seed(1)
-    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
-    for _ in range(6):
-        x, y = torch.randn(8 * size, 20, generator=draw), torch.randint(5, (8 * size,), generator=draw)
-        loss = torch.nn.functional.cross_entropy(model(x.cuda()), y.cuda())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(loss.item())
-    return found
+def alone() -> list[float]:
+    """Return the losses of every rank on whole batches."""
+    return losses(net(), 0, 1)
 
 
 def data_parallel(rank: int, size: int) -> str | None:
@@ -189,7 +175,7 @@ def data_parallel(rank: int, size: int) -> str | None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
     from torch.nn.parallel import DistributedDataParallel
 
-    expected = alone(size)
+    expected = alone()
     halves = default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook
     for hook, tolerance in zip((None, *halves), (1e-4, 2e-2, 5e-2), strict=True):
         model = DistributedDataParallel(net(), device_ids=[0], bucket_cap_mb=0.01)
@@ -212,7 +198,7 @@ def sharded(rank: int, size: int) -> str | None:
         if any(True for _ in layer.parameters()):
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    found, expected = losses(model, rank, size), alone(size)
+    found, expected = losses(model, rank, size), alone()
     return None if np.allclose(found, expected, rtol=1e-4) else f"losses {found} instead of {expected}"
 
 
@@ -239,7 +225,6 @@ def beside_gloo(small: bool) -> None:
     """Time all-reduces and a step of torch's DDP by this backend and by torch's Gloo, in the same processes."""
     import torch
     import torch.distributed as td
-    from torch.nn.parallel import DistributedDataParallel
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     other = td.new_group(backend="gloo")
@@ -250,25 +235,6 @@ def beside_gloo(small: bool) -> None:
         say(f"torch's all_reduce of {mib} MiB by mpiddp ({ours * 1e3:.3g} ms), Gloo's time over ours", theirs / ours)
         del x
     width, samples = (64, 8) if small else (2_048, 128)
-
-    def stepping(group: Any) -> Callable[[], float]:
-        model = torch.nn.Sequential(
-            torch.nn.Linear(784, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU(),
-            torch.nn.Linear(width, 10),
-        ).cuda()  # fmt: skip
-        data_parallel = DistributedDataParallel(model, device_ids=[0], process_group=group)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        x, y = torch.randn(samples, 784, device="cuda"), torch.randint(10, (samples,), device="cuda")
-
-        def step() -> float:
-            loss = torch.nn.functional.cross_entropy(data_parallel(x), y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return float(loss.item())
-
-        return step
-
-    ours, theirs = seconds(stepping(None), 10), seconds(stepping(other), 10)
+    ours, theirs = (seconds(torch_step(width, samples, True, group), 10) for group in (None, other))
     say(f"torch's DDP by mpiddp, batch {samples} a rank, width {width}", ours * 1e3, "ms")
     say("its time over that by Gloo", ours / theirs, most=1.0)

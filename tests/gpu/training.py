@@ -57,8 +57,8 @@ def our_step(width: int, samples: int) -> Callable[[], float]:
     return step
 
 
-def torch_step(width: int, samples: int, data_parallel: bool) -> Callable[[], float]:
-    """Return the same by torch, on one rank without its DDP."""
+def torch_step(width: int, samples: int, data_parallel: bool, group: Any = None) -> Callable[[], float]:
+    """Return the same by torch, on one rank without its DDP, else in a group of torch's."""
     import torch
 
     net: Any = torch.nn.Sequential(
@@ -66,7 +66,7 @@ def torch_step(width: int, samples: int, data_parallel: bool) -> Callable[[], fl
         torch.nn.Linear(width, CLASSES),
     ).cuda()  # fmt: skip
     if data_parallel:
-        net = torch.nn.parallel.DistributedDataParallel(net)
+        net = torch.nn.parallel.DistributedDataParallel(net, process_group=group)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     x, y = (torch.from_numpy(each).cuda() for each in batch(samples))
 

@@ -1,1 +1,1 @@
-"""Collectives on CuPy arrays. No GPU has run them yet."""
+"""Collectives on CuPy arrays."""
