@@ -205,7 +205,7 @@ IN_JOBS = ("with_torch", "gpu", "measure")
 WITHOUT_TESTS = {
     "": "errors nested typing",
     "algorithms": ("exchange fallback handshake native one_shot peer_access ring short tags tree two_shot"),
-    "algorithms/gpu": "nccl pointers ring staged staged_ring staged_two_shot table",
+    "algorithms/gpu": "nccl pointers ring staged staged_ring table",
     "autograd": "arithmetic conversion product reduction shaping",
     "bench": "compare contenders ddp job sweep timing with_torch",
     "device": "conversion namespace packing pinned place transfer",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import time
 from collections import Counter, namedtuple
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.typing import Array
 
+from .fields import parsed, text_of
 from .reservoir import Fifo, Reservoir
 from .samplers import checked_batch_size
 from .slots import TOO_LONG, Slots
@@ -32,7 +32,6 @@ TAG = 31000
 _TAGS = 4
 _MODES = ("wait", "drop", "stop")
 _STOP = _MODES.index("stop")
-_FIELD = re.compile(r"\s*(\w+)\s+(bool|[a-z]+\d+)((?:\s+\d+)*)\s*")
 _POLLS_BEFORE_YIELD, _POLLS_BEFORE_SLEEP, _SLEEP_S = 1_000, 4_000, 50e-6
 _POLLS_OF_SAMPLES, _POLLS_PER_LOOK = 8, 64
 _LOOK_S = 1.0
@@ -187,7 +186,7 @@ class Stream:
         self._counts: Counter[str] = Counter()
         self._waited_s = 0.0
         if fields is not None:
-            self._make(np.dtype(_parsed(fields) if isinstance(fields, str) else fields))
+            self._make(np.dtype(parsed(fields) if isinstance(fields, str) else fields))
         for i in own:
             self._tell(sources[i], window, sum(each % count == i % num_replicas for each in everyone))
         _open.append(self)
@@ -263,7 +262,7 @@ class Stream:
         ValueError if batches were drawn, or the samples have other fields or are more than a stream of this capacity,
         window and sources holds.
         """
-        dtype = _parsed(state["fields"]) if state["fields"] else None
+        dtype = parsed(state["fields"]) if state["fields"] else None
         held, known = len(state["samples"]), self.dtype in (None, dtype)
         # Samples that had not been confirmed are held beyond the capacity.
         if self._policy.slots or self._counts or held > self.capacity + self._window * len(self.sources) or not known:
@@ -281,7 +280,7 @@ class Stream:
 
     def _make(self, dtype: np.dtype[Any]) -> Slots:
         """Make memory for samples, and begin to receive."""
-        if not dtype.itemsize or not dtype.names or _parsed(text_of(dtype)) != dtype:
+        if not dtype.itemsize or not dtype.names or parsed(text_of(dtype)) != dtype:
             raise ValueError(
                 "fields should be names with plain numbers in this machine's byte order, at least one byte in all, and "
                 f"without gaps (align=False), as in 'x float32 64 64; step int64'; got {dtype}"
@@ -394,7 +393,7 @@ class Stream:
                 self._end_if_complete(rank)
             text = letters.tobytes().decode(errors="replace")
             try:
-                fields = _parsed(text)
+                fields = parsed(text)
                 made = self._slots or self._make(fields)
             except ValueError as error:
                 raise MismatchError(f"Stream's source {rank} has '{text}': {error}") from None
@@ -477,28 +476,3 @@ class Stream:
                 unopened = f"which has not opened its stream in {duration(silent_s)}"
                 states.append(f"source {rank}, {begun if source.described else unopened}")
         return "; ".join(states) or "no source"
-
-
-def _parsed(text: str) -> np.dtype[Any]:
-    fields: list[tuple[str, str, tuple[int, ...]]] = []
-    for part in text.strip().rstrip(";").split(";"):
-        match = _FIELD.fullmatch(part)
-        if match is None or match[2] not in np.sctypeDict:
-            raise ValueError(
-                "a field is a name, a dtype of NumPy and dimensions, as in 'x float32 64 64; step int64' (send numbers "
-                f"that NumPy does not have as integers of their size); got {part!r}"
-            )
-        fields.append((match[1], match[2], tuple(map(int, match[3].split()))))
-    return np.dtype(fields)
-
-
-def text_of(dtype: np.dtype[Any]) -> str:
-    """Return a structured dtype as sources write it.
-
-    Examples
-    --------
-    >>> text_of(np.dtype([("x", "f4", (2, 3)), ("step", "i8")]))
-    'x float32 2 3; step int64'
-    """
-    of = [(name, dtype[name].base.name, *dtype[name].shape) for name in dtype.names or ()]
-    return "; ".join(" ".join(map(str, each)) for each in of)
