@@ -48,7 +48,7 @@ class NLLLossFunction(Function):
         losses = x[self.index] * self.factors
         if reduction != "mean":
             return losses if reduction == "none" else losses.sum()
-        count = xp.asarray(target.size, dtype=x.dtype)
+        count = x.dtype.type(target.size)
         with np.errstate(divide="ignore", invalid="ignore"):  # the mean of no sample is NaN, as torch's
             self.factors = self.factors / count
             return losses.sum() / count
