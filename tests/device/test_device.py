@@ -360,12 +360,14 @@ def test_several_nodes(world: Any, cupy: Any, nodes: tuple[int, ...]) -> None:
     link, _ = connect(nodes[: world.size])
     for op, size in itertools.product(OPS, sizes(world, np.dtype(np.float32))):
         xs = draw(world.rng, world.size, (size,), np.dtype(np.float32))
-        x, mine = cupy.asarray(xs[world.rank]), own_op(op, world.rank)
-        if not means_something(op, x.dtype):
+        mine = own_op(op, world.rank)
+        if not means_something(op, xs[0].dtype):
             continue
-        made = plan.make(link, "all_reduce", None, x, x, mine)
-        requests.drive(made.steps(link, made.call, x, mine))
-        assert close(x.get(), reduced(op, xs)), (op, size)
+        for algorithm in (None, "staged_two_shot"):
+            x = cupy.asarray(xs[world.rank])
+            made = plan.make(link, "all_reduce", algorithm, x, x, mine)
+            requests.drive(made.steps(link, made.call, x, mine))
+            assert close(x.get(), reduced(op, xs)), (op, size, algorithm)
     link.close()
 
 

@@ -78,10 +78,9 @@ class Landing(Resource):
         return not self.fault
 
     def close(self) -> None:
-        self.slots = None
         if self._unpin is not None:
             self._unpin()
-            self._unpin = None
+        self._unpin = self.slots = None  # which unmaps the memory
 
     def drop(self, error: DistError) -> None:
         """Leave it pinned: copies may be on their way."""
@@ -139,10 +138,11 @@ class Lane:
 
 
 def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
+    """Reduce ``x``; by the ring on several nodes, and where memory cannot be pinned."""
     begin = stream.ready(x)
     entries = yield from handshake.exchange(link, call, segment.NOWHERE, op)
     landing = link.resource(Landing)
-    if not (yield from landing.prepare()):
+    if not (link.one_node and (yield from landing.prepare())):
         yield from staged_ring.all_reduce(link.after(), x, op)
         return
     assert landing.slots is not None
