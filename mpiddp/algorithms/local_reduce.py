@@ -1,6 +1,6 @@
 """Local reduction: what a reduction computes on this rank.
 
-Rows are combined in order, chunk by chunk in the cache, and each byte is read from memory once.
+Rows are combined in order. On the host this goes chunk by chunk in the cache, and each byte is read from memory once.
 """
 
 from __future__ import annotations

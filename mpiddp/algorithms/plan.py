@@ -188,7 +188,8 @@ def make(
         return Plan(call, handshake.without(exact)) if inner else plain(link, exact, call)
     largest = output if operation == "all_gather" else x
     if not type(x) is type(output) is np.ndarray:
-        return Plan(call, _device_steps(operation, link, largest, op, algorithm, call))
+        steps = _device_steps(operation, link, largest, op, algorithm, call)
+        return _comparing(call, steps) if steps in device_table.SELF_COMPARING else Plan(call, steps)
     chosen = algorithm_of(operation, link, largest.nbytes, algorithm)
     if op is not None and op._merges and chosen not in _WITH_ALL_ROWS:
         chosen = "exchange"

@@ -153,9 +153,7 @@ class Loan:
         if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_neg() or tensor.is_conj():
             return None
         dtype = _NUMPY.get(tensor.dtype) or self._dtype(tensor)
-        address, length = tensor.data_ptr(), tensor.nbytes
-        if length and not address:
-            raise ArgumentError(f"a tensor of {length} bytes has no memory: its storage was made shorter by resize_")
+        address, length = _expect_memory(tensor), tensor.nbytes
         self._lent.append(tensor)
         memory: Any = MPI.buffer.fromaddress(address, length)
         return np.frombuffer(memory, dtype)
@@ -184,7 +182,16 @@ class Loan:
         if x is not None:
             return x
         self.device = lent.device
+        _expect_memory(lent)
         return cuda.as_array(lent, _NUMPY.get(lent.dtype) or self._dtype(lent))
+
+
+def _expect_memory(tensor: torch.Tensor) -> int:
+    """Return a tensor's address; ArgumentError if it has none."""
+    address = tensor.data_ptr()
+    if tensor.nbytes and not address:
+        raise ArgumentError(f"a tensor of {tensor.nbytes} bytes has no memory: its storage was made shorter by resize_")
+    return address
 
 
 def symmetric_empty(

@@ -82,6 +82,19 @@ def test_every_rank_has_the_same_bits(world: Any, cupy: Any) -> None:
         assert len(set(everybody(x.get().tobytes()))) == 1
 
 
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "complex64"])
+def test_one_rank_multiplies_as_the_host_does(world: Any, cupy: Any, kind: str) -> None:
+    """Also on a device that is not the current one: the factor is not rounded to a half."""
+    x = world.rng.standard_normal(3000).astype(np.float32).astype(dtype_of(kind))
+    with cupy.cuda.Device(1):
+        y = cupy.asarray(x)
+    for factor in (1 / 3, 1e-6, 0.5):
+        dist.all_reduce(x, dist.ReduceOp.PREMUL_SUM(factor))
+        dist.all_reduce(y, dist.ReduceOp.PREMUL_SUM(factor))
+        assert y.get().tobytes() == x.tobytes()
+
+
 @pytest.mark.mpi(min_size=2)
 def test_a_sum_in_pairs_has_the_host_s_bits(world: Any, cupy: Any) -> None:
     ranks = range(world.size)

@@ -10,7 +10,7 @@ from typing import Any
 
 from mpiddp.algorithms import native
 from mpiddp.algorithms.handshake import without
-from mpiddp.algorithms.local_reduce import finish, premultiply
+from mpiddp.algorithms.local_reduce import finish, premultiply, reduce_rows
 from mpiddp.device import array_namespace, stream, transfer
 from mpiddp.device.place import place_of
 from mpiddp.mpi.lazy import MPI
@@ -87,8 +87,12 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
 
 def alone(link: Link, x: Array, op: ReduceOp) -> Steps:
     """Reduce over this rank alone: nothing is left to do but the product with a factor."""
-    premultiply(op, x)
-    yield stream.ready(x)
+    side = stream.after("add", x)
+    if op.factor is not None:
+        flat = x.reshape(-1)
+        with stream.on(side):
+            reduce_rows(op, [flat], [flat], 1, [op.factor])
+    yield stream.mark(side)
 
 
 def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:

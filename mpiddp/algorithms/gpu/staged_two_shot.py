@@ -1,14 +1,15 @@
 """Two shots on device arrays through pinned memory that the ranks of a node share.
 
 Every rank copies down what the others add, adds its own slice of all arrays on its device, and copies the sum down for
-the others. Nothing goes through MPI but the tokens that say so: the bytes cross the bus once down and once up, as in a
-ring, and no rank copies them from one part of the host's memory to another. Several pieces are on their way at once.
+the others. As many bytes cross the bus as in a ring, but no rank copies them from one part of the host's memory to
+another: nothing goes through MPI but the tokens that say that they are there. Several pieces are on their way at once.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from mpiddp.algorithms.local_reduce import bounds, reduce_rows
 from mpiddp.algorithms.tags import Tag
 from mpiddp.device import array_namespace, pinned, stream, transfer
 from mpiddp.errors import DistError
+from mpiddp.faults.calls import UnknownCallError
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.operation import Call
@@ -47,14 +49,18 @@ class Landing(Resource):
     def __init__(self, link: Link) -> None:
         self._link = link
         self._unpin: Callable[[], None] | None = None
-        self.slot_bytes = NODE_BYTES // link.size**2 // _LINE_BYTES * _LINE_BYTES
+        self.slot_bytes = max(NODE_BYTES // link.size**2 // _LINE_BYTES, 1) * _LINE_BYTES
         self.slots: Array | None = None
         """Of shape (ranks, lanes, ranks, slot_bytes)."""
         self.fault = ""
         """Why there is none; empty if there is, and before it has been asked for."""
+        self.calls = 0
 
-    def prepare(self) -> Steps:
-        """Allocate and pin the memory on first use; return True if all ranks could. All of them call this together."""
+    def prepare(self, side: Any) -> Steps:
+        """Allocate the memory on first use, and pin it on the device of a stream; return True if all ranks could.
+
+        All of them call this together.
+        """
         if self.slots is None and not self.fault:
             link = self._link
             used_bytes = LANES * link.size * self.slot_bytes
@@ -64,7 +70,8 @@ class Landing(Resource):
             if made.memory is not None:
                 memory = np.frombuffer(made.memory, np.uint8)
                 try:
-                    self._unpin = pinned.pin(memory)
+                    with stream.on(side):
+                        self._unpin = pinned.pin(memory)
                 except OSError as error:
                     self.fault = str(error)
                 failed = np.array([bool(self.fault)])
@@ -87,21 +94,32 @@ class Landing(Resource):
 
 
 class Lane:
-    """Passes pieces one after the other. ``slots`` are the lane's of all ranks: ``slots[r][q]`` is rank r's for q."""
+    """Passes pieces of one call, one after the other, on three streams.
 
-    def __init__(
-        self, link: Link, slots: Array, like: Array, tag: int, op: ReduceOp, factors: list[float] | None
-    ) -> None:
-        self._rank, self._size, self._comm = link.rank, link.size, link.later
+    ``slots`` are the lane's of all ranks: ``slots[r][q]`` is rank r's for q.
+    """
+
+    def __init__(self, link: Link, index: int, sides: Sequence[Any], op: ReduceOp, factors: list[float] | None) -> None:
+        landing = link[Landing]
+        assert landing.slots is not None
+        self._rank, self._size, self._link = link.rank, link.size, link
         self._others = [rank for rank in range(link.size) if rank != link.rank]
-        self._slots, self._tag, self._op, self._factors = slots, tag, op, factors
-        self._add, self._down, self._up = (stream.side(role, like) for role in ("add", "down", "up"))
+        self._slots, self._tag, self._op, self._factors = landing.slots[:, index], Tag.DEVICE_RING + index, op, factors
+        self._add, self._down, self._up = sides
+        self._token = landing.calls << 32
 
-    def _meet(self) -> All:
+    def _meet(self) -> Steps:
         """Tell the others that this rank's copies are done, and hear it from them."""
-        nothing = [b"", MPI.BYTE]
-        receives = [self._comm.Irecv([bytearray(), MPI.BYTE], rank, self._tag) for rank in self._others]
-        return All([*receives, *(self._comm.Isend(nothing, rank, self._tag) for rank in self._others)])
+        self._token += 1
+        comm, told, heard = self._link.later, np.full(1, self._token), np.full(self._size, self._token)
+        receives = [comm.Irecv(heard[rank : rank + 1], rank, self._tag) for rank in self._others]
+        yield All([*receives, *(comm.Isend(told, rank, self._tag) for rank in self._others)])
+        if (heard != self._token).any():
+            rank = self._link.ranks[int((heard != self._token).argmax())]
+            raise UnknownCallError(
+                f"the ranks of {self._link} disagree: rank {rank} has left this all_reduce, perhaps by an error of its"
+                " own, and is in another one; destroy the group, and make another"
+            )
 
     def all_reduce(self, pieces: list[Array]) -> Steps:
         read: Awaited = READY
@@ -118,7 +136,7 @@ class Lane:
             transfer.down(self._slots[self._rank, other], parts[other], self._down)
         yield stream.mark(self._down)
         yield read
-        yield self._meet()
+        yield from self._meet()
         with stream.on(self._add):
             rows = list(array_namespace(piece).empty((self._size, mine.size), piece.dtype))
         stream.follow(self._up, stream.mark(self._add))  # queued kernels may use the memory of rows
@@ -131,7 +149,7 @@ class Lane:
         stream.follow(self._down, stream.mark(self._add))
         transfer.down(self._slots[self._rank, self._rank], mine, self._down)
         yield stream.mark(self._down)
-        yield self._meet()
+        yield from self._meet()
         for other in self._others:
             transfer.up(parts[other], self._slots[other, other], self._up)
         return stream.mark(self._up)
@@ -140,20 +158,22 @@ class Lane:
 def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
     """Reduce ``x``; by the ring on several nodes, and where memory cannot be pinned."""
     begin = stream.ready(x)
+    sides = add, down, _ = [stream.side(role, x) for role in ("add", "down", "up")]
     entries = yield from handshake.exchange(link, call, segment.NOWHERE, op)
     landing = link.resource(Landing)
-    if not (link.one_node and (yield from landing.prepare())):
+    landing.calls += 1
+    if not (link.one_node and (yield from landing.prepare(add))):
+        yield begin  # the ring would wait for the stream that is current now
         yield from staged_ring.all_reduce(link.after(), x, op)
         return
-    assert landing.slots is not None
-    for role in ("down", "add"):
-        stream.follow(stream.side(role, x), begin)
+    for side in (add, down):
+        stream.follow(side, begin)
     flat, factors = x.reshape(-1), entries.factors_of(op)
     longest, shortest = landing.slot_bytes * link.size // x.itemsize, SHORTEST_BYTES // x.itemsize
     count = min(max(-(-x.size // LANES), shortest), longest)
     pieces = [flat[start : start + count] for start in range(0, x.size, count)]
     lanes = [
-        Lane(link, landing.slots[:, index], x, Tag.DEVICE_RING + index, op, factors).all_reduce(pieces[index::LANES])
+        Lane(link, index, sides, op, factors).all_reduce(pieces[index::LANES])
         for index in range(min(LANES, len(pieces)))
     ]
     yield from run_concurrently(lanes)

@@ -9,7 +9,7 @@ There are three ways. The first one that can do a call does it.
   and by `staged_ring` on several, which copy one part while another is on its way, and the rest by an algorithm of the
   host between two copies (`staged`).
 
-A group of one rank sends nothing: its arrays stay on the device.
+A group of one rank sends nothing: its all-reduces and exchanges stay on the device.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ ALGORITHMS: dict[str, ModuleType] = {
     "staged_two_shot": staged_two_shot,
 }
 
+SELF_COMPARING = (staged_two_shot.all_reduce,)
+"""Steps that compare the call themselves."""
 SHORT_BYTES = 1 << 19
 """Up to this size an algorithm of the host between two copies takes less. Measured on two ranks that shared an H200: it
 would be 256 KiB if they did not wait for each other's turn (with NVIDIA's MPS), and 1 MiB if they did."""
@@ -87,7 +89,7 @@ def plan(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, 
             return through_host
         _expect_possible(chosen)
         steps = getattr(ALGORITHMS[chosen], operation)
-        return [(ANY_SIZE, steps if chosen == "staged_two_shot" else without(steps))]
+        return [(ANY_SIZE, steps if steps in SELF_COMPARING else without(steps))]
     if _takes_addresses(operation, link, dtype, op):
         return [(ANY_SIZE, without(getattr(pointers, operation)))]
     if operation != "all_reduce":
