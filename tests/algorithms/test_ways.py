@@ -90,7 +90,7 @@ def test_calls_agree_on_a_way_and_then_take_it(world: Any, monkeypatch: pytest.M
     if world.size == 1 or link.resource(CrossMemory).fault:
         pytest.skip("there is no choice")
     begins_in_turn = link.find(EagerBuffers) is not None
-    count = 300_007
+    count = 600_007
     dist.all_reduce(np.zeros(count, np.float32))  # asks for the ways' memory
     link.resource(ways.Ways)._chosen.clear()
     link.resource(ways.Ways)._took.clear()

@@ -186,7 +186,7 @@ def test_the_librarys_limit_is_named(world):
 def test_making_and_destroying_does_not_grow(world, monkeypatch):
     liveness = this_job.current().liveness
     monkeypatch.setattr(liveness, "_retired", deque(maxlen=min(liveness._retired.maxlen, 30)))
-    xs = np.ones(3), np.ones(150_000)
+    xs = np.ones(3), np.ones(300_000)
 
     def cycles(number):
         for index in range(number):

@@ -20,7 +20,7 @@ Op = dist.ReduceOp
 KINDS = [*COLLECTIVES, "barrier", "p2p", "object"]
 CHOOSING = ("all_reduce", "reduce", "broadcast", "all_gather_single", "reduce_scatter_single")
 """Calls that take an algorithm."""
-SIZES = (1, 5, 300, 140_000)
+SIZES = (1, 5, 300, 270_000)
 
 
 def lists_of_ranks(size: int) -> list[list[int]]:

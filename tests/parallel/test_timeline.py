@@ -95,7 +95,7 @@ def test_the_environment_asks_for_a_trace_of_the_whole_program(
     if world.size > 1:  # the trace goes on after calls that differ in another group
         group = dist.new_group()
         with pytest.raises(dist.MismatchError):
-            dist.all_reduce(np.ones(150_000 + world.rank), group=group)
+            dist.all_reduce(np.ones(300_000 + world.rank), group=group)
     one, two = dist.DistributedDataParallel(mlp()), dist.DistributedDataParallel(mlp())
     assert one.timeline is two.timeline is not None
     step_of(one, *batch(world.rng, 3))

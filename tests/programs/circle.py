@@ -25,6 +25,6 @@ match name:
     case "barrier":
         dist.barrier(groups[group])
     case "all_reduce":
-        dist.all_reduce(np.ones(150_000), group=groups[group], async_op=True).wait()
+        dist.all_reduce(np.ones(300_000), group=groups[group], async_op=True).wait()
     case "broadcast":
         dist.broadcast(x, awaited, group=groups[group])

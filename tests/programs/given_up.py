@@ -15,7 +15,7 @@ if dist.get_rank() != 1:
     except dist.DistTimeoutError:
         print("caught", flush=True)
 for _ in range(20):
-    z = np.ones(150_000)
+    z = np.ones(300_000)
     dist.all_reduce(z)
     assert (z == 3).all()
 if dist.get_rank() != 1:

@@ -57,7 +57,7 @@ for name in ("auto", *plan.offering("all_reduce")):
             checked += 1
 os.environ.pop("MPIDDP_ALGORITHM", None)
 plan.forget()
-x = np.full(150_000, rank, np.float64)
+x = np.full(300_000, rank, np.float64)
 dist.broadcast(x, src=size - 1)
 assert (x == size - 1).all()
 told = [None] * size

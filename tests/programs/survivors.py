@@ -49,7 +49,7 @@ def wait(case):
             dies()
             dist.all_reduce(x)
         case "asynchronous":
-            works = [dist.all_reduce(np.ones(n), async_op=True) for n in (3, 150_000)]
+            works = [dist.all_reduce(np.ones(n), async_op=True) for n in (3, 300_000)]
             dies()
             for work in works:
                 work.wait()
