@@ -41,22 +41,22 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 1017,
-    "mpiddp/algorithms": 2764,
+    "mpiddp/algorithms": 2917,
     "mpiddp/autograd": 935,
     "mpiddp/bench": 1249,
-    "mpiddp/data": 1316,
-    "mpiddp/device": 521,
+    "mpiddp/data": 1320,
+    "mpiddp/device": 536,
     "mpiddp/distributed": 1931,
     "mpiddp/examples": 614,
     "mpiddp/faults": 2421,
-    "mpiddp/mpi": 2164,
+    "mpiddp/mpi": 2167,
     "mpiddp/nn": 1123,
     "mpiddp/optim": 438,
     "mpiddp/parallel": 1870,
     "mpiddp/shm": 471,
-    "mpiddp/torch": 1499,
+    "mpiddp/torch": 1496,
     "mpiddp/training": 2398,
-    "tests, all": 27_293,
+    "tests, all": 27_599,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
