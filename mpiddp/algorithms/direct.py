@@ -5,8 +5,8 @@ cross-memory attach, every rank then does its part of `two_shot` at once, and th
 The other `ways` are steps: of `two_shot` through the scratch, and of MPI. A call of `two_shot` by attach takes longer,
 because it makes anew what a plan has prepared here.
 
-Ordinary arrays that are not too long go by `one_shot`, and the first round has their first piece already. A symmetric
-array is not copied there, so that the round is made again if only some are.
+Ordinary arrays that are not too long may go by `one_shot` in pieces, and the first round has their first piece already.
+A symmetric array is not copied there, so that the round is made again if only some are.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from mpiddp.typing import Array
 from . import native, two_shot
 from .one_shot import ENOUGH, OneShot, Shot, apart, meeting, whole
 from .peer_access import Copies, PeerAccess, Views
-from .ways import ATTACH, MPIS, SCRATCH, Ways
+from .ways import ATTACH, MPIS, PIECES, SCRATCH, Ways
 
+ALWAYS_BYTES = 1 << 18
+"""Up to this size pieces take less than the other ways."""
 _WORD, _NUMBER = struct.Struct("q"), struct.Struct("d")
 """A factor is told in the bits of a whole number."""
 
@@ -47,7 +49,10 @@ class Direct:
         self._operation, self._op, self._root = operation, op, root
         self._options = [each for each in (root, op) if each not in (NO_ROOT, None)]
         self._pieces = pieces
-        """Takes ordinary arrays; None where `Ways` do."""
+        """Takes ordinary arrays in pieces; None where they are too long for that."""
+        self._way: str | None = None
+        self._tries = False
+        """The way of ordinary arrays in the call that is being made, and whether it is tried; None: not known yet."""
         self._first = pieces.shots[0] if pieces else meeting(self._eager)
         self._told = [
             [self._eager.position(kind, number, receiver, 0) for receiver in (0, 1) for kind in (0, 1)]
@@ -56,7 +61,7 @@ class Direct:
         """Where the first rank tells segment, offset, address and factor, by the buffer; the others do behind it."""
         self._ways, self._memory = link.resource(Ways), link.resource(CrossMemory)
         self._scratch = link.resource(Scratch)
-        self._kind, self._size_bytes = two_shot.kind_of(call, x), x.nbytes
+        self._kind, self._size_bytes = two_shot.kind_of(call, x)._replace(in_pieces=pieces is not None), x.nbytes
         self._has_factor = op is not None and op.factor is not None
         self._x: Array | None = None
 
@@ -72,10 +77,11 @@ class Direct:
     def _show(self, x: Array) -> Array | None:
         """Tell where the array lies; return the piece of an ordinary one that the next round shows."""
         self._x = x
+        self._way, self._tries = self._decide()
         place = find(x)
         words, me, told = self._eager.words, self._link.rank, self._told[(self._eager.number + 1) % BUFFERS]
         words[told[0] + me] = place.segment
-        if self._pieces is not None and not place.segment:
+        if self._way == PIECES and not place.segment:
             return None if self._first.shown is None else self._first.shown(x)
         words[told[1] + me], words[told[2] + me] = place.offset, address_of(x)
         if self._has_factor:
@@ -89,27 +95,27 @@ class Direct:
         words, link, told = self._eager.words, self._link, self._told[self._eager.number % BUFFERS]
         segments = words[told[0] : told[0] + link.size].tolist()
         symmetric = segments[0] and len(set(segments)) == 1
-        if self._pieces is not None and not symmetric:
-            return self._by_pieces(current, output, x, any(segments))
+        way, tries = self._way, self._tries
+        counted = way == SCRATCH and self._pieces is None  # by `two_shot`, which knows no pieces
+        if not (symmetric or tries or counted or way is None):
+            self._ways.count(self._kind)
+        if way == PIECES and not symmetric:
+            began = thread_time()
+            left = self._by_pieces(current, output, x, any(segments))
+            return Driven(lambda: self._noted(left, began)) if tries else left
         flat = as_bytes(x) if self._op is None else x.reshape(-1)
         offsets, addresses, factors_told = (words[first : first + link.size].tolist() for first in told[1:])
         factors = [_NUMBER.unpack(_WORD.pack(each))[0] for each in factors_told] if self._has_factor else None
         access: PeerAccess
-        chosen = way = started = None
+        started = None
         if symmetric:
             view, places = segment(segments[0]).view, zip(link.ranks, offsets, strict=True)
             access = Views([view(rank, offset, flat.size, flat.dtype) for rank, offset in places], link.rank)
+        elif way != ATTACH:
+            return Driven(lambda: self._go(link.after(), way, tries, output, x))
         else:
-            chosen = self._ways.chosen(self._kind)
-            if chosen is None:
-                possible = self._possible()
-                way = self._ways.next(self._kind, possible) if possible else None
-            elif chosen != SCRATCH:  # which `two_shot` counts
-                self._ways.count(self._kind)
-            if (chosen or way) != ATTACH:
-                return Driven(lambda: self._go(link.after(), chosen, way, output, x))
             access = Copies(self._memory, link.rank, flat, addresses)
-            started = thread_time() if way else None
+            started = thread_time() if tries else None
         try:
             self._move(access, output, x, factors)
         except DistError as error:
@@ -119,7 +125,7 @@ class Direct:
         seconds = thread_time() - started
         return Driven(lambda: self._ways.note(self._kind, ATTACH, seconds))
 
-    def _by_pieces(self, current: Round, output: Array, x: Array, mixed: bool) -> Awaited | None:
+    def _by_pieces(self, current: Round, output: Array, x: Array, mixed: bool) -> Awaited:
         """Make the shots of ordinary arrays; ``mixed``: some are symmetric, and the first piece has not been shown."""
         pieces, first = self._pieces, 0 if mixed else 1
         assert pieces is not None
@@ -131,9 +137,27 @@ class Direct:
             return ENOUGH
         return Driven(lambda: pieces.shoot(output, x, self._call.record.pack(0), first))
 
+    def _noted(self, left: Awaited, started: float) -> Steps:
+        """Wait for the pieces of a call that tries them, and note the time."""
+        if left is not ENOUGH:
+            yield left
+        yield from self._ways.note(self._kind, PIECES, thread_time() - started)
+
+    def _decide(self) -> tuple[str | None, bool]:
+        """Return the way of ordinary arrays, and whether this call tries it; None before there is memory for all."""
+        if self._pieces is not None and (self._size_bytes <= ALWAYS_BYTES or self._has_factor):
+            return PIECES, False
+        chosen = self._ways.chosen(self._kind)
+        if chosen is not None:
+            return chosen, False
+        possible = self._possible()
+        return (self._ways.next(self._kind, possible), True) if possible else (None, False)
+
     def _possible(self) -> list[str]:
         """Return the ways of ordinary arrays; none before the first call has asked for their memory."""
         ways = []
+        if self._pieces is not None and self._memory.asked:
+            ways.append(PIECES)
         if self._scratch.ready and self._memory.asked:
             ways.append(SCRATCH)
         if self._memory.asked and not self._memory.fault:
@@ -142,18 +166,19 @@ class Direct:
             ways.append(MPIS)
         return ways
 
-    def _go(self, link: Link, chosen: str | None, tried: str | None, output: Array, x: Array) -> Steps:
-        """Go another way than attach, and if it is ``tried`` note the time."""
+    def _go(self, link: Link, way: str | None, tries: bool, output: Array, x: Array) -> Steps:
+        """Go by MPI or through the scratch, and note the time of a call that tries it."""
         started = thread_time()
         arrays = (output, x) if self._operation in ("reduce_scatter", "all_gather") else (x,)
-        if MPIS in (chosen, tried):
+        if way == MPIS:
             yield from getattr(native, self._operation)(link, *arrays, *self._options)
         else:
             yield from self._memory.prepare()
             steps = getattr(two_shot, self._operation)  # by MPI where there is no scratch
             yield from steps(link, self._call, *arrays, *self._options, way=SCRATCH)
-        if tried is not None:
-            yield from self._ways.note(self._kind, tried, thread_time() - started)
+        if tries:
+            assert way is not None
+            yield from self._ways.note(self._kind, way, thread_time() - started)
 
     def _move(self, access: PeerAccess, output: Array, x: Array, factors: list[float] | None) -> None:
         match self._operation:

@@ -61,6 +61,11 @@ _WITH_ALL_ROWS = ("one_shot", "two_shot", "short", *WAYS)
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _IN_MEMORY = ("one_shot", "two_shot", *WAYS)
 ANY_SIZE = float("inf")
+_PIECES_BYTES = 1 << 22
+"""Up to this size an ordinary array may go through the eager buffers in pieces, on few ranks."""
+_SCALED_PIECES_BYTES = 1 << 20
+"""Up to this size one of PREMUL_SUM always does. The other ways scale the sum, not its addends, by a power of two, which
+gives other bits where it underflows: time must not choose between them."""
 _KIB = 1 << 10
 
 # Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0 (`python -m mpiddp bench tune`). Bytes are of the
@@ -200,7 +205,9 @@ def make(
         return Plan(call, shot.steps, shot.run)
     if chosen == "two_shot" and link.find(EagerBuffers) is not None:
         pieces = None
-        if _goes_in_pieces(operation, link, x.nbytes) and (algorithm or _overrides().get(operation)) is None:
+        most_bytes = _PIECES_BYTES if op is None or op.factor is None else _SCALED_PIECES_BYTES
+        in_pieces = link.size <= 4 and x.nbytes <= most_bytes
+        if in_pieces and (algorithm or _overrides().get(operation)) is None:
             pieces = OneShot(link, call, one_shot.shots(link, operation, output, x, op, root), places)
         direct = Direct(link, call, operation, x, op, root, pieces)
         apart = direct.apart if places[0] != places[1] else None
@@ -210,22 +217,6 @@ def make(
         return _comparing(call, getattr(short, operation))
     module = _module(operation, chosen, link, x.dtype, op, largest.nbytes)
     return _of_module(module, operation, link, call, inner=inner)
-
-
-_PIECES_OF_TWO_BYTES = {
-    **dict.fromkeys(("reduce", "reduce_scatter"), 1 << 22),
-    "all_reduce": 1 << 21,
-    "broadcast": 1 << 20,
-    "all_gather": 1 << 19,
-}
-"""Measured on an idle AMD EPYC. Beside other load `Ways` take up to a third less for an all_reduce from 1 MiB on."""
-
-
-def _goes_in_pieces(operation: str, link: Link, input_bytes: int) -> bool:
-    """Return True if an ordinary array takes less time by one shot than by `Ways`, where a symmetric one does not."""
-    if link.size == 2:
-        return input_bytes <= _PIECES_OF_TWO_BYTES[operation]
-    return link.size <= 4 and input_bytes <= (1 << 19 if operation == "all_reduce" else 1 << 20)
 
 
 def barrier(link: Link, name: str = "barrier") -> Plan:

@@ -1,13 +1,13 @@
-"""Ways of ordinary arrays within a node: through the scratch, by cross-memory attach, or by MPI.
+"""Ways of ordinary arrays within a node: pieces in eager buffers, the scratch, cross-memory attach, or MPI.
 
 Which one is the fastest depends on the processor, the kernel and the pages of the arrays. Therefore the first calls of
 an operation with arrays of a size take the ways in turn, and then all ranks agree on one. Reductions have the same bits
-by the scratch and by attach, and MPI has no part in them. A way is judged by processor time, because other load
+by all but MPI, which has no part in them. A way is judged by processor time, because other load
 prolongs a call, but hardly its work.
 
 In `two_shot` there is a choice where all ranks block in the call. Other calls go through the scratch, which a rank
 fills when their turn has come: a program may have begun several on one array, and by attach a rank might read it before
-another's earlier call has written it. In `direct` every call begins when its turn has come.
+another's earlier call has written it. In `direct` every call begins when its turn has come, and there alone are pieces.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.requests import Steps
 
-SCRATCH, ATTACH, MPIS = "scratch", "attach", "native"
+PIECES, SCRATCH, ATTACH, MPIS = "pieces", "scratch", "attach", "native"
 TRIES = 3
 """Calls that take each way. The least time counts."""
 CALLS = 1000
 """After so many calls the ways are tried again, because other load may have decided, and may have ended."""
 LEAD = 0.95
-"""Another way has to take less than this of the first one's time, the scratch's, so that chance does not choose."""
+"""Another way has to take less than this of the first one's time, so that chance does not choose."""
 
 
 class Kind(NamedTuple):
@@ -38,6 +38,8 @@ class Kind(NamedTuple):
     operation: str
     bits: int
     """Of the arrays' length in bytes."""
+    in_pieces: bool = False
+    """Whether they may go in pieces."""
 
 
 class Ways(Resource):

@@ -84,13 +84,17 @@ def test_the_only_way_and_a_way_that_was_asked_for_are_not_tried(
     assert not tried._took and clock.now == 2
 
 
+@pytest.mark.parametrize("count", [300_007, 1_100_007])
 @pytest.mark.parametrize("async_op", [False, True])
-def test_calls_agree_on_a_way_and_then_take_it(world: Any, monkeypatch: pytest.MonkeyPatch, async_op: bool) -> None:
+def test_calls_agree_on_a_way_and_then_take_it(
+    world: Any, monkeypatch: pytest.MonkeyPatch, async_op: bool, count: int
+) -> None:
+    """Arrays of up to 4 MiB may go in pieces, too, which is no reading of other processes' memory either."""
     link = default_group()._link
     if world.size == 1 or link.resource(CrossMemory).fault:
         pytest.skip("there is no choice")
     begins_in_turn = link.find(EagerBuffers) is not None
-    count = 600_007
+    turns = [False, False, True] if begins_in_turn and count < 1 << 20 and world.size <= 4 else [False, True]
     dist.all_reduce(np.zeros(count, np.float32))  # asks for the ways' memory
     link.resource(ways.Ways)._chosen.clear()
     link.resource(ways.Ways)._took.clear()
@@ -98,7 +102,7 @@ def test_calls_agree_on_a_way_and_then_take_it(world: Any, monkeypatch: pytest.M
     read = CrossMemory.read
     monkeypatch.setattr(CrossMemory, "read", lambda *args: reads.append(1) or read(*args))
     by_attach = []
-    for call in range(2 * ways.TRIES + 3):
+    for call in range(len(turns) * ways.TRIES + 3):
         x = np.full(count, 1.0 + world.rank, np.float32)
         del reads[:]
         # Ranks that wait and one that does not are in one call.
@@ -111,6 +115,6 @@ def test_calls_agree_on_a_way_and_then_take_it(world: Any, monkeypatch: pytest.M
     if async_op and not begins_in_turn:
         assert not any(by_attach) and not found
         return
-    assert by_attach[: 2 * ways.TRIES] == [False, True] * ways.TRIES
-    assert by_attach[2 * ways.TRIES :] == [found == ["attach"]] * 3
+    assert by_attach[:-3] == turns * ways.TRIES
+    assert by_attach[-3:] == [found == ["attach"]] * 3
     assert len(set(link.now.allgather(*found))) == 1
