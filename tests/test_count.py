@@ -41,7 +41,7 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 1017,
-    "mpiddp/algorithms": 2917,
+    "mpiddp/algorithms": 2931,
     "mpiddp/autograd": 935,
     "mpiddp/bench": 1249,
     "mpiddp/data": 1320,
@@ -56,7 +56,7 @@ BUDGET = {
     "mpiddp/shm": 471,
     "mpiddp/torch": 1496,
     "mpiddp/training": 2398,
-    "tests, all": 27_599,
+    "tests, all": 27_602,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -64,8 +64,8 @@ ANY_SIZE = float("inf")
 _PIECES_BYTES = 1 << 22
 """Up to this size an ordinary array may go through the eager buffers in pieces, on few ranks."""
 _SCALED_PIECES_BYTES = 1 << 20
-"""Up to this size one of PREMUL_SUM always does. The other ways scale the sum, not its addends, by a power of two, which
-gives other bits where it underflows: time must not choose between them."""
+"""Up to this size one of PREMUL_SUM always does. The other ways scale its sum, not the addends, by a power of two. That
+gives other bits where it underflows, and time must not choose between them."""
 _KIB = 1 << 10
 
 # Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0 (`python -m mpiddp bench tune`). Bytes are of the
