@@ -6,7 +6,8 @@ The other `ways` are steps: of `two_shot` through the scratch, and of MPI. A cal
 because it makes anew what a plan has prepared here.
 
 Ordinary arrays that are not too long may go by `one_shot` in pieces, and the first round has their first piece already.
-A symmetric array is not copied there, so that the round is made again if only some are.
+A symmetric array is not copied there, so that the round is made again if only some are. So it is in a call that tries
+pieces, whose time is that of all of them.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from .one_shot import ENOUGH, OneShot, Shot, apart, meeting, whole
 from .peer_access import Copies, PeerAccess, Views
 from .ways import ATTACH, MPIS, PIECES, SCRATCH, Ways
 
-ALWAYS_BYTES = 1 << 18
-"""Up to this size pieces take less than the other ways."""
+_ALWAYS_BYTES = 1 << 19
+"""Up to this size ordinary arrays always go in pieces. The time of a try shows what a way costs, but not how long the
+ranks wait for each other, which decides for short arrays."""
 _WORD, _NUMBER = struct.Struct("q"), struct.Struct("d")
 """A factor is told in the bits of a whole number."""
 
@@ -81,7 +83,7 @@ class Direct:
         place = find(x)
         words, me, told = self._eager.words, self._link.rank, self._told[(self._eager.number + 1) % BUFFERS]
         words[told[0] + me] = place.segment
-        if self._way == PIECES and not place.segment:
+        if self._way == PIECES and not self._tries and not place.segment:
             return None if self._first.shown is None else self._first.shown(x)
         words[told[1] + me], words[told[2] + me] = place.offset, address_of(x)
         if self._has_factor:
@@ -96,13 +98,9 @@ class Direct:
         segments = words[told[0] : told[0] + link.size].tolist()
         symmetric = segments[0] and len(set(segments)) == 1
         way, tries = self._way, self._tries
-        counted = way == SCRATCH and self._pieces is None  # by `two_shot`, which knows no pieces
-        if not (symmetric or tries or counted or way is None):
-            self._ways.count(self._kind)
         if way == PIECES and not symmetric:
-            began = thread_time()
-            left = self._by_pieces(current, output, x, any(segments))
-            return Driven(lambda: self._noted(left, began)) if tries else left
+            left = self._by_pieces(current, output, x, shown=not (tries or any(segments)))
+            return Driven(lambda: self._noted(left)) if tries else left
         flat = as_bytes(x) if self._op is None else x.reshape(-1)
         offsets, addresses, factors_told = (words[first : first + link.size].tolist() for first in told[1:])
         factors = [_NUMBER.unpack(_WORD.pack(each))[0] for each in factors_told] if self._has_factor else None
@@ -125,42 +123,50 @@ class Direct:
         seconds = thread_time() - started
         return Driven(lambda: self._ways.note(self._kind, ATTACH, seconds))
 
-    def _by_pieces(self, current: Round, output: Array, x: Array, mixed: bool) -> Awaited:
-        """Make the shots of ordinary arrays; ``mixed``: some are symmetric, and the first piece has not been shown."""
-        pieces, first = self._pieces, 0 if mixed else 1
+    def _by_pieces(self, current: Round, output: Array, x: Array, *, shown: bool) -> Awaited:
+        """Make the shots of ordinary arrays, of which ``current`` has ``shown`` the first pieces, or has not."""
+        pieces, first = self._pieces, int(shown)
         assert pieces is not None
         if output is not x and len(pieces.shots) > first:
             x = apart(x, output)
-        if not mixed and self._first.end is not None:
+        if shown and self._first.end is not None:
             self._first.end(current, self._first.result(output))
         if len(pieces.shots) == first:
             return ENOUGH
         return Driven(lambda: pieces.shoot(output, x, self._call.record.pack(0), first))
 
-    def _noted(self, left: Awaited, started: float) -> Steps:
+    def _noted(self, left: Awaited) -> Steps:
         """Wait for the pieces of a call that tries them, and note the time."""
-        if left is not ENOUGH:
-            yield left
+        started = thread_time()
+        yield left
         yield from self._ways.note(self._kind, PIECES, thread_time() - started)
 
     def _decide(self) -> tuple[str | None, bool]:
-        """Return the way of ordinary arrays, and whether this call tries it; None before there is memory for all."""
-        if self._pieces is not None and (self._size_bytes <= ALWAYS_BYTES or self._has_factor):
+        """Return the way of ordinary arrays, and whether this call tries it; None before there is memory for all.
+
+        It counts the call before its round begins. Later, a rank that an interrupt takes out of the call would not
+        count it, where the others do.
+        """
+        if self._pieces is not None and (self._size_bytes <= _ALWAYS_BYTES or self._has_factor):
             return PIECES, False
         chosen = self._ways.chosen(self._kind)
         if chosen is not None:
+            if chosen != SCRATCH or self._pieces is not None:  # `two_shot` counts the others
+                self._ways.count(self._kind)
             return chosen, False
         possible = self._possible()
         return (self._ways.next(self._kind, possible), True) if possible else (None, False)
 
     def _possible(self) -> list[str]:
         """Return the ways of ordinary arrays; none before the first call has asked for their memory."""
+        if not self._memory.asked:
+            return []
         ways = []
-        if self._pieces is not None and self._memory.asked:
+        if self._pieces is not None:
             ways.append(PIECES)
-        if self._scratch.ready and self._memory.asked:
+        if self._scratch.ready:
             ways.append(SCRATCH)
-        if self._memory.asked and not self._memory.fault:
+        if not self._memory.fault:
             ways.append(ATTACH)
         if ways and self._op is None and self._size_bytes >= two_shot.MPIS_BYTES:
             ways.append(MPIS)

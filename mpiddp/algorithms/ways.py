@@ -1,9 +1,9 @@
 """Ways of ordinary arrays within a node: pieces in eager buffers, the scratch, cross-memory attach, or MPI.
 
 Which one is the fastest depends on the processor, the kernel and the pages of the arrays. Therefore the first calls of
-an operation with arrays of a size take the ways in turn, and then all ranks agree on one. Reductions have the same bits
-by all but MPI, which has no part in them. A way is judged by processor time, because other load
-prolongs a call, but hardly its work.
+an operation with arrays of a size take the ways in turn, and then all ranks agree on one. MPI has no part in
+reductions, which have the same bits by all others. A PREMUL_SUM might not in pieces, so there the size alone decides. A
+way is judged by processor time, because other load prolongs a call, but hardly its work.
 
 In `two_shot` there is a choice where all ranks block in the call. Other calls go through the scratch, which a rank
 fills when their turn has come: a program may have begun several on one array, and by attach a rank might read it before
@@ -87,6 +87,8 @@ class Ways(Resource):
         """Return, for each operation, what the ranks have agreed on, by sizes."""
         found: dict[str, list[str]] = {}
         for kind, way in sorted(self._chosen.items()):
+            if kind._replace(in_pieces=True) in self._chosen and not kind.in_pieces:
+                continue  # calls that asked for an algorithm, or arrays just too long for pieces
             limit = 1 << kind.bits
             size = f"{limit >> 20} MiB" if limit >> 20 else f"{limit >> 10} KiB"
             found.setdefault(kind.operation, []).append(f"{way} (below {size})")

@@ -202,7 +202,7 @@ def _ways() -> dict[str, str]:
     for size in _TRIED_BYTES if group._link.one_node and ranks > 1 else ():
         x = np.zeros(size // ranks * ranks, np.uint8)
         block = x[: size // ranks].copy()
-        for _ in range(3 * TRIES):
+        for _ in range(1 + 4 * TRIES):
             dist.all_reduce(x, dist.ReduceOp.MAX)
             dist.broadcast(x, 0)
             dist.all_gather_single(x, block)
