@@ -21,7 +21,7 @@ if rank == 0:
     dist.send(x, 1, tag=3)
 if rank == 1:
     dist.recv(x, 0, tag=3)
-dist.all_reduce(np.ones(300_000), async_op=True).wait()
+dist.all_reduce(np.ones(200_000), async_op=True).wait()
 
 
 def save():
@@ -35,4 +35,4 @@ if sys.argv[1] == "missing" and rank == 1:
 if sys.argv[1] == "error" and rank == 1:
     raise KeyError("mine")
 dist.all_reduce(x)
-dist.all_reduce(np.ones(300_000))
+dist.all_reduce(np.ones(150_000))
