@@ -42,8 +42,8 @@ ALGORITHMS: dict[str, ModuleType] = {
 SELF_COMPARING = (staged_two_shot.all_reduce,)
 """Steps that compare the call themselves."""
 SHORT_BYTES = 1 << 19
-"""Up to this size an algorithm of the host between two copies takes less. Measured on two ranks that shared an H200: it
-would be 256 KiB if they did not wait for each other's turn (with NVIDIA's MPS), and 1 MiB if they did."""
+"""Up to this size an algorithm of the host between two copies takes less. On two ranks that shared an H200 it did up to
+1 MiB, and up to 256 KiB with NVIDIA's MPS, where they did not wait for each other's turn."""
 ANY_SIZE = float("inf")
 
 _BY_MESSAGES = ("all_gather", "all_gather_list", "gather", "scatter", "all_to_all", "all_to_all_single")

@@ -82,5 +82,5 @@ def test_the_call_after_one_that_failed_here_is_not_taken_for_it(
     with pytest.raises(MemoryError if world.rank == 1 else MismatchError, match=r"is full|has left this all_reduce"):
         for work in works:
             work.wait(timeout=5)
-    assert everybody(True)
+    everybody(True)  # until all have raised
     group._link.discard()
