@@ -360,7 +360,7 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--ranks", metavar="N,...", help="numbers of ranks of `mpi` tests (default: 2,3; of `core` tests 1,2,3,4)"
+        "--ranks", metavar="N,...", help="numbers of ranks of `mpi` tests (default: 3; of `core` tests 1,2,3,4)"
     )
     parser.addoption("--at-once", metavar="N", type=int, default=3, help="files with `launch` tests side by side")
 

@@ -1,7 +1,7 @@
 """The tiers of the suite: at every change a test of each promise; ``--long`` adds other cases, marked as ``long``.
 
 A test marked as ``mpi`` runs on the numbers of its ``ranks`` mark, else on 1 to 4 if it is marked as ``core``, else on
-2 and 3. What is the same on any number of ranks has ``ranks`` with one number.
+3: an odd number of ranks, of which one is neither the first nor the last.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-CORE, REST = (1, 2, 3, 4), (2, 3)
+CORE, REST = (1, 2, 3, 4), (3,)
 """Numbers of ranks of core tests, and of others."""
 
 
