@@ -15,7 +15,6 @@ from mpiddp import launchers, settings
 from mpiddp.bench import cli as bench
 from mpiddp.cores import limit_blas_threads
 from mpiddp.training import config, supervisor
-from mpiddp.training.config import resumed_threads
 from mpiddp.training.options import UsageError, nearest
 
 from .faults import flight, where_socket
@@ -109,7 +108,7 @@ def run_train(arguments: argparse.Namespace) -> int:
     # With virtual ranks the bits shall not depend on the cores that each rank has.
     before = 1 if options.virtual_ranks else None
     if before is None and options.resume == "auto" and options.output is not None:
-        before = resumed_threads(options.output, 1 if announced is None else announced.size - options.spares)
+        before = config.resumed_threads(options.output, 1 if announced is None else announced.size - options.spares)
     _limit_threads(before)
     from mpiddp.training import run
 

@@ -11,7 +11,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 
 
 def cores(pid: int = 0) -> set[int]:
-    return os.sched_getaffinity(pid) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    return os.sched_getaffinity(pid)
 
 
 def core_mask() -> int:

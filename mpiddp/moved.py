@@ -11,17 +11,7 @@ from opcode import opmap
 from types import ModuleType
 from typing import NoReturn
 
-_NO_MIXED_PRECISION = (
-    "there is no mixed precision any more: train in float32, and send gradients in half precision with"
-    " mpiddp.fp16_compress_hook or bf16_compress_hook; or take torch's own, on the backend of mpiddp.torch"
-)
-
-
-def _gone(names: str, cure: str) -> dict[str, str]:
-    return dict.fromkeys(names.split(), f"it is gone: {cure}")
-
-
-_INSTEAD = {
+_ELSEWHERE = {
     "DDP": "use mpiddp.DistributedDataParallel",
     "cuda": "use mpiddp.device, such as mpiddp.device.device_count()",
     "no_grad": "use mpiddp.autograd.no_grad",
@@ -30,13 +20,11 @@ _INSTEAD = {
     "utils": "torch.utils.data's names are in mpiddp.data",
     "data.TensorDataset": "use mpiddp.data.ArrayDataset",
     "data.distributed": "use mpiddp.data.DistributedSampler",
-    **dict.fromkeys(
-        ("distributed.FileStore", "distributed.HashStore", "distributed.Store", "distributed.TCPStore"),
-        "mpiddp needs no store, since ranks come from MPI",
+    "distributed.FileStore distributed.HashStore distributed.Store distributed.TCPStore": (
+        "mpiddp needs no store, since ranks come from MPI"
     ),
-    **dict.fromkeys(
-        (f"distributed.{name}" for name in ("checkpoint", "fsdp", "pipelining", "rpc", "tensor")),
-        "it is not in mpiddp; torch's own runs on MPI with the backend of mpiddp.torch",
+    "distributed.checkpoint distributed.fsdp distributed.pipelining distributed.rpc distributed.tensor": (
+        "it is not in mpiddp; torch's own runs on MPI with the backend of mpiddp.torch"
     ),
     "distributed.algorithms": "use mpiddp.Join, and the hooks and DiLoCo of mpiddp.parallel",
     "distributed.get_local_rank": "use get_node_local_rank",
@@ -44,78 +32,79 @@ _INSTEAD = {
     "distributed.optim": "use mpiddp.ZeroRedundancyOptimizer",
     "distributed.reduce_op": "use ReduceOp, such as ReduceOp.SUM",
     "nn.parallel": "use mpiddp.DistributedDataParallel or mpiddp.DataParallel",
-    **_gone("nn.functional.broadcast", "use all_gather(tensor)[src]"),
-    **_gone("nn.functional.gather", "use all_gather, on every rank"),
-    **_gone("nn.functional.reduce", "use all_reduce, on every rank"),
-    **_gone(
-        "nn.functional.all_to_all nn.functional.all_to_all_single nn.functional.scatter",
-        "use all_gather on every rank, and take the parts of this one",
+    "GradScaler LossScale MixedPrecision": (
+        "there is no mixed precision any more: train in float32, and send gradients in half precision with"
+        " mpiddp.fp16_compress_hook or bf16_compress_hook; or take torch's own, on the backend of mpiddp.torch"
     ),
-    **_gone("nn.functional.reduce_scatter", "use all_reduce, and take the part of this rank"),
-    **_gone(
-        "nn.functional.recv nn.functional.send",
-        "use mpiddp.send and mpiddp.recv, and send the gradient back, as the example model_parallel",
-    ),
-    **dict.fromkeys(("GradScaler", "LossScale", "MixedPrecision"), _NO_MIXED_PRECISION),
-    **_gone("adaptive_avg_pool2d AdaptiveAvgPool2d", "use x.mean((2, 3)) for one window, or max_pool2d"),
-    **_gone("Adadelta Adagrad RMSprop", "use Adam or AdamW, or a subclass of Optimizer with an _update of your own"),
-    **_gone("all_gather_coalesced", "torch deprecates it: use all_gather of each array, with async_op"),
-    **_gone("avg_pool2d AvgPool2d", "use conv2d with equal weights"),
     "BufferCommHookLocation": (
         "there are no hooks on buffers any more: use DistributedDataParallel(forward_sync_buffers=False), and reduce"
         " model.buffers() between steps"
     ),
-    **_gone("batched_powerSGD_hook", "use powerSGD_hook"),
-    **_gone(
-        "bf16_compress_wrapper fp16_compress_wrapper",
-        "use fp16_compress_hook, bf16_compress_hook or powerSGD_hook alone, or a hook of your own",
+}
+_GONE = {
+    "nn.functional.broadcast": "use all_gather(tensor)[src]",
+    "nn.functional.gather": "use all_gather, on every rank",
+    "nn.functional.reduce": "use all_reduce, on every rank",
+    "nn.functional.all_to_all nn.functional.all_to_all_single nn.functional.scatter": (
+        "use all_gather on every rank, and take the parts of this one"
     ),
-    **_gone("BatchDataset", "a data set with a method batch(indices) needs no class"),
-    **_gone(
-        "BCEWithLogitsLoss binary_cross_entropy_with_logits",
-        "use cross_entropy with two classes, or the formula on tensors",
+    "nn.functional.reduce_scatter": "use all_reduce, and take the part of this rank",
+    "nn.functional.recv nn.functional.send": (
+        "use mpiddp.send and mpiddp.recv, and send the gradient back, as the example model_parallel"
     ),
-    **_gone("ByteWindows data.text", "use a data set of your own, with __len__ and __getitem__"),
-    **_gone(
-        "calculate_gain kaiming_normal_ kaiming_uniform_ xavier_normal_ xavier_uniform_",
-        "use nn.init.uniform_ or normal_ with the bound or deviation, such as sqrt(6 / (fan_in + fan_out))",
+    "adaptive_avg_pool2d AdaptiveAvgPool2d": "use x.mean((2, 3)) for one window, or max_pool2d",
+    "Adadelta Adagrad RMSprop": "use Adam or AdamW, or a subclass of Optimizer with an _update of your own",
+    "all_gather_coalesced": "torch deprecates it: use all_gather of each array, with async_op",
+    "avg_pool2d AvgPool2d": "use conv2d with equal weights",
+    "batched_powerSGD_hook": "use powerSGD_hook",
+    "bf16_compress_wrapper fp16_compress_wrapper": (
+        "use fp16_compress_hook, bf16_compress_hook or powerSGD_hook alone, or a hook of your own"
     ),
-    **_gone("clip_grad_value_", "use clip_grad_norm_, or numpy.clip of each p.grad"),
-    **_gone("_coalescing_manager", "use all_reduce_coalesced with the list of arrays"),
-    **_gone("conv1d Conv1d", "use conv2d, on images of one row"),
-    **_gone("embedding", "use weight[indices]"),
-    **_gone("ExponentialLR", "use LambdaLR(optimizer, lambda step: gamma**step)"),
-    **_gone("gelu GELU", "use relu, or 0.5 * x * (1 + (0.7978846 * (x + 0.044715 * x**3)).tanh())"),
-    **_gone("group_norm GroupNorm", "use batch_norm, or mean and var of a reshaped tensor"),
-    **_gone(
-        "HierarchicalModelAverager ModelAverager PeriodicModelAverager PostLocalSGDOptimizer",
-        "use DiLoCo(params, period, lr=1, momentum=0), which averages parameters",
+    "BatchDataset": "a data set with a method batch(indices) needs no class",
+    "BCEWithLogitsLoss binary_cross_entropy_with_logits": (
+        "use cross_entropy with two classes, or the formula on tensors"
     ),
-    **_gone("get_state set_state initial_seed", "set_step(number) makes dropout follow from seed, rank and number"),
-    **_gone("l1_loss L1Loss", "use (input - target).abs().mean()"),
-    **_gone("layer_norm LayerNorm", "use (x - x.mean(-1, True)) / (x.var(-1, False, True) + eps).sqrt()"),
-    **_gone("leaky_relu LeakyReLU", "use relu, or where(x > 0, x, slope * x) of mpiddp.autograd"),
-    **_gone("logsigmoid", "use log_softmax of (x, 0), or the formula on tensors"),
-    **_gone("maximum minimum", "use where(a > b, a, b) of mpiddp.autograd"),
-    **_gone("ModuleDict", "use setattr(model, name, module), or ModuleList"),
-    **_gone("MultiheadAttention Embedding Transformer", "take a model of torch, on the backend of mpiddp.torch"),
-    **_gone("NaiveAveraging", "use DistributedDataParallel, or mpiddp.average_gradients(model) after backward"),
-    **_gone("OneCycleLR", "use SequentialLR of a LinearLR and a CosineAnnealingLR, or LambdaLR"),
-    **_gone("pad", "use numpy.pad of an input, or cat with zeros"),
-    **_gone("parameters_to_vector", "use numpy.concatenate of each p.data.ravel()"),
-    **_gone(
-        "post_localSGD_hook PostLocalSGDState",
-        "use DiLoCo(params, period, warmup_steps=N); leave DistributedDataParallel by no_sync() after N steps",
+    "ByteWindows data.text": "use a data set of your own, with __len__ and __getitem__",
+    "calculate_gain kaiming_normal_ kaiming_uniform_ xavier_normal_ xavier_uniform_": (
+        "use nn.init.uniform_ or normal_ with the bound or deviation, such as sqrt(6 / (fan_in + fan_out))"
     ),
-    **_gone("scaled_dot_product_attention", "use (q @ k.transpose(-2, -1) * scale).softmax(-1) @ v"),
-    **_gone("silu SiLU", "use x * x.sigmoid()"),
-    **_gone("smooth_l1_loss SmoothL1Loss", "use mse_loss, or the formula on tensors"),
-    **_gone(
-        " ".join(f"training.{name}" for name in ("Config", "EpochMetrics", "MLP", "Net", "ResNet", "Trainer")),
-        "it is a part of `python -m mpiddp train`; a loop of your own, as in README.md, needs none of them",
+    "clip_grad_value_": "use clip_grad_norm_, or numpy.clip of each p.grad",
+    "_coalescing_manager": "use all_reduce_coalesced with the list of arrays",
+    "conv1d Conv1d": "use conv2d, on images of one row",
+    "embedding": "use weight[indices]",
+    "ExponentialLR": "use LambdaLR(optimizer, lambda step: gamma**step)",
+    "gelu GELU": "use relu, or 0.5 * x * (1 + (0.7978846 * (x + 0.044715 * x**3)).tanh())",
+    "group_norm GroupNorm": "use batch_norm, or mean and var of a reshaped tensor",
+    "HierarchicalModelAverager ModelAverager PeriodicModelAverager PostLocalSGDOptimizer": (
+        "use DiLoCo(params, period, lr=1, momentum=0), which averages parameters"
     ),
-    **_gone("training.save_model", "use mpiddp.save(model.state_dict(), path)"),
-    **_gone("vector_to_parameters", "use p.data[...] of each parameter"),
+    "get_state set_state initial_seed": "set_step(number) makes dropout follow from seed, rank and number",
+    "l1_loss L1Loss": "use (input - target).abs().mean()",
+    "layer_norm LayerNorm": "use (x - x.mean(-1, True)) / (x.var(-1, False, True) + eps).sqrt()",
+    "leaky_relu LeakyReLU": "use relu, or where(x > 0, x, slope * x) of mpiddp.autograd",
+    "logsigmoid": "use log_softmax of (x, 0), or the formula on tensors",
+    "maximum minimum": "use where(a > b, a, b) of mpiddp.autograd",
+    "ModuleDict": "use setattr(model, name, module), or ModuleList",
+    "MultiheadAttention Embedding Transformer": "take a model of torch, on the backend of mpiddp.torch",
+    "NaiveAveraging": "use DistributedDataParallel, or mpiddp.average_gradients(model) after backward",
+    "OneCycleLR": "use SequentialLR of a LinearLR and a CosineAnnealingLR, or LambdaLR",
+    "pad": "use numpy.pad of an input, or cat with zeros",
+    "parameters_to_vector": "use numpy.concatenate of each p.data.ravel()",
+    "post_localSGD_hook PostLocalSGDState": (
+        "use DiLoCo(params, period, warmup_steps=N); leave DistributedDataParallel by no_sync() after N steps"
+    ),
+    "scaled_dot_product_attention": "use (q @ k.transpose(-2, -1) * scale).softmax(-1) @ v",
+    "silu SiLU": "use x * x.sigmoid()",
+    "smooth_l1_loss SmoothL1Loss": "use mse_loss, or the formula on tensors",
+    "training.Config training.EpochMetrics training.MLP training.Net training.ResNet training.Trainer": (
+        "it is a part of `python -m mpiddp train`; a loop of your own, as in README.md, needs none of them"
+    ),
+    "training.save_model": "use mpiddp.save(model.state_dict(), path)",
+    "vector_to_parameters": "use p.data[...] of each parameter",
+}
+
+_INSTEAD = {name: cure for names, cure in _ELSEWHERE.items() for name in names.split()} | {
+    name: f"it is gone: {cure}" for names, cure in _GONE.items() for name in names.split()
 }
 """A name, under its package without "mpiddp.", or of any package; and what to do."""
 

@@ -9,8 +9,8 @@ mpi4py's column is MPI's default algorithm; for MPICH's release_gather see the R
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import statistics
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,15 +112,10 @@ def _compare(here: Bench, found: list[Contender], arguments: argparse.Namespace,
 
 def count_slower(series: list[Series]) -> tuple[int, int]:
     """Return in how many rows mpiddp is slower on ordinary arrays than mpi4py, and how many rows have both."""
-    ours, theirs = (
-        {
-            (each.operation, point.size_bytes): point.median_s
-            for each in series
-            if each.name == name
-            for point in each.points
-        }
-        for name in ("mpiddp", "mpi4py")
-    )
+    times: defaultdict[str, dict[tuple[str, int], float]] = defaultdict(dict)
+    for each in series:
+        times[each.name] |= {(each.operation, point.size_bytes): point.median_s for point in each.points}
+    ours, theirs = times["mpiddp"], times["mpi4py"]
     both = ours.keys() & theirs.keys()
     return sum(ours[row] > _SLOWER * theirs[row] + _SLOWER_S for row in both), len(both)
 
@@ -147,7 +142,7 @@ def measure(
 ) -> dict[str, Measured]:
     """Let the contenders take turns on their buffers, and check their results."""
     ways: dict[str, Way] = {}
-    for (name, prepare), buffers in entered:
+    for (name, prepare, _), buffers in entered:
         buffers.reset()
         call = prepare(buffers)
         if call is not None:
@@ -155,7 +150,7 @@ def measure(
             ways[name] = Way(call, count, buffers.reset)
     took = here.clock.take_turns(ways, rounds)
     found = {}
-    for (name, _), buffers in entered:
+    for (name, _, asked), buffers in entered:
         if name not in ways:
             continue
         wrong = None
@@ -164,7 +159,9 @@ def measure(
             ways[name].call()
             wrong = here.sum(buffers.count_wrong(spoils_inputs=name == "gloo"))
         medians = [statistics.median(each) for each in took[name]]
-        algorithm = contenders.algorithm_of(buffers) if name in OURS else ""
-        point = buffers.point([second for each in took[name] for second in each], algorithm, wrong)
-        found[name] = Measured(dataclasses.replace(point, median_s=statistics.median(medians)), medians)
+        seconds = [second for each in took[name] for second in each]
+        times = statistics.median(medians), min(seconds), max(seconds)
+        algorithm = contenders.algorithm_of(buffers, asked) if name in OURS else ""
+        point = Point(buffers.total_bytes, buffers.count, *times, len(seconds), algorithm, wrong)
+        found[name] = Measured(point, medians)
     return found

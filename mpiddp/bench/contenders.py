@@ -24,6 +24,8 @@ class Contender(NamedTuple):
     name: str
     prepare: Callable[[Buffers], Call | None]
     """Returns the call of the buffers' operation; None if the library has no such operation."""
+    algorithm: str | None = None
+    """mpiddp's, if it is not to choose."""
 
 
 def to_and_fro(b: Buffers, send: Call, receive: Call) -> None:

@@ -21,6 +21,7 @@ from mpiddp.faults import this_job
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.world import library_name
 from mpiddp.training.options import UsageError
+from mpiddp.training.ranks import of_any_rank, raise_on_all_ranks
 from mpiddp.typing import Array
 
 from . import results
@@ -51,20 +52,28 @@ class Bench:
 
     def describe(self) -> None:
         """Print the environment on rank 0, and keep it for `write`. Collective."""
-        self._described = self.environment()
+        world = self.world
+        self._described = {
+            "mpi": library_name(),
+            "mpi_build": _mpi_build(),
+            "mpi_settings": _mpi_settings(),
+            "mpi4py": importlib.metadata.version("mpi4py"),
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+            "ranks": self.size,
+            "nodes": [world.nodes.count(node) for node in sorted(set(world.nodes))],
+            "host": world.hosts[0],
+            "processor": _processor(),
+            "cores": len(set().union(*self.comm.allgather(cores()))),
+            "command": " ".join(sys.argv),
+        }
         self.say(header(self._described))
 
     def write(self, path: Path | None, kind: str, series: Sequence[results.Series] = (), **more: Any) -> None:
         """Write on rank 0, if a file is wanted; its `UsageError` is raised on all ranks."""
-        fault = None
-        if path is not None and self.rank == 0:
-            try:
-                results.write(path, kind, self._described, series, **more)
-            except UsageError as error:
-                fault = str(error)
-        fault = self.comm.bcast(fault)
-        if fault:
-            raise UsageError(fault)
+        if path is not None:
+            first, described = self.rank == 0, self._described
+            raise_on_all_ranks(lambda: results.write(path, kind, described, series, **more) if first else None)
 
     def torch(self) -> Any:
         """Return None, and print a line, if a rank has no torch; else a `with_torch.Torchs`. Collective."""
@@ -73,27 +82,11 @@ class Bench:
             from . import with_torch
         except ImportError as error:
             fault = str(error)
-        fault = next(filter(None, self.comm.allgather(fault)), None)
+        fault = of_any_rank(fault)
         if fault is None:
             return with_torch.Torchs(self.world)
         self.say(f"# torch is left out: {fault}; pip install torch")
         return None
-
-    def environment(self) -> dict[str, Any]:
-        return {
-            "mpi": library_name(),
-            "mpi_build": _mpi_build(),
-            "mpi_settings": _mpi_settings(),
-            "mpi4py": importlib.metadata.version("mpi4py"),
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-            "ranks": self.size,
-            "nodes": [self.world.nodes.count(node) for node in sorted(set(self.world.nodes))],
-            "host": self.world.hosts[0],
-            "processor": _processor(),
-            "cores": len(set().union(*self.comm.allgather(cores()))),
-            "command": " ".join(sys.argv),
-        }
 
 
 def header(environment: dict[str, Any]) -> str:
@@ -121,11 +114,9 @@ def _mpi_settings() -> dict[str, str]:
 
 
 def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
 
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from mpiddp.mpi.reduction import check
 from mpiddp.training.options import UsageError
 from mpiddp.typing import Array
 
-from .results import Point, Series
+from .results import Series
 
 Allocate = Callable[[int, np.dtype[Any]], Array]
 """Makes a flat array; called by all ranks alike."""
@@ -119,10 +118,7 @@ class Buffers:
         """Fill the input with this rank's pattern, and the output with wrong values."""
         if self.operation not in _ONE_ARRAY:
             self.output[...] = 101
-        repeat(self.x, self._pattern(self.rank))
-
-    def _pattern(self, rank: int) -> Array:
-        return pattern(rank, self.dtype)
+        self.x[...] = _tile(pattern(self.rank, self.dtype), 0, self.x.size)
 
     def count_wrong(self, *, spoils_inputs: bool = False) -> int:
         """Count wrong elements after `fill`; ``spoils_inputs``: ranks without a result lose theirs, as in Gloo."""
@@ -134,13 +130,9 @@ class Buffers:
             return count_mismatches(self.output, reduced(self.size, self.dtype, self.op), first)
         if "output" in _ALL_BLOCKS.get(self.operation, ()):
             blocks = enumerate(self.blocks(self.output))
-            return sum(count_mismatches(block, self._pattern(rank), first) for rank, block in blocks)
+            return sum(count_mismatches(block, pattern(rank, self.dtype), first) for rank, block in blocks)
         source: int = getattr(self, _SOURCE.get(self.operation, "rank"))
-        return count_mismatches(self.output, self._pattern(source), first)
-
-    def point(self, seconds: Sequence[float], algorithm: str, wrong: int | None) -> Point:
-        median_s = statistics.median(seconds)
-        return Point(self.total_bytes, self.count, median_s, min(seconds), max(seconds), len(seconds), algorithm, wrong)
+        return count_mismatches(self.output, pattern(source, self.dtype), first)
 
 
 @functools.cache
@@ -163,13 +155,6 @@ def _wide(dtype: np.dtype[Any]) -> type:
 
 def _tile(values: Array, first: int, count: int) -> Array:
     return np.resize(np.roll(values, -first), count)
-
-
-def repeat(x: Array, values: Array) -> None:
-    block = _tile(values, 0, min(_CHUNK, x.size))
-    for start in range(0, x.size, _CHUNK):
-        part = x[start : start + _CHUNK]
-        part[...] = block[: part.size]
 
 
 def count_mismatches(x: Array, values: Array, first: int = 0) -> int:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import functools
 
 import numpy as np
 
@@ -40,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         asked = None if arguments.algorithm == "auto" else arguments.algorithm
         name = "mpiddp" + " symmetric" * arguments.symmetric + f" {asked}" * (asked is not None)
         series = new_series(name, here.size, arguments)
-        contender = Contender("mpiddp", functools.partial(contenders.mpiddp, algorithm=asked))
+        contender = Contender("mpiddp", lambda b: contenders.mpiddp(b, asked), asked)
         points = series.points
         try:
             for size in sizes:
@@ -48,9 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
                 if points and points[-1].size_bytes == buffers.total_bytes:
                     continue  # both are less than one element for each rank
                 entered = [(contender, buffers)]
-                ours = measure(here, entered, arguments, 1, BUDGET_S, FEWEST)["mpiddp"]
-                algorithm = contenders.algorithm_of(buffers, asked)
-                points.append(dataclasses.replace(ours.point, algorithm=algorithm))
+                points.append(measure(here, entered, arguments, 1, BUDGET_S, FEWEST)["mpiddp"].point)
                 here.say(_table_row(series, points[-1]))
         except ValueError as error:
             raise UsageError(f"--algorithm {arguments.algorithm}: {error}") from None

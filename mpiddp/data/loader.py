@@ -8,6 +8,7 @@ queues all work of the GPU.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from mpiddp.device import empty, pinned, stream
-from mpiddp.device.stream import Mark
 from mpiddp.device.transfer import up
 from mpiddp.nested import map_nested
 from mpiddp.typing import Array
@@ -184,14 +184,15 @@ def _ahead(begun: Iterator[T], count: int, waiting: deque[T]) -> Iterator[T]:
 
 def _uploaded(batches: _Batches) -> _Batches:
     """Copy each batch to the device while the previous one is used."""
-    waiting: deque[tuple[_Ticket, Sent]] = deque()
+    waiting: deque[tuple[_Ticket, Any, Callable[[], None]]] = deque()
     try:
-        for ticket, sent in _ahead(((ticket, send(batch)) for ticket, batch in batches), 1, waiting):
-            yield ticket, receive(sent)
+        for ticket, batch, hold in _ahead(((ticket, *send(batch)) for ticket, batch in batches), 1, waiting):
+            hold()
+            yield ticket, batch
     finally:
         batches.close()
-        for _, sent in waiting:
-            receive(sent)  # before its memory is used again
+        for *_, hold in waiting:
+            hold()  # before its memory is used again
 
 
 class Pinned:
@@ -203,14 +204,6 @@ class Pinned:
         self.host[...] = x
 
 
-class Sent(NamedTuple):
-    """A batch in copy: one of its device arrays, if any, and the mark after the last copy."""
-
-    batch: Any
-    one: Array | None = None
-    there: Mark | None = None
-
-
 def pin(batch: Any) -> Any:
     """Return a batch with its arrays of numbers as `Pinned`, in any thread."""
     return map_nested(_pinned, batch, np.ndarray)
@@ -220,30 +213,23 @@ def _pinned(x: Array) -> Any:
     return Pinned(x, pinned.take(x.nbytes)) if x.dtype.kind in "biufc" or x.dtype.name == "bfloat16" else x
 
 
-def send(batch: Any) -> Sent:
-    """Begin to copy a batch of `pin` to the device."""
-    targets: list[Array] = []
+def send(batch: Any) -> tuple[Any, Callable[[], None]]:
+    """Begin to copy a batch of `pin` to the device; return it, and what lets the consumer's stream wait for it."""
     sources: list[Pinned] = []
+    target: Array | None = None
 
     def begin(x: Pinned) -> Array:
+        nonlocal target
         target = empty(x.host.shape, x.host.dtype)
         # This memory may have been a batch on which the consumer's stream still works.
         up(target, x.host, stream.after("upload", target))
-        targets.append(target)
         sources.append(x)
         return target
 
     sending = map_nested(begin, batch, Pinned)
-    if not targets:
-        return Sent(sending)
-    there = stream.mark(stream.side("upload", targets[-1]))
+    if target is None:
+        return sending, lambda: None
+    there = stream.mark(stream.side("upload", target))
     for x in sources:
         pinned.give_when(there, x.memory)
-    return Sent(sending, targets[-1], there)
-
-
-def receive(sent: Sent) -> Any:
-    """Return a batch, for which the consumer's stream now waits, not the host."""
-    if sent.one is not None and sent.there is not None:
-        stream.hold(sent.one, sent.there)
-    return sent.batch
+    return sending, functools.partial(stream.hold, target, there)

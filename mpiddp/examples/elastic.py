@@ -50,7 +50,7 @@ class State:
 
 
 def step(state: State, number: int) -> None:
-    if may_die() and number == 30 and started_as(1):
+    if launchers.launcher_survives() and number == 30 and started_as(1):
         os.kill(os.getpid(), signal.SIGKILL)
     batch = np.arange(number * BATCH, (number + 1) * BATCH) % len(state.images)
     mine = batch[dist.get_rank() :: dist.get_world_size()]
@@ -64,11 +64,6 @@ def step(state: State, number: int) -> None:
         print_once(f"loss in step {number + 1}: {mean[0]:.3f}")
 
 
-def may_die() -> bool:
-    """Return True if the others live on: under ``mpirun --with-ft ulfm``."""
-    return launchers.launcher_survives()
-
-
 def started_as(rank: int) -> bool:
     """Return True in the process that the launcher called so."""
     launched = launchers.launch()
@@ -77,7 +72,7 @@ def started_as(rank: int) -> bool:
 
 def main() -> None:
     dist.init_process_group()
-    state = elastic.run(step, State, STEPS, spares=1 if may_die() else 0)
+    state = elastic.run(step, State, STEPS, spares=int(launchers.launcher_survives()))
     if state is not None:  # else a spare that nobody has needed
         dist.destroy_process_group()
 

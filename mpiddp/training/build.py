@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import mpiddp.distributed as dist
@@ -86,15 +86,12 @@ def group_options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def build_optimizer(config: Config, module: nn.Module) -> Optimizer:
     name, options = config.optimizer, group_options(config.as_dict())
-    kind: Callable[..., Optimizer] = OPTIMIZERS.get(name) or functools.partial(_own_optimizer, name)
+    kind: Callable[..., Optimizer] = OPTIMIZERS.get(name) or (
+        lambda params, lr: call("--optimizer", name, Optimizer, params=params, lr=lr)
+    )
     if config.zero:
         return ZeroRedundancyOptimizer(module.parameters(), kind, **options)
     return kind(module.parameters(), **options)
-
-
-def _own_optimizer(name: str, params: Iterable[Any], lr: float) -> Optimizer:
-    found: Optimizer = call("--optimizer", name, Optimizer, params=params, lr=lr)
-    return found
 
 
 def build_scheduler(config: Config, optimizer: Optimizer, steps_an_epoch: int) -> LRScheduler | None:

@@ -15,7 +15,6 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from mpiddp.serialization import (
-    encode_arrays,
-    on_host,
-    sync_folder,
-    temporary_name,
-    write_synced,
-)
+from mpiddp.serialization import encode_arrays, on_host, sync_folder, temporary_name, write_synced
 from mpiddp.typing import Array
 
 ARRAYS, STATE, MANIFEST = "arrays.safetensors", "state.json", "manifest.json"
@@ -107,7 +100,6 @@ class CheckpointStore:
     """Keeps the ``keep`` newest checkpoints and the best, written in the background by one process."""
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
-
         self.folder = folder
         self.keep = keep
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="mpiddp-checkpoint")
@@ -173,7 +165,7 @@ class CheckpointStore:
         return None
 
 
-@contextmanager
+@contextlib.contextmanager
 def _whole_folder(folder: Path) -> Iterator[Path]:
     """Rename a folder from its `temporary_name` at the end; after an exception nothing is left.
 

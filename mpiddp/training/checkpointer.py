@@ -141,7 +141,13 @@ class Checkpointer:
         state = broadcasted(found.state if found else None, 0)
         if state is None:
             return
-        _check(state["config"], self._config)
+        for name in _MUST_AGREE:
+            then, now = state["config"].get(name), getattr(self._config, name)
+            if then not in (None, now):
+                raise UsageError(
+                    f"the checkpoint to resume from was made with {name}={then}, this run has {name}={now}; give the"
+                    " same, or another --output"
+                )
         ranks = state["bits"]["ranks"]
         arrays = dict(arrays_from(0, found.arrays if found else {}))
         for rank in range(ranks):
@@ -171,15 +177,6 @@ class Checkpointer:
         for fault in faults:
             _logger.warning("skipped a damaged checkpoint: %s", fault)
         return checkpoint
-
-
-def _check(then: Mapping[str, Any], config: Config) -> None:
-    for name in _MUST_AGREE:
-        if name in then and then[name] != getattr(config, name):
-            raise UsageError(
-                f"the checkpoint to resume from was made with {name}={then[name]}, this run has"
-                f" {name}={getattr(config, name)}; give the same, or another --output"
-            )
 
 
 def _load(trainer: Trainer, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:

@@ -45,7 +45,6 @@ class Config:
         "network",
         "the tutorial's network (net), a perceptron (mlp), a residual network with batch norm (resnet), or"
         " MODULE:CALLABLE, which returns a Module when called without arguments",
-        metavar="NAME",
     )
     dropout: float | None = option(
         None,
@@ -60,7 +59,6 @@ class Config:
         "input",
         "1,797 digits that come with the package (digits), MNIST from --data-dir (mnist), made-up"
         " images (synthetic), npz:FILE, or MODULE:CALLABLE, called with train=True and train=False",
-        metavar="NAME",
     )
     data_dir: Path | None = option(None, "input", "folder of MNIST's four IDX files, gzipped or not", metavar="DIR")
     batch_size: int = option(64, "input", "samples a batch, over all ranks together", within=AT_LEAST_1)
@@ -70,7 +68,6 @@ class Config:
         "sgd",
         "optimization",
         "what makes a step of gradients: sgd, adam, adamw or MODULE:CALLABLE, called with params and lr",
-        metavar="NAME",
     )
     lr: float = option(0.01, "optimization", "learning rate", within=POSITIVE)
     momentum: float = option(
@@ -94,7 +91,6 @@ class Config:
         "optimization",
         "how the learning rate goes on after the warm-up: constant, half a cosine to 0 at the end (cosine), or"
         " MODULE:CALLABLE, called with optimizer, steps and steps_an_epoch, which returns an LRScheduler",
-        metavar="NAME",
     )
     warmup_steps: int = option(0, "optimization", "steps in which the learning rate grows to --lr", within=AT_LEAST_0)
 
@@ -103,7 +99,6 @@ class Config:
         "ddp",
         "average gradients in buckets during backward (ddp), or MODULE:CALLABLE, called with module, which returns a"
         " DistributedDataParallel of it with options or a communication hook of yours",
-        metavar="NAME",
     )
     virtual_ranks: int | None = option(
         None,
@@ -209,13 +204,6 @@ class Config:
         """Return the fields as values for JSON and TOML; those not set as None."""
         return {key: str(value) if isinstance(value, Path) else value for key, value in vars(self).items()}
 
-    def tables(self) -> dict[str, dict[str, Any]]:
-        """Return the values of the fields in the groups of ``--help``."""
-        found: dict[str, dict[str, Any]] = {}
-        for each in dataclasses.fields(self):
-            found.setdefault(each.metadata["table"], {})[each.name] = getattr(self, each.name)
-        return found
-
 
 _KINDS = {name: (typing.get_args(hint) or (hint,))[0] for name, hint in typing.get_type_hints(Config).items()}
 """The type of each option; None besides, where it is the default."""
@@ -260,12 +248,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         if table not in groups:
             groups[table] = parser.add_argument_group(table)
         if kind is bool:
-            state = " (default: yes)" if each.default else ""
             how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         else:
-            state = "" if each.default is None else f" (default: {each.default})"
-            shown = "{" + ",".join(choices) + "}" if choices else metadata["metavar"] or kind.__name__.upper()
+            usual = "NAME" if kind is str else kind.__name__.upper()
+            shown = "{" + ",".join(choices) + "}" if choices else metadata["metavar"] or usual
             how = {"type": str if kind is Path else kind, "metavar": shown}  # `Path("")` would be the working directory
+        state = "" if kind is bool or each.default is None else f" (default: {each.default})"
         text = (metadata["help"] + state).replace("%", "%%")
         groups[table].add_argument(flag(each.name), default=argparse.SUPPRESS, help=text, **how)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 
 from .config import Config
@@ -22,10 +24,11 @@ def say(text: str) -> None:
 
 def configuration_lines(config: Config, ranks: int, nodes: int) -> str:
     lines = [f"training on {ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}:"]
-    for table, values in config.tables().items():
-        said = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
-        lines.append(f"  {table + ':':14} {said}")
-    return "\n".join(lines)
+    tables: defaultdict[str, list[str]] = defaultdict(list)
+    for each in dataclasses.fields(config):
+        if (value := getattr(config, each.name)) is not None:
+            tables[each.metadata["table"]].append(f"{each.name}={value}")
+    return "\n".join([*lines, *(f"  {table + ':':14} {', '.join(said)}" for table, said in tables.items())])
 
 
 def epoch_line(metrics: EpochMetrics, epochs: int) -> str:

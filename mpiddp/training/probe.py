@@ -21,7 +21,7 @@ from mpiddp.mpi.cuda_aware import KINDS, library_key
 from mpiddp.mpi.reduction import REDUCTIONS, check
 from mpiddp.typing import Array
 
-from .ranks import gathered
+from .ranks import of_any_rank
 
 _SHORT = (1, 3_001)
 _LONG = (200_003, 3_000_017)
@@ -109,18 +109,14 @@ def main(kind: str) -> int:
     _say(library=library_key())
     if dist.get_world_size() != probe.RANKS:
         fault = f"it runs on other than {probe.RANKS} ranks: the launcher does not belong to the library"
-    fault = _of_any_rank(fault)
+    fault = of_any_rank(fault)
     if fault is not None:
         _say(fault=fault)
         return 1
     _say(tries=kind, nodes=default_group()._link.node_count)
-    wrong = _of_any_rank(_wrong(kind))
+    wrong = of_any_rank(_wrong(kind))
     _say(**({"right": kind} if wrong is None else {"wrong": wrong}))
     return 0
-
-
-def _of_any_rank(text: str | None) -> str | None:
-    return next((each for each in gathered(text) if each is not None), None)
 
 
 def _say(**what: object) -> None:

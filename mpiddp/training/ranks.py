@@ -22,6 +22,11 @@ def gathered(value: _T) -> list[_T]:
     return found
 
 
+def of_any_rank(text: str | None) -> str | None:
+    """Return the first rank's text that is not None."""
+    return next((each for each in gathered(text) if each is not None), None)
+
+
 def broadcasted(value: _T, src: int) -> _T:
     told = [value]
     dist.broadcast_object_list(told, src=src)

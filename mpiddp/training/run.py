@@ -29,7 +29,7 @@ from .options import RunError, UsageError
 from .ranks import broadcasted, gathered, raise_on_all_ranks
 from .recovery import RestorePoint
 from .run_folder import describe
-from .stop import Deadline, StopRequest, deadline_of
+from .stop import Deadline, StopRequest, seconds_left
 from .trainer import Trainer
 
 _logger = logging.getLogger(__name__)
@@ -98,11 +98,10 @@ def _prepare(job: Job, version: str, began_s: float, no_gpu: str | None, ranks: 
     job.data = load_data(config)
     if config.output is not None:
         job.surroundings = info.collect(version)
-    # Other nodes may not know the end of the job.
-    deadline = raise_on_all_ranks(
-        lambda: deadline_of(config.max_time, config.margin, began_s) if first and config.max_time else None
-    )
-    job.stop.listen(_known_to_all(deadline))
+    # Other nodes may not know the end of the job, and rank 0 may fail before it.
+    left_s = raise_on_all_ranks(lambda: seconds_left(config.max_time, began_s) if first and config.max_time else None)
+    left_s = broadcasted(left_s, 0)
+    job.stop.listen(None if left_s is None else Deadline(time.monotonic() + left_s, config.margin))
 
 
 def check_request(config: Config, ranks: int) -> None:
@@ -119,12 +118,6 @@ def check_request(config: Config, ranks: int) -> None:
         raise UsageError(
             f"--batch-size {config.batch_size} is that of all ranks together: give {ranks} or more, or start fewer"
         )
-
-
-def _known_to_all(deadline: Deadline | None) -> Deadline | None:
-    """Return rank 0's deadline by this rank's clock: rank 0 may fail before it."""
-    left = broadcasted(None if deadline is None else (deadline.end_s - time.monotonic(), deadline.margin_s), 0)
-    return None if left is None else Deadline(time.monotonic() + left[0], left[1])
 
 
 def _train(job: Job, change: elastic.Change | None) -> int:

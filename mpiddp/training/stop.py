@@ -56,18 +56,18 @@ class Deadline:
         return now_s + 2 * self._longest_s + self.margin_s >= self.end_s
 
 
-def deadline_of(max_time: str, margin_s: float, began_s: float) -> Deadline:
-    """Return the deadline; UsageError for ``slurm`` without an announced end."""
+def seconds_left(max_time: str, began_s: float) -> float:
+    """Return the seconds until the end; UsageError for ``slurm`` without an announced one."""
     seconds = parse_duration(max_time)
     if seconds is not None:
-        return Deadline(began_s + seconds, margin_s)
+        return began_s + seconds - time.monotonic()
     end_s = settings.job_end_s()
     if end_s is None:
         raise UsageError(
             "--max-time slurm needs SLURM_JOB_END_TIME, which Slurm 23.02 and later set in a job, and slurm/env.sh with"
             " any; give the time instead"
         )
-    return Deadline(time.monotonic() + end_s - time.time(), margin_s)
+    return end_s - time.time()
 
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
