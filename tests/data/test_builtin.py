@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from mpiddp.data import builtin, digits, mnist, synthetic
-from mpiddp.data.files import read_idx
 
 
 def test_digits_file() -> None:
@@ -60,9 +59,8 @@ def test_bilinear_equals_torch(source: int, target: int) -> None:
     assert np.allclose(weights @ image @ weights.T, theirs[0, 0].numpy(), atol=1e-12)
 
 
-def idx(array: np.ndarray, code: int) -> bytes:
-    head = bytes([0, 0, code, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-    return head + array.astype(array.dtype.newbyteorder(">")).tobytes()
+def idx(array: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
 def write_mnist(folder: Path, train: int = 6, test: int = 3, packed: bool = False) -> dict[str, np.ndarray]:
@@ -73,7 +71,7 @@ def write_mnist(folder: Path, train: int = 6, test: int = 3, packed: bool = Fals
         content[part] = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8)
         content[f"{part} labels"] = rng.integers(0, 10, n, dtype=np.uint8)
         for name, array in (("images-idx3", content[part]), ("labels-idx1", content[f"{part} labels"])):
-            octets = idx(array, 0x08)
+            octets = idx(array)
             path = folder / f"{part}-{name}-ubyte{'.gz' if packed else ''}"
             path.write_bytes(gzip.compress(octets) if packed else octets)
     return content
@@ -111,9 +109,7 @@ def test_truncated_files(tmp_path: Path, name: str, packed: bool, cut: int) -> N
         mnist(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "content", [b"<html>404</html>", b"", b"\0\0\x07\x01\0\0\0\0", b"\1\0\x08\x01\0\0\0\0", b"\x1f\x8bno"]
-)
+@pytest.mark.parametrize("content", [b"<html>404</html>", b"", b"\0\0\x0b\x01\0\0\0\0", b"\x1f\x8bno"])
 def test_files_that_are_something_else(tmp_path: Path, content: bytes) -> None:
     write_mnist(tmp_path)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(content)
@@ -134,12 +130,6 @@ def test_too_long_and_swapped_files(tmp_path: Path) -> None:
         mnist(tmp_path)
 
 
-def test_other_types_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(idx(np.arange(6, dtype=np.int16), 11))
-    with pytest.raises(ValueError, match="is no IDX file of bytes: it starts with 00 00 0b"):
-        read_idx(tmp_path / "a")
-
-
 def test_synthetic_is_learnable() -> None:
     x, y = synthetic(400, (1, 6, 6), 5, seed=3).arrays
     x_test, y_test = synthetic(100, (1, 6, 6), 5, seed=3, train=False).arrays
@@ -156,6 +146,3 @@ def test_synthetic_repeats_and_varies() -> None:
     again, _ = synthetic(10, (3,), seed=1).arrays
     other, _ = synthetic(10, (3,), seed=2).arrays
     assert np.array_equal(x, again) and not np.array_equal(x, other)
-    clean, labels = synthetic(9, (2, 2), classes=4, noise=0.0).arrays
-    assert np.array_equal(clean[labels == 0][0], clean[labels == 0][1])
-    assert len(synthetic(0)) == 0

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from mpiddp.data import ArrayDataset, DataPartitioner, Dataset, Subset, default_collate, random_split
-from mpiddp.data.dataset import fetch
 
 
 def arrays(n: int = 5) -> tuple[np.ndarray, np.ndarray]:
@@ -70,22 +69,6 @@ def test_subset_of_a_subset(whole: Any) -> None:
     same(part[:], (x[[1, 5]], y[[1, 5]]))
     with pytest.raises(IndexError):
         part[2]
-
-
-def test_fetch_prefers_whole_batches() -> None:
-    class Loud:
-        def __len__(self) -> int:
-            return 3
-
-        def __getitem__(self, index: int) -> int:
-            return index
-
-        def batch(self, indices: np.ndarray) -> str:
-            assert indices.dtype == np.int64
-            return f"batch of {len(indices)}"
-
-    assert fetch(Loud(), [0, 2]) == "batch of 2"
-    assert fetch(Loud(), [0, 2], lambda samples: samples) == [0, 2]
 
 
 def test_random_split_equals_torch() -> None:

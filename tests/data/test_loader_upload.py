@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpiddp.data import ArrayDataset, DataLoader, GlobalBatchSampler
+from mpiddp.data import ArrayDataset, BatchShare, DataLoader, GlobalBatchSampler
 from mpiddp.device import pinned
 
 WORKERS = [0, 1, 3]
@@ -94,8 +94,11 @@ def test_shares_states_and_errors_are_those_of_the_batch_handed_over(cupy: Any, 
     data = made(10)
     host = DataLoader(data, batch_sampler=GlobalBatchSampler(data, 4, 3, 2))
     loader = DataLoader(data, batch_sampler=GlobalBatchSampler(data, 4, 3, 2), num_workers=workers, device="cuda")
+    shares = []
     for _ in zip(host, loader, strict=True):
         assert loader.current == host.current and loader.state_dict() == host.state_dict()
+        shares.append(loader.current)
+    assert shares == [BatchShare(0, 1, 4), BatchShare(1, 1, 4), BatchShare(2, 0, 2)]
 
     class Broken(ArrayDataset):
         def batch(self, indices: Any) -> Any:

@@ -57,42 +57,27 @@ def test_everything_comes_back_to_the_bit(tmp_path):
         assert np.array_equal(read.arrays[name], x), name
 
 
-def test_frozen_does_not_change_with_training(tmp_path):
-    made = checkpoint()
-    before = made.arrays["model.w"].copy()
-    frozen = made.frozen()
-    made.arrays["model.w"][...] = 0
-    made.state["random"][0]["state"] = 1
-    assert np.array_equal(frozen.arrays["model.w"], before)
-    assert frozen.state["random"][0]["state"] == 2**127 + 1
-
-
 @pytest.mark.parametrize("name", [ARRAYS, STATE, MANIFEST])
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "empty", "longer"])
 def test_damage_is_found_and_named(tmp_path, name, damage):
     checkpoint().write(tmp_path / "c")
     file = tmp_path / "c" / name
     content = bytearray(file.read_bytes())
-    match damage:
-        case "truncated":
-            file.write_bytes(content[: len(content) // 2])
-        case "flipped":
-            # In the manifest a bit of a digest, which JSON does not notice.
-            place = content.index(b"sha256") + 12 if name == MANIFEST else len(content) // 2
-            content[place] ^= 1
-            file.write_bytes(content)
-        case "missing":
-            file.unlink()
-        case "empty":
-            file.write_bytes(b"")
-        case "longer":
-            file.write_bytes(content + b"x")
+    flipped = content.copy()
+    # In the manifest a bit of a digest, which JSON does not notice.
+    flipped[content.index(b"sha256") + 12 if name == MANIFEST else len(content) // 2] ^= 1
+    if damage == "missing":
+        file.unlink()
+    else:
+        damaged = {
+            "truncated": content[: len(content) // 2],
+            "flipped": flipped,
+            "empty": b"",
+            "longer": content + b"x",
+        }
+        file.write_bytes(damaged[damage])
     with pytest.raises(DamagedError, match=str(tmp_path / "c")):
         read_checkpoint(tmp_path / "c")
-
-
-def replace_writing(monkeypatch: pytest.MonkeyPatch, write) -> None:
-    monkeypatch.setattr(checkpoint_module, "write_synced", write)
 
 
 class Failing:
@@ -101,7 +86,7 @@ class Failing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
         self.left = nth
         self.write = serialization.write_synced
-        replace_writing(monkeypatch, self)
+        monkeypatch.setattr(checkpoint_module, "write_synced", self)
 
     def __call__(self, path: Path, content: bytes) -> None:
         self.left -= 1
@@ -137,19 +122,6 @@ def test_store_keeps_the_last_and_the_best(tmp_path):
     store.save(checkpoint(6, 0.9))
     store.finish()
     assert store.steps() == [6], "of equals the newer is the best"
-
-
-def test_newest_skips_the_damaged_and_names_them(tmp_path):
-    store = CheckpointStore(tmp_path, keep=9)
-    for step in (1, 2, 3):
-        store.save(checkpoint(step))
-    store.finish()
-    (store.path(3) / ARRAYS).write_bytes(b"")
-    shutil.rmtree(store.path(2))
-    store.path(2).mkdir()
-    found, faults = store.newest()
-    assert found is not None and found.step == 1
-    assert len(faults) == 2 and str(store.path(3)) in faults[0] and str(store.path(2)) in faults[1]
 
 
 def test_a_writer_that_dies_while_it_replaces_loses_nothing(tmp_path, monkeypatch):
@@ -194,19 +166,23 @@ def test_a_failed_write_is_told_by_the_next_save_and_only_once(tmp_path, monkeyp
     assert store.steps() == [2]
 
 
-def test_the_step_is_not_stalled_by_the_disk(tmp_path, monkeypatch):
-    write, went_on = serialization.write_synced, threading.Event()
+def test_the_step_is_not_stalled_by_the_disk_and_does_not_change_what_is_written(tmp_path, monkeypatch):
+    went_on = threading.Event()
 
-    def write_later(*args):
+    def encode_later(*args):
         assert went_on.wait(20)
-        write(*args)
+        return encode_arrays(*args)
 
-    replace_writing(monkeypatch, write_later)
-    store = CheckpointStore(tmp_path)
-    store.save(checkpoint(1))
+    monkeypatch.setattr(checkpoint_module, "encode_arrays", encode_later)
+    store, made = CheckpointStore(tmp_path), checkpoint(1)
+    before = made.arrays["model.w"].copy()
+    store.save(made)
+    made.arrays["model.w"][...] = 0
+    made.state["random"][0]["state"] = 1
     went_on.set()
     store.finish()
-    assert store.steps() == [1]
+    found, _ = store.newest()
+    assert np.array_equal(found.arrays["model.w"], before) and found.state["random"][0]["state"] == 2**127 + 1
 
 
 KILLED = """
@@ -258,11 +234,14 @@ def names(folder: Path) -> list[str]:
 @pytest.mark.parametrize("keep", [1, 2])
 def test_damaged_ones_of_later_steps_are_no_reason_to_remove_whole_ones(tmp_path: Path, keep: int) -> None:
     save(CheckpointStore(tmp_path, keep=9), 10, 50, 60, 70)
-    for step in (50, 60, 70):
-        (CheckpointStore(tmp_path).path(step) / ARRAYS).write_bytes(b"")
     store = CheckpointStore(tmp_path, keep)
+    for step in (50, 70):
+        (store.path(step) / ARRAYS).write_bytes(b"")
+    shutil.rmtree(store.path(60))
+    store.path(60).mkdir()
     found, faults = store.newest()
     assert found is not None and found.step == 10 and len(faults) == 3
+    assert all(str(store.path(step)) in fault for step, fault in zip((70, 60, 50), faults, strict=True))
     save(store, 20)
     assert store.steps() == [10, 20, 50, 60, 70][2 - keep :]
     save(store, 80, 90)
@@ -283,11 +262,14 @@ def test_what_dead_writers_have_left_is_mended_before_the_first_save(tmp_path: P
     assert names(tmp_path / "c") == ["step-0000000005", "step-0000000006", "step-0000000007"]
 
 
-def test_one_of_a_newer_format_is_not_passed_over(tmp_path: Path) -> None:
+def test_one_of_a_newer_format_is_not_passed_over_and_an_older_one_is_read(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     save(store, 5, 6)
     manifest = store.path(6) / MANIFEST
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 3}))
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(content | {"format": 1}))
+    assert store.newest()[0].step == 6
+    manifest.write_text(json.dumps(content | {"format": 3}))
     with pytest.raises(ValueError, match=r"step-0000000006 has format 3, .*; use the mpiddp that wrote it"):
         store.newest()
 
@@ -299,16 +281,6 @@ def write_shard(store: CheckpointStore, step: int, rank: int) -> dict[str, Any]:
     pending.mkdir(parents=True, exist_ok=True)
     (pending / name).write_bytes(content)
     return {name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
-
-
-def test_shards_are_part_of_it(tmp_path):
-    store = CheckpointStore(tmp_path / "c")
-    store.save(checkpoint(5), write_shard(store, 5, 2) | write_shard(store, 5, 0))
-    store.finish()
-    read = read_checkpoint(store.path(5))
-    assert {rank: shard["mine"].tolist() for rank, shard in read.shards.items()} == {0: [0], 2: [2, 2, 2]}
-    expected = [ARRAYS, STATE, MANIFEST, "rank-00000.safetensors", "rank-00002.safetensors"]
-    assert names(store.path(5)) == sorted(expected)
 
 
 def test_a_shard_that_is_seen_late_is_waited_for(tmp_path, monkeypatch):
@@ -329,23 +301,3 @@ def test_a_shard_that_is_not_seen_names_the_cause(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"rank-00001\.safetensors of .* is written.* file system that all nodes share"):
         store.finish()
     assert names(tmp_path / "here") == []
-
-
-def test_damaged_and_missing_shards_are_named(tmp_path):
-    store = CheckpointStore(tmp_path)
-    store.save(checkpoint(5), write_shard(store, 5, 3))
-    store.finish()
-    shard = store.path(5) / "rank-00003.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(DamagedError, match=r"rank-00003\.safetensors has"):
-        read_checkpoint(store.path(5))
-    shard.unlink()
-    with pytest.raises(DamagedError, match=r"rank-00003\.safetensors cannot be read"):
-        read_checkpoint(store.path(5))
-
-
-def test_format_1_is_read(tmp_path):
-    checkpoint().write(tmp_path / "c")
-    manifest = tmp_path / "c" / MANIFEST
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 1}))
-    assert read_checkpoint(tmp_path / "c").shards == {}

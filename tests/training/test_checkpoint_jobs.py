@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from harness.launcher import PROGRAMS, Program, start
-from harness.tiers import thinned
 
 KILLS = int(os.environ.get("MPIDDP_TEST_KILLS", "1"))
 SEED = int(os.environ.get("MPIDDP_TEST_SEED", time.time_ns() % 2**32))
@@ -83,7 +82,8 @@ def finish(run: str, output: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("run", thinned(RUNS, "every rank writes"))
+@pytest.mark.long
+@pytest.mark.parametrize("run", RUNS)
 def test_killed_run_ends_with_the_bits_of_an_undisturbed_one(tmp_path, run):
     undisturbed, output = tmp_path / "undisturbed", tmp_path / "killed"
     finish(run, undisturbed)

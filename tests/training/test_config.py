@@ -1,16 +1,14 @@
-"""Options from command line and TOML file, and their errors; a resumed run keeps its BLAS threads."""
+"""Options from command line and TOML file, and their errors; the BLAS threads of a run that is resumed."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from mpiddp import cores
 from mpiddp.training.config import Config, UsageError, add_options, read_options, resumed_threads
 
 
@@ -29,15 +27,10 @@ def test_nothing_given_is_the_defaults():
     ("arguments", "name", "value"),
     [
         (["--lr", "0.5"], "lr", 0.5),
-        (["--lr", "1"], "lr", 1.0),
-        (["--batch-size", "7"], "batch_size", 7),
-        (["--model", "mlp"], "model", "mlp"),
         (["--output", "a/b"], "output", Path("a/b")),
         (["--zero"], "zero", True),
         (["--seed", "0"], "seed", 0),
-        (["--clip-norm", "1"], "clip_norm", 1.0),
         (["--no-zero"], "zero", False),
-        (["--average", "package.module:ddp"], "average", "package.module:ddp"),
         (["--model", "package.module:Model"], "model", "package.module:Model"),
         (["--data", "npz:a b.npz"], "data", "npz:a b.npz"),
     ],
@@ -70,24 +63,14 @@ def test_the_command_line_overrides_the_file(tmp_path):
     ("content", "said"),
     [
         ("epoch = 3", "unknown configuration key 'epoch'; did you mean epochs?"),
-        ("batchsize = 3", "did you mean batch_size?"),
-        ("zzz = 3", "unknown configuration key 'zzz'"),
         ("[optimization]\nlr = 0.1", "unknown configuration key 'optimization'"),
         ("output = 3", "'output' has to be a path, got 3"),
-        (
-            'schedule = "cosin"',
-            "has to be constant, cosine, MODULE:CALLABLE, got 'cosin'; did you mean cosine?",
-        ),
         ('epochs = "3"', "'epochs' has to be a whole number, got '3'"),
-        ("epochs = 3.0", "'epochs' has to be a whole number, got 3.0"),
         ("epochs = true", "'epochs' has to be a whole number, got True"),
         ("zero = 1", "'zero' has to be true or false, got 1"),
         ("lr = true", "'lr' has to be a number, got True"),
         ("epochs = ", "run.toml"),
-        (
-            'model = "nte"',
-            "--model has to be net, mlp, resnet, MODULE:CALLABLE, got 'nte'; did you mean net?",
-        ),
+        ('model = "nte"', "--model has to be net, mlp, resnet, MODULE:CALLABLE, got 'nte'; did you mean net?"),
     ],
 )
 def test_wrong_file_is_refused(tmp_path, content, said):
@@ -109,17 +92,12 @@ def test_empty_path_is_not_the_working_directory(tmp_path, option):
     "values",
     [
         {"epochs": 0},
-        {"batch_size": 0},
         {"lr": 0.0},
-        {"lr": -1.0},
         {"lr": float("nan")},
         {"lr": float("inf")},
         {"momentum": 1.0},
-        {"momentum": -0.1},
-        {"dropout": 1.0},
         {"dropout": float("nan")},
         {"seed": -1},
-        {"model": "cnn"},
         {"data": "mnist"},
     ],
     ids=str,
@@ -143,11 +121,7 @@ def test_config_survives_json():
         ({"max_time": "90"}, "--max-time stops with a checkpoint: give --output DIR"),
         ({"model": "a.b:C", "dropout": 0.1}, "--dropout is for the models that have a name here"),
         ({"optimizer": "a.b:c", "momentum": 0.5}, "--momentum is for the optimizers that have a name here"),
-        ({"average": "naive"}, "--average has to be ddp, MODULE:CALLABLE, got 'naive'"),
-        (
-            {"spares": 1, "zero": True},
-            "--spares: with --zero a rank's part of the optimizer state is on that rank",
-        ),
+        ({"spares": 1, "zero": True}, "--spares: with --zero a rank's part of the optimizer state is on that rank"),
         ({"spares": 1, "device": "cuda"}, "--spares: ranks on GPUs cannot go on after a death"),
     ],
     ids=str,
@@ -157,26 +131,12 @@ def test_what_does_not_go_together_is_refused(values, said):
         Config(**values)
 
 
-def test_tables_hold_every_field_once():
-    tables = Config().tables()
-    assert {name for values in tables.values() for name in values} == {f.name for f in dataclasses.fields(Config)}
-    assert not tables.keys() & {f.name for f in dataclasses.fields(Config)}, "a TOML file could not have both"
-    assert tables["optimization"]["lr"] == 0.01
-
-
-@pytest.mark.parametrize(
-    ("options", "form"),
-    [
-        ({"data": "npz:"}, "npz:FILE or MODULE:CALLABLE"),
-        ({"data": "module:"}, "npz:FILE or MODULE:CALLABLE"),
-        ({"data": ":make"}, "npz:FILE or MODULE:CALLABLE"),
-        ({"model": ":"}, "MODULE:CALLABLE"),
-        ({"model": "module:"}, "MODULE:CALLABLE"),
-    ],
-)
-def test_a_name_with_an_empty_part_is_refused(options, form):
-    with pytest.raises(UsageError, match=f"has an empty part: give {form} without gaps"):
-        Config(**options)
+def test_a_name_with_an_empty_part_is_refused():
+    for data in ("npz:", ":make"):
+        with pytest.raises(UsageError, match="has an empty part: give npz:FILE or MODULE:CALLABLE without gaps"):
+            Config(data=data)
+    with pytest.raises(UsageError, match="has an empty part: give MODULE:CALLABLE without gaps"):
+        Config(model="module:")
 
 
 def checkpoint(output, step, text):
@@ -200,12 +160,3 @@ def test_of_the_newest_checkpoint_that_can_be_read(tmp_path):
     checkpoint(tmp_path, 13, bits(2, None))
     assert resumed_threads(tmp_path, 2) is None, "it has set none"
     assert resumed_threads(tmp_path / ("x" * 300), 2) is None, "a folder that cannot be read"
-
-
-@pytest.mark.parametrize(("given", "expected"), [(None, {5}), (7, {7})])
-def test_they_take_the_place_of_the_share(monkeypatch, given, expected):
-    environment = {name: value for name, value in os.environ.items() if name not in cores.THREAD_VARIABLES}
-    monkeypatch.setattr(os, "environ", environment)
-    monkeypatch.setattr(cores, "_share_of_cores", lambda: 5)
-    assert {cores.limit_blas_threads(given)} == expected == {cores.blas_threads()}
-    assert cores.limit_blas_threads(9) is None, "what the environment says goes before"

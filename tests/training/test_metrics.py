@@ -41,14 +41,5 @@ def test_tally_is_exact_where_float32_would_not_be():
     assert tally.mean("loss") == (2**24 + 100) / 101
 
 
-def test_tally_merges():
-    one, two = MetricSum("loss", "correct"), MetricSum("loss", "correct")
-    one.add(samples=2, loss=1.0, correct=1)
-    two.add(samples=3, loss=0.5)
-    one.merge(two)
-    assert (one["samples"], one["loss"], one["correct"]) == (5, 1.5, 1)
-    assert two["samples"] == 3
-
-
 def test_no_number_is_null_in_json(tmp_path):
     assert json.loads(metrics(loss=float("nan")).as_json(), parse_constant=pytest.fail)["loss"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -24,24 +25,15 @@ def scalars(folder, tag):
     return [(each.step, each.value) for each in events.Scalars(tag)]
 
 
-def test_json_lines_are_complete_after_every_line(tmp_path):
-    path = tmp_path / "new" / "m.jsonl"
-    files = MetricsFiles(path, None, [metrics(1)])
-    first = json.loads(path.read_text())
-    assert (first["epoch"], first["loss"], first["accuracy"]) == (1, 0.5, 0.25)
-    assert {"samples_per_s", "comm_exposed", "epoch_s", "lr", "test_loss"} <= set(first)
-    files.epoch_end(SimpleNamespace(history=[metrics(1), metrics(2)]))
-    files.close()
-    assert json_epochs(path) == [1, 2]
-
-
-def test_outputs_begin_with_the_history_of_a_resumed_run(tmp_path):
+def test_json_lines_begin_with_the_history_of_a_resumed_run_and_are_complete_after_every_line(tmp_path):
+    extra, own = tmp_path / "new" / "extra.jsonl", tmp_path / "out" / "metrics.jsonl"
     for history in ([], [metrics(1)]):
-        outputs = MetricsFiles(tmp_path / "extra.jsonl", tmp_path / "out", history)
+        outputs = MetricsFiles(extra, own.parent, history)
         for epoch in (2, 3):
             outputs.epoch_end(SimpleNamespace(history=[*history, *map(metrics, range(2, epoch + 1))]))
+            assert json_epochs(extra) == json_epochs(own) == [*(each.epoch for each in history), *range(2, epoch + 1)]
         outputs.close()
-    assert json_epochs(tmp_path / "extra.jsonl") == json_epochs(tmp_path / "out" / "metrics.jsonl") == [1, 2, 3]
+    assert json.loads(extra.read_text().splitlines()[0]) == dataclasses.asdict(metrics(1))
 
 
 def test_tensorboard_shows_no_epoch_twice(tmp_path):

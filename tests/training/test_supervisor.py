@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp import settings
+from mpiddp import cli, settings
 from mpiddp.faults import marker
 from mpiddp.training import supervisor
 
@@ -130,3 +130,20 @@ def test_a_working_directory_that_is_gone_is_a_usage_error(monkeypatch, tmp_path
     ):
         pass
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--restarts", "-1", "--", "true"], "--restarts has to be at least 0, got -1"),
+        (["--lost-after", "0", "--", "true"], "--lost-after has to be positive"),
+        (["--", "mpirun", "python", "-m", "mpiddp", "train"], "train needs --output DIR"),
+        (["--", "no-such-launcher"], "no-such-launcher cannot be started"),
+        (["--", "true"], "no rank of it has written the marker"),
+    ],
+)
+def test_command_that_cannot_be_supervised_is_refused(monkeypatch, tmp_path, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", *words]) in (1, 2)
+    stderr = capsys.readouterr().err
+    assert said in stderr and stderr.count("start ") <= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +14,11 @@ from mpiddp.data import ArrayDataset, DataLoader, GlobalBatchSampler
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.training.build import agree_on_device
 from mpiddp.training.config import UsageError
-from mpiddp.training.metrics import MetricSum, count_correct
 from mpiddp.training.trainer import Trainer, _batches
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2)]
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
-
-
-class Pair(NamedTuple):
-    x: Any
-    n: int
 
 
 def trainer(convert: Any = None, **options: Any) -> Trainer:
@@ -93,18 +87,6 @@ def test_what_is_not_finite_is_named(cupy: Any) -> None:
     assert made.skipped == 2 and len(seen) == 3
     assert all(np.array_equal(x, y) for each in seen for x, y in zip(each, before, strict=True))
     assert not np.array_equal(made.model.module[0].weight.data.get(), before[0]), "the third step is made"
-
-
-def test_a_tally_is_read_at_once(cupy: Any) -> None:
-    tally = MetricSum("loss", "correct")
-    tally.add(samples=3, loss=cupy.asarray(np.float32(1.5)), correct=cupy.asarray(2))
-    tally.add(loss=1.0, correct=cupy.asarray(1))
-    assert tally.read([cupy.asarray(np.float32(7))]) == [7]
-    assert tally.sums.tolist() == [3, 2.5, 3]
-    assert tally.read() == []
-    scores = cupy.asarray(np.eye(4, dtype=np.float32))
-    right = count_correct(scores, cupy.asarray(np.array([0, 1, 3, 3])))
-    assert isinstance(right, cupy.ndarray) and int(right) == 3
 
 
 @pytest.mark.mpi(min_size=2)

@@ -66,6 +66,7 @@ def test_long_epochs_end_sooner_and_across_a_checkpoint(world, monkeypatch):
     assert (trainer.step, trainer.skipped) == (3, 3)
     resumed = make(broken=STEPS * BATCH)
     resumed.load_state_dict(trainer.state_dict(), trainer.arrays())
+    assert resumed.skipped == 3
     with pytest.raises(FloatingPointError, match=r"^4 steps in a row .* at step 4 \(epoch 1\)"):
         resumed.fit(9)
 
@@ -77,13 +78,6 @@ def test_steps_that_are_made_in_between_begin_the_row_anew(world, monkeypatch):
     trainer.loss_fn = lambda output, y: healthy(output, y) * (1.0 if trainer.step % 3 == 2 else float("nan"))
     trainer.fit(3)
     assert trainer.skipped == 2 * STEPS and trainer.step == 3 * STEPS
-
-
-def test_gradients_that_are_not_finite_end_the_run_too(world):
-    trainer = make()
-    multiply_gradient(trainer.model.module.layers[1].bias, lambda: np.inf)
-    with pytest.raises(FloatingPointError, match=rf"^{STEPS} steps in a row .*gradient of .* at step {STEPS} "):
-        trainer.fit(9)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -14,19 +14,8 @@ from mpiddp.training.trainer import Trainer
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
 RESUMED = {
-    "schedule, accumulation, clipping, dropout": {
-        "schedule": "cosine",
-        "warmup_steps": 2,
-        "accumulate": 3,
-        "clip_norm": 0.5,
-        "dropout": 0.3,
-    },
-    "zero, adam": {
-        "zero": True,
-        "optimizer": "adam",
-        "lr": 0.001,
-        "accumulate": 2,
-    },
+    "schedule": {"schedule": "cosine", "warmup_steps": 2, "accumulate": 3, "clip_norm": 0.5, "dropout": 0.3},
+    "zero, adam": {"zero": True, "optimizer": "adam", "lr": 0.001, "accumulate": 2},
     "own hook and schedule": {"average": f"{__name__}:with_power_sgd", "schedule": BY_EPOCH, "accumulate": 2},
     "batch norm of all ranks, zero": {"model": "resnet", "sync_batchnorm": True, "zero": True, "accumulate": 3},
     "batch norm of each rank": {"model": "resnet", "accumulate": 3},
