@@ -117,10 +117,8 @@ def wrong_calls():
     ]
     lists = [
         (lambda: dist.all_gather(tuple(many), x), TypeError, "list of arrays, got tuple"),
-        (lambda: dist.all_gather(None, x), TypeError, "list of arrays"),
         (lambda: dist.all_gather(x, x), TypeError, "list of arrays"),
         (lambda: dist.all_gather([*many, x], x), ValueError, f"each of the {size} ranks"),
-        (lambda: dist.all_gather([], x), ValueError, f"each of the {size} ranks"),
         (lambda: dist.gather(x, [*many, x], rank), ValueError, f"each of the {size} ranks"),
         (lambda: dist.gather(x, None, rank), ValueError, "``gather_list`` must be specified on destination rank"),
         (lambda: dist.scatter(x, [*many, x], rank), ValueError, f"each of the {size} ranks"),
@@ -144,15 +142,11 @@ def wrong_calls():
         (lambda: dist.all_gather_into_tensor(good((4 * size + 1,)), x), ArrayError, "into_tensor.* needs shape"),
         (lambda: dist.all_gather_single(double, x), ArrayError, "needs float32"),
         (lambda: dist.gather(x, doubles, rank), ArrayError, "needs float32"),
-        (lambda: dist.gather(x, longs, rank), ArrayError, "needs shape"),
-        (lambda: dist.scatter(x, doubles, rank), ArrayError, "needs float32"),
         (lambda: dist.scatter(x, longs, rank), ArrayError, "needs shape"),
         (lambda: dist.reduce_scatter(x, longs), ArrayError, "needs shape"),
-        (lambda: dist.reduce_scatter(x, doubles), ArrayError, "needs float32"),
         (lambda: dist.reduce_scatter_single(x, good((4 * size + 1,))), ArrayError, "concatenated"),
         (lambda: dist.reduce_scatter_tensor(x, good((4 * size + 1,))), ArrayError, "scatter_tensor.* needs shape"),
         (lambda: dist.all_to_all(longs, many), ArrayError, "needs shape"),
-        (lambda: dist.all_to_all(doubles, many), ArrayError, "needs float"),
         (lambda: dist.all_to_all_single(x, double), ArrayError, "needs float64"),
         (lambda: dist.all_to_all_single(x, x, [4] * size, [1]), ValueError, "_split_sizes that add up"),
         (lambda: dist.all_to_all_single(x, x, None, [-1] * size), ValueError, "_split_sizes that add up|divisible"),
@@ -179,7 +173,6 @@ def wrong_calls():
     )
     operations = [
         (lambda: dist.all_reduce(x, "sum"), TypeError, "ReduceOp"),
-        (lambda: dist.all_reduce(x, None), TypeError, "ReduceOp"),
         (lambda: dist.all_reduce(x, 0), TypeError, r"must be an mpiddp\.ReduceOp such as mpiddp\.ReduceOp\.SUM"),
         (lambda: dist.all_reduce(x, Op.PREMUL_SUM), TypeError, "factor"),
         (lambda: dist.reduce(x, 0, "sum"), TypeError, "ReduceOp"),
@@ -187,7 +180,6 @@ def wrong_calls():
         (lambda: Op.SUM(2.0), RuntimeError, "PREMUL_SUM"),
         (lambda: Op.PREMUL_SUM(2.0)(3.0), RuntimeError, "PREMUL_SUM"),
         (lambda: Op.PREMUL_SUM(1j), TypeError, "real number"),
-        (lambda: Op.PREMUL_SUM("2"), TypeError, "real number"),
         (lambda: dist.all_reduce(x, group="x"), TypeError, "group"),
         *((lambda how=how, bad=bad: how(bad), TypeError, "timeout") for how in limits for bad in ("1", [1], True)),
         *((lambda how=how, bad=bad: how(bad), ValueError, "timeout.* finite") for how in limits for bad in never),

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("environ")
     ],
 )
 def test_limit_blas_threads(environ, mine, launchers, ranks, expected):
-    environ.setattr(os, "sched_getaffinity", lambda pid: set(range(launchers if pid else mine)), raising=False)
+    environ.setattr(os, "sched_getaffinity", lambda pid: set(range(launchers if pid else mine)))
     environ.setenv("PMI_RANK", "0")
     environ.setenv("PMI_SIZE", str(2 * ranks))
     environ.setenv("MPI_LOCALNRANKS", str(ranks))
@@ -38,9 +38,12 @@ def test_limit_blas_threads(environ, mine, launchers, ranks, expected):
 
 
 def test_limit_blas_threads_without_launcher(environ):
-    environ.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
+    environ.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
     for name in cores.THREAD_VARIABLES:
         environ.setenv(name, "")
+        environ.delenv(name)
+    assert cores.limit_blas_threads(7) == 7 == cores.blas_threads()
+    for name in cores.THREAD_VARIABLES:
         environ.delenv(name)
     assert cores.limit_blas_threads() == 6
 

@@ -40,14 +40,14 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 1017,
+    "mpiddp": 1008,
     "mpiddp/algorithms": 2933,
     "mpiddp/autograd": 935,
-    "mpiddp/bench": 1249,
-    "mpiddp/data": 1320,
+    "mpiddp/bench": 1224,
+    "mpiddp/data": 1313,
     "mpiddp/device": 536,
     "mpiddp/distributed": 1931,
-    "mpiddp/examples": 614,
+    "mpiddp/examples": 612,
     "mpiddp/faults": 2421,
     "mpiddp/mpi": 2167,
     "mpiddp/nn": 1123,
@@ -55,8 +55,8 @@ BUDGET = {
     "mpiddp/parallel": 1870,
     "mpiddp/shm": 471,
     "mpiddp/torch": 1496,
-    "mpiddp/training": 2398,
-    "tests, all": 27_602,
+    "mpiddp/training": 2378,
+    "tests, all": 26_986,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -103,6 +103,7 @@ def test_death_before_mpi_ends_the_job_with_its_reason(two, victim):
     assert said in done.stderr and done.seconds < 20, str(done)
 
 
+@pytest.mark.long
 def test_suite_across_hosts(two):
     tests = [CHECKOUT / "tests" / f"{name}.py" for name in ("parallel/test_naive", "distributed/test_p2p")]
     options = ("-q", "-p", "no:cacheprovider", "--color=no", "--rootdir", CHECKOUT)

@@ -9,6 +9,7 @@ import types
 import pytest
 from harness import launcher
 
+import mpiddp
 from mpiddp.mpi import finalize
 
 REPORT = """
@@ -16,22 +17,11 @@ import sys
 heavy = [name for name in ("mpi4py", "mpi4py.MPI", "cupy", "numpy", "torch") if name in sys.modules]
 print("heavy:", heavy)
 """
-LAUNCHED = {
-    "Open MPI": {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
-    "MPICH": {"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALRANKID": "1"},
-    "srun": {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "1"},
-}
 
 
-def test_import_loads_nothing_heavy():
-    done = launcher.job("import mpiddp\n" + REPORT)
-    assert (done.rc, done.stdout) == (0, "heavy: []\n"), done
-
-
-@pytest.mark.parametrize("name", LAUNCHED)
-def test_import_under_a_launcher_fills_the_ranks_and_starts_no_mpi(name):
+def test_import_under_a_launcher_fills_the_ranks_and_starts_no_mpi():
     code = "import mpiddp, os\nprint(*(os.environ.get(n) for n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK')))\n" + REPORT
-    done = launcher.job(code, **LAUNCHED[name])
+    done = launcher.job(code, PMI_RANK="2", PMI_SIZE="3", MPI_LOCALRANKID="1")
     assert (done.rc, done.stdout) == (0, "2 3 1\nheavy: []\n"), done
 
 
@@ -41,12 +31,15 @@ def test_library_that_another_thread_imports_does_not_run_yet(monkeypatch):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mpiddp.__main__") is None, reason="this mpiddp has no command line")
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["info", "--help"]], ids=" ".join)
-def test_help_starts_no_mpi(arguments):
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--help"], "COMMAND"), (["train", "--help"], "--batch-size"), (["--version"], mpiddp.__version__)],
+)
+def test_help_starts_no_mpi(arguments, said):
     # -X importtime writes every module that is imported.
     done = launcher.job("-X", "importtime", "-m", "mpiddp", *arguments)
     assert done.rc == 0, done
-    assert "usage:" in done.stdout, done
+    assert said in done.stdout, done
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}
     assert "mpiddp" in imported
     # BLAS reads the number of its threads when NumPy is imported, and the command sets it before.

@@ -11,41 +11,36 @@ from mpiddp import launchers
 pytestmark = pytest.mark.usefixtures("environ")
 
 
+def variables(text: str) -> dict[str, str]:
+    return dict(word.split("=") for word in text.split())
+
+
+STEP = "SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4 SLURM_LOCALID=1"
+DAEMON = "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0"
+
+
 @pytest.mark.parametrize(
     ("announced", "expected"),
     [
-        ({}, None),
+        ("", None),
         (
-            {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+            "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1",
             ("mpirun (Open MPI)", 2, 4, 1),
         ),
-        ({"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}, ("mpirun (MPICH, Hydra)", 2, 4, 0)),
-        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1"}, ("srun", 3, 4, 1)),
+        ("PMI_RANK=2 PMI_SIZE=4 MPI_LOCALRANKID=0", ("mpirun (MPICH, Hydra)", 2, 4, 0)),
+        (STEP, ("srun", 3, 4, 1)),
         # srun --mpi=pmi2
-        (
-            {"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1"},
-            ("srun", 3, 4, 1),
-        ),
+        (f"PMI_RANK=3 PMI_SIZE=4 {STEP}", ("srun", 3, 4, 1)),
         # mpirun in a batch job: Slurm's variables are those of the node's daemon
-        (
-            {
-                "PMI_RANK": "1",
-                "PMI_SIZE": "4",
-                "MPI_LOCALRANKID": "1",
-                "SLURM_PROCID": "0",
-                "SLURM_STEP_NUM_TASKS": "2",
-                "SLURM_LOCALID": "0",
-            },
-            ("mpirun (MPICH, Hydra)", 1, 4, 1),
-        ),
+        (f"PMI_RANK=1 PMI_SIZE=4 MPI_LOCALRANKID=1 {DAEMON}", ("mpirun (MPICH, Hydra)", 1, 4, 1)),
         # a batch script outside of a step
-        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8"}, None),
-        ({"PMI_RANK": "one", "PMI_SIZE": "4"}, None),
-        ({"PMI_RANK": "1"}, None),
+        ("SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=8", None),
+        ("PMI_RANK=one PMI_SIZE=4", None),
+        ("PMI_RANK=1", None),
     ],
 )
 def test_launch(monkeypatch, announced, expected):
-    monkeypatch.setattr(os, "environ", announced)
+    monkeypatch.setattr(os, "environ", variables(announced))
     found = launchers.launch()
     assert (found and (found.launcher.name, *found[1:])) == expected
 
@@ -63,17 +58,17 @@ def test_announced_ranks_keep_what_is_set(environ):
 @pytest.mark.parametrize(
     ("announced", "expected"),
     [
-        ({}, None),
-        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "SLURM_STEP_TASKS_PER_NODE": "4"}, 2),
-        ({"MPI_LOCALNRANKS": "3"}, 3),
-        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),1"}, 4),
-        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "1"}, 4),
-        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "2"}, 1),
-        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "3"}, None),
+        ("", None),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE=2 SLURM_STEP_TASKS_PER_NODE=4", 2),
+        ("MPI_LOCALNRANKS=3", 3),
+        ("SLURM_STEP_TASKS_PER_NODE=4(x2),1", 4),
+        ("SLURM_STEP_TASKS_PER_NODE=4(x2),1 SLURM_NODEID=1", 4),
+        ("SLURM_STEP_TASKS_PER_NODE=4(x2),1 SLURM_NODEID=2", 1),
+        ("SLURM_STEP_TASKS_PER_NODE=4(x2),1 SLURM_NODEID=3", None),
     ],
 )
 def test_local_ranks(monkeypatch, announced, expected):
-    monkeypatch.setattr(os, "environ", announced)
+    monkeypatch.setattr(os, "environ", variables(announced))
     assert launchers.local_ranks() == expected
 
 

@@ -1,7 +1,7 @@
 """Nothing that a rank does by itself is quadratic in the ranks or nodes, in made-up worlds without MPI.
 
-Bytecodes are counted, which no other load changes, and comparisons of nodes, as of a loop inside of NumPy's or Python's
-own functions. Twice the ranks take twice as many; four times as many would be quadratic.
+Lines that run are counted, which no other load changes, and comparisons of nodes, as of a loop inside of NumPy's or
+Python's own functions. Twice the ranks take twice as many; four times as many would be quadratic.
 """
 
 from __future__ import annotations
@@ -21,31 +21,15 @@ LINEAR = 2.5
 """Most that twice the ranks may cost; costs without ranks make it less than 2."""
 
 
-def bytecodes(call) -> int:
+def lines(call) -> int:
+    """Return the number of lines that a call runs, each turn of a loop in a line counted."""
     count = 0
-
-    def instruction(*_):
-        nonlocal count
-        count += 1
 
     def trace(frame, event, _):
         nonlocal count
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        count += event == "opcode"
+        count += event in ("call", "line")
         return trace
 
-    if sys.version_info >= (3, 12):  # 3.13.0 reports no opcodes to a trace function that asks for them in the call
-        monitoring = sys.monitoring
-        monitoring.use_tool_id(monitoring.PROFILER_ID, __name__)
-        monitoring.register_callback(monitoring.PROFILER_ID, monitoring.events.INSTRUCTION, instruction)
-        monitoring.set_events(monitoring.PROFILER_ID, monitoring.events.INSTRUCTION)
-        try:
-            call()
-        finally:
-            monitoring.set_events(monitoring.PROFILER_ID, 0)
-            monitoring.register_callback(monitoring.PROFILER_ID, monitoring.events.INSTRUCTION, None)
-            monitoring.free_tool_id(monitoring.PROFILER_ID)
-        return count
     before = sys.gettrace()
     sys.settrace(trace)
     try:
@@ -56,12 +40,12 @@ def bytecodes(call) -> int:
 
 
 def growth(make) -> float:
-    """Return the factor by which twice the ranks multiply the bytecodes of ``make``'s result."""
+    """Return the factor by which twice the ranks multiply the lines that a call of ``make``'s result."""
     counts = []
     for size in (SMALL, 2 * SMALL):
         with made_up.mpi(size, size - 1):
             call = make(size)
-            counts.append(bytecodes(call))
+            counts.append(lines(call))
     return counts[1] / counts[0]
 
 
@@ -99,7 +83,7 @@ def test_calls_of_the_api(call):
     counts = []
     for size in (SMALL, 2 * SMALL):
         with made_up.default_group(size, 8) as group:
-            counts.append(bytecodes(lambda group=group: call(group)))
+            counts.append(lines(lambda group=group: call(group)))
     assert counts[1] / counts[0] < LINEAR
 
 

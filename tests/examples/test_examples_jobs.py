@@ -121,8 +121,9 @@ def test_by_hand_and_ddp_show_the_same():
     [("hello", 0, "rank 1 of 2 is local rank 1"), ("helo", 1, "there is no example 'helo': did you mean hello?")],
 )
 def test_a_name_runs_its_example(name, code, said):
-    done = job("-m", "mpiddp.examples", name, ranks=2)
+    done = job("-m", "mpiddp.examples", name, ranks=2, **dict.fromkeys(cores.THREAD_VARIABLES))
     assert done.rc == code and (done.stdout + done.stderr).count(said) == 1, done
+    assert "BLAS threads" not in done.stderr, f"ranks share the cores: {done}"
 
 
 def test_list_names_every_example_and_its_ranks():
@@ -130,12 +131,6 @@ def test_list_names_every_example_and_its_ranks():
     assert done.rc == 0, done
     listed = re.findall(r"^    (\w+) +(\d+|-)  \S", done.stdout, re.MULTILINE)
     assert sorted(listed) == [(example.name, str(example.ranks or "-")) for example in ALL], done
-
-
-def test_ranks_share_the_cores():
-    """Without a warning of more BLAS threads than cores."""
-    done = job("-m", "mpiddp.examples.hello", ranks=2, **dict.fromkeys(cores.THREAD_VARIABLES))
-    assert done.rc == 0 and "BLAS threads" not in done.stderr, done
 
 
 def test_refusal_names_the_command():

@@ -84,7 +84,7 @@ def main() -> None:
     dist.init_process_group()
     rank, size = dist.get_rank(), dist.get_world_size()
     sizes = tuple(each for each in SIZES if each <= options.largest)
-    began, rounds, printed, early = time.monotonic(), 0, 0, (0.0, 0)
+    began, rounds, early = time.monotonic(), 0, (0.0, 0)
     while True:
         share = [(time.monotonic() - began) / (60 * options.minutes)]
         dist.broadcast_object_list(share, src=0)
@@ -92,10 +92,6 @@ def main() -> None:
             break
         if share[0] < 0.1 or rounds < WARM_UP:
             early = (max(early[0], memory_mib()), max(early[1], descriptors()))
-        elif rank == 0 and share[0] > 0.1 * (printed + 1):
-            printed += 1
-            grown = memory_mib() - early[0]
-            print(f"{share[0]:.0%}: {rounds} rounds, memory of rank 0 {grown:+.1f} MiB", flush=True)
         one_round(rank, size, [options.seed, rounds], sizes)
         rounds += 1
     late: list[Any] = [None] * size

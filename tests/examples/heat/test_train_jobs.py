@@ -23,19 +23,10 @@ def compiled(folder: Path, solver: str) -> Path:
     if solver == "heat.f90":
         library = mpicc.parents[1] / "lib"
         sources = [include / "mpiddp_stream.f90", HEAT / solver, folder / "stream.o"]
+        linked = [f"-L{library}", f"-Wl,-rpath,{library}", "-lmpi"]
         steps = [
             [mpicc, "-O2", "-c", include / "mpiddp_stream.c", "-o", folder / "stream.o"],
-            [
-                "gfortran",
-                "-O2",
-                f"-J{folder}",
-                *sources,
-                f"-L{library}",
-                f"-Wl,-rpath,{library}",
-                "-lmpi",
-                "-o",
-                program,
-            ],
+            ["gfortran", "-O2", f"-J{folder}", *sources, *linked, "-o", program],
         ]
     for step in steps:
         with Program(step) as compiler:
