@@ -28,14 +28,11 @@ _IOVEC = struct.Struct("@PN")
 _Transfer = Callable[..., int]
 
 
-def _kernel(name: str) -> _Transfer | None:
-    function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
-    if function is None:
-        return None
+def _kernel(name: str) -> _Transfer:
+    function: Any = getattr(ctypes.CDLL(None, use_errno=True), name)
     function.argtypes = (ctypes.c_int, *[ctypes.c_void_p, ctypes.c_ulong] * 2, ctypes.c_ulong)
     function.restype = ctypes.c_ssize_t
-    found: _Transfer = function
-    return found
+    return function  # type: ignore[no-any-return]
 
 
 _readv, _writev = _kernel("process_vm_readv"), _kernel("process_vm_writev")
@@ -52,7 +49,6 @@ class CrossMemory(Resource):
         self._link = link
         self._pids: list[int] = []
         self._memory: Array = np.empty(0, np.uint8)
-        self._buffers: dict[tuple[int, int, np.dtype[Any]], list[Array]] = {}
         self.fault = ""
         """Why it cannot be used; empty if it can, and before it has been tried."""
 
@@ -73,7 +69,7 @@ class CrossMemory(Resource):
         mine = np.array([os.getpid(), address_of(token), token[0]])
         told = np.empty((node.size, mine.size), np.int64)
         yield node.later.Iallgather(mine, told)
-        worst = np.array([_try(told)])
+        worst = np.array([max(attempt(*each) for each in told.tolist())])
         yield self._link.later.Iallreduce(MPI.IN_PLACE, worst, MPI.MAX)
         if worst[0]:
             self.fault = os.strerror(int(worst[0]))
@@ -83,15 +79,10 @@ class CrossMemory(Resource):
 
     def buffers(self, count: int, length: int, dtype: np.dtype[Any]) -> list[Array]:
         """Return memory that is used again and again, because fresh pages from the kernel take time."""
-        found = self._buffers.get((count, length, dtype))
-        if found is None:
-            size_bytes = count * length * dtype.itemsize
-            if self._memory.size < size_bytes:
-                self._memory = np.empty(size_bytes, np.uint8)
-                self._buffers.clear()
-            found = list(self._memory[:size_bytes].view(dtype).reshape(count, length))
-            self._buffers[count, length, dtype] = found
-        return found
+        size_bytes = count * length * dtype.itemsize
+        if self._memory.size < size_bytes:
+            self._memory = np.empty(size_bytes, np.uint8)
+        return list(self._memory[:size_bytes].view(dtype).reshape(count, length))
 
     def read(self, rank: int, there: int, here: int, size_bytes: int) -> None:
         """Copy from an address of another rank to one of this rank."""
@@ -101,7 +92,7 @@ class CrossMemory(Resource):
         """Copy to an address of another rank from one of this rank."""
         self._move(_writev, rank, there, here, size_bytes)
 
-    def _move(self, transfer: _Transfer | None, rank: int, there: int, here: int, size_bytes: int) -> None:
+    def _move(self, transfer: _Transfer, rank: int, there: int, here: int, size_bytes: int) -> None:
         fault = _move(transfer, self._pids[rank], there, here, size_bytes)
         if fault:
             raise UnreachableError(
@@ -110,10 +101,8 @@ class CrossMemory(Resource):
             )
 
 
-def _move(transfer: _Transfer | None, pid: int, there: int, here: int, size_bytes: int) -> int:
+def _move(transfer: _Transfer, pid: int, there: int, here: int, size_bytes: int) -> int:
     """Let the kernel copy; return its error's number, or 0."""
-    if transfer is None:
-        return errno.ENOSYS
     done = 0
     while done < size_bytes:  # the kernel moves 2 GiB at most in a call
         left = size_bytes - done
@@ -124,19 +113,13 @@ def _move(transfer: _Transfer | None, pid: int, there: int, here: int, size_byte
     return 0
 
 
-def _try(told: Array) -> int:
-    if _writev is None:
-        return errno.ENOSYS
-    for pid, address, token in told.tolist():
-        found = np.zeros(1, np.int64)
-        fault = _move(_readv, pid, address, address_of(found), found.nbytes)
-        if fault:
-            return fault
-        if found[0] != token:
-            return errno.ESRCH  # in another namespace this number is another process's
-    return 0
+def attempt(pid: int, address: int, token: int) -> int:
+    """Read a process's token; return the kernel's error, or 0."""
+    found = np.zeros(1, np.int64)
+    # In another namespace this number is another process's.
+    return read(pid, address, found) or (0 if found[0] == token else errno.ESRCH)
 
 
 def read(pid: int, address: int, into: Array) -> int:
     """Copy from the memory of a process that has not been tried; return the kernel's error, or 0."""
-    return errno.ENOSYS if _readv is None else _move(_readv, pid, address, address_of(into), into.nbytes)
+    return _move(_readv, pid, address, address_of(into), into.nbytes)

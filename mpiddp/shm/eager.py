@@ -120,7 +120,10 @@ class SpinWait:
 
 
 class EagerBuffers(Resource):
-    """The buffers of a group whose ranks are on one node. They begin at ``start`` in ``memory``."""
+    """The buffers of a group whose ranks are on one node. They begin at ``start`` in ``memory``.
+
+    A group that is given up keeps them, because the watchdog's thread may still look at them.
+    """
 
     def __init__(self, link: Link, memory: mmap.mmap, start: int) -> None:
         self._memory, self._start = memory, start
@@ -132,9 +135,9 @@ class EagerBuffers(Resource):
         """The last round that this rank has begun, and the last one in which all ranks are known to have arrived."""
         self._records = slice(0, 0)
         self._expected = b""
-        self._words = self.words = memoryview(memory).cast("q")
+        self.words = memoryview(memory).cast("q")
         self._numbers = [
-            self._words[records.start // 8 : records.stop // 8 : _RECORD.size // 8]
+            self.words[records.start // 8 : records.stop // 8 : _RECORD.size // 8]
             for records in map(self._records_of, range(BUFFERS))
         ]
         self._identity = self.position(BLOCK_WORDS, 0, 0, 0)
@@ -162,9 +165,7 @@ class EagerBuffers(Resource):
             pid, address, token = self.words[self._identity + 3 * rank : self._identity + 3 * rank + 3]
             if not token:  # it has not told yet
                 return False
-            seen = np.zeros(1, np.int64)
-            # in another namespace the number may be another process's
-            found = self._readable[rank] = cma.read(pid, address, seen) == 0 and int(seen[0]) == token
+            found = self._readable[rank] = cma.attempt(pid, address, token) == 0
         return found
 
     def read(self, rank: int, address: int, into: Array) -> bool:
@@ -208,9 +209,9 @@ class EagerBuffers(Resource):
             current.own[...] = x
             if change is not None:
                 change(current.own)
-        self._words[current.own_number] = 0  # so that nobody sees half of the new record under the old number
+        self.words[current.own_number] = 0  # so that nobody sees half of the new record under the old number
         self._memory[current.own_call] = call
-        self._words[current.own_number] = number
+        self.words[current.own_number] = number
         self._records, self._expected = current.records, (number.to_bytes(8, "little") + call) * self._size
         return current
 
@@ -264,7 +265,4 @@ class EagerBuffers(Resource):
         return calls
 
     def close(self) -> None:
-        del self._memory, self._numbers, self._words, self.words
-
-    def drop(self, error: Exception) -> None:
-        """Keep the memory, because the watchdog's thread may still look at it."""
+        del self._memory, self._numbers, self.words

@@ -19,7 +19,6 @@ import errno
 import mmap
 import os
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +41,7 @@ References
 ----------
 .. [1] REP MOVSB performance suffers from page aliasing, bug 30994 of glibc, https://sourceware.org/bugzilla.
 """
-FILES = Path("/dev/shm")
+_MEMFD, FILES = "memfd", Path("/dev/shm")
 _POPULATE = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Linux 5.14
 
 
@@ -124,45 +123,22 @@ def forget() -> None:
     _by_number.clear()
 
 
-class _File(NamedTuple):
-    """A kind of file that ranks can share as memory."""
-
-    name: str
-    make: Callable[[], tuple[int, int]]
-    """Returns its descriptor, and the key by which others find it."""
-    path: Callable[[int, int], Path]
-    """Returns the path for others, from the process that made it and the key."""
-    stays: bool
-    """Whether it has to be unlinked."""
-
-
 def random_bits() -> int:
     """Return 62 random bits. Importing `secrets` takes longer than this package's own shared memory."""
     return int.from_bytes(os.urandom(8), "little") >> 2
 
 
-def _make_anonymous() -> tuple[int, int]:
-    descriptor = os.memfd_create("mpiddp")
-    return descriptor, descriptor
-
-
-def _anonymous_path(maker_pid: int, key: int) -> Path:
-    return Path(f"/proc/{maker_pid}/fd/{key}")
-
-
-def _make_named() -> tuple[int, int]:
+def _make(kind: str) -> tuple[int, int]:
+    """Return the descriptor of a new file, and the key by which others find it."""
+    if kind == _MEMFD:
+        descriptor = os.memfd_create("mpiddp")
+        return descriptor, descriptor
     key = random_bits()
-    return os.open(_named_path(0, key), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), key
+    return os.open(_path(kind, 0, key), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), key
 
 
-def _named_path(_: int, key: int) -> Path:
-    return FILES / f"mpiddp-{key:016x}"
-
-
-_FILES = (
-    _File("memfd", _make_anonymous, _anonymous_path, stays=False),
-    _File(str(FILES), _make_named, _named_path, stays=True),
-)
+def _path(kind: str, maker_pid: int, key: int) -> Path:
+    return Path(f"/proc/{maker_pid}/fd/{key}") if kind == _MEMFD else FILES / f"mpiddp-{key:016x}"
 
 
 class Allocation(NamedTuple):
@@ -180,14 +156,14 @@ def allocate(node: Channel, everybody: Channel, region_bytes: int) -> Steps:
     rank's region, is a multiple of `ALIGNMENT_BYTES`. It communicates on ``later``.
     """
     faults = []
-    for kind in _FILES:
+    for kind in (_MEMFD, str(FILES)):
         memory, fault = None, 0
         descriptor, key = -1, 0
         # The segment's number; the maker's process and the file's key in it; device and inode.
         told = np.zeros(5, np.int64)
         if node.rank == 0:
             try:
-                descriptor, key = kind.make()
+                descriptor, key = _make(kind)
                 os.ftruncate(descriptor, node.size * region_bytes)
                 stat = os.fstat(descriptor)
                 told[:] = 1 + random_bits(), os.getpid(), key, stat.st_dev, stat.st_ino
@@ -200,8 +176,8 @@ def allocate(node: Channel, everybody: Channel, region_bytes: int) -> Steps:
             except OSError as error:
                 fault = error.errno or errno.EIO
         yield node.later.Ibarrier()
-        if node.rank == 0 and descriptor >= 0 and kind.stays:
-            kind.path(os.getpid(), key).unlink(missing_ok=True)
+        if node.rank == 0 and descriptor >= 0 and kind != _MEMFD:
+            _path(kind, 0, key).unlink(missing_ok=True)
         if not fault:
             try:
                 memory = mmap.mmap(descriptor, node.size * region_bytes)
@@ -216,15 +192,15 @@ def allocate(node: Channel, everybody: Channel, region_bytes: int) -> Steps:
         yield everybody.later.Iallreduce(MPI.IN_PLACE, worst, MPI.MAX)
         if not worst[0]:
             return Allocation(memory, int(told[0]), "")
-        faults.append(f"{kind.name}: {os.strerror(int(worst[0]))}")
+        faults.append(f"{kind}: {os.strerror(int(worst[0]))}")
     return Allocation(None, 0, "; ".join(faults))
 
 
-def _open(kind: _File, told: Array) -> int:
+def _open(kind: str, told: Array) -> int:
     _, maker_pid, key, device, inode = told.tolist()
     if not inode:
         raise OSError(errno.ENOENT, "the maker has failed")
-    descriptor = os.open(kind.path(maker_pid, key), os.O_RDWR | os.O_NOCTTY)
+    descriptor = os.open(_path(kind, maker_pid, key), os.O_RDWR | os.O_NOCTTY)
     stat = os.fstat(descriptor)
     if (stat.st_dev, stat.st_ino) != (device, inode):  # in another namespace this number is another process's
         os.close(descriptor)
