@@ -29,8 +29,7 @@ def reduction(dtype: np.dtype[Any], op: ReduceOp) -> ModuleType:
 def choose(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp, size_bytes: int) -> ModuleType:
     module = reduction(dtype, op)
     short = size_bytes <= SHORT_BYTES and link.size >= TREE_RANKS and not link.one_node
-    in_rank_order = settings.deterministic() or op._merges is not None
-    if module is exchange and short and hasattr(tree, operation) and not in_rank_order:
+    if module is exchange and short and hasattr(tree, operation) and not settings.deterministic():
         return tree
     return module
 

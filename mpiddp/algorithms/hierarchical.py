@@ -12,17 +12,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mpiddp.mpi import message
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel, Link
-from mpiddp.mpi.message import as_bytes, movable
+from mpiddp.mpi.message import movable
 from mpiddp.mpi.operation import Call
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import All, Steps
 from mpiddp.shm.scratch import Scratch
 from mpiddp.typing import Array
 
-from . import exchange, handshake
+from . import fallback, handshake, two_shot
 from .handshake import Entries
 from .local_reduce import accumulated_in, bounds, reduce_rows
 from .peer_access import PeerAccess, Views, copied, place_of
@@ -35,6 +34,9 @@ _PART_BYTES = 1 << 14
 
 
 def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
+    if link.one_node:
+        yield from two_shot.all_reduce(link, call, x, op)
+        return
     entries: Entries = yield from handshake.exchange(link, call, place_of(x), op)
     mine = entries.of(link.node_ranks)
     flat = x.reshape(-1)
@@ -49,7 +51,7 @@ def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
     elif (yield from link.resource(Scratch).prepare()):
         yield from _in_the_scratch(link, flat, op, factors)
     else:
-        yield from _by_messages(link, x, op)
+        yield from fallback.reduction(x.dtype, op).all_reduce(link.after(), x, op)
 
 
 def in_place_everywhere(link: Link, segments: Array) -> bool:
@@ -61,15 +63,8 @@ def in_place_everywhere(link: Link, segments: Array) -> bool:
     return bool((alone | ((lowest == highest) & (lowest > 0))).all())
 
 
-def _across(link: Link) -> Channel | None:
-    """Return the channel to other nodes' ranks with this slice; None if this rank has no slice."""
-    if link.one_node:
-        return Channel(link.ranks[link.rank : link.rank + 1], 0, link.now, link.later)
-    return link.across
-
-
 def _where_they_lie(link: Link, peers: PeerAccess, x: Array, op: ReduceOp, factors: list[float] | None) -> Steps:
-    across = _across(link)
+    across = link.across  # to other nodes' ranks with this slice; None if this rank has no slice
     if across is not None:
         edges = bounds(x.size, link.leaders, x.itemsize)
         first, last = edges[link.node.rank], edges[link.node.rank + 1]
@@ -97,19 +92,6 @@ def _in_the_scratch(link: Link, x: Array, op: ReduceOp, factors: list[float] | N
         yield link.node.later.Ibarrier()
         yield from _where_they_lie(link, Views(buffers, link.node.rank), mine, op, factors)
         chunk[...] = mine
-
-
-def _by_messages(link: Link, x: Array, op: ReduceOp) -> Steps:
-    if x.nbytes > message.MAX_COUNT and x.size > 1:
-        yield from exchange.in_turn(lambda _, piece: _by_messages(link, piece, op), link, x)
-        return
-    across = _across(link)
-    sizes = exchange.slice_sizes(x, link.leaders) + [0] * (link.node.size - link.leaders)
-    sums: Array = yield from exchange.reduce_slices(link.node.after(), x, op, sizes, link.size)
-    mine = np.empty(sums.size, x.dtype)
-    if across is not None:
-        yield from _cross(across, mine, op, lambda start, stop: sums[start:stop], lambda start, values: None)
-    yield link.node.later.Iallgatherv(as_bytes(mine), (as_bytes(x), sizes, None, MPI.BYTE))
 
 
 class _Crossing:

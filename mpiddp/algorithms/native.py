@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -31,21 +31,14 @@ def _all(requests: list[MPI.Request]) -> MPI.Request | All:
 
 
 def broadcast(link: Channel, x: Array, root: int) -> Steps:
-    sent = movable(x)
-    if countable(sent):
-        yield link.now.Ibcast(counted(sent), root)
-    else:
-        yield All([link.now.Ibcast(piece, root) for piece in chunks(sent)])
+    yield _all([link.now.Ibcast(counted(piece), root) for piece in chunks(movable(x))])
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
     premultiply(op, x)
     reduction = mpi_op(x.dtype, op)
     assert reduction is not None
-    if countable(x):
-        yield link.now.Iallreduce(MPI.IN_PLACE, counted(x), reduction)
-    else:
-        yield All([link.now.Iallreduce(MPI.IN_PLACE, piece, reduction) for piece in chunks(x)])
+    yield _all([link.now.Iallreduce(MPI.IN_PLACE, counted(piece), reduction) for piece in chunks(x)])
     finish(op, x, link.size)
 
 
@@ -117,21 +110,20 @@ def all_gather_list(link: Channel, outputs: Sequence[Array], x: Array) -> Steps:
         start += output.nbytes
 
 
-Blocks = Mapping[int, Array] | Sequence[Array]
-
-
-def _exchange(link: Channel, operation: str, outputs: Blocks, inputs: Blocks) -> Steps:
-    """Send ``inputs[r]`` to each rank r and receive ``outputs[r]``, without packing.
+def _exchange(
+    link: Channel, operation: str, outputs: Iterable[tuple[int, Array]], inputs: Iterable[tuple[int, Array]]
+) -> Steps:
+    """Send inputs to ranks and receive outputs from ranks, without packing.
 
     All ranks submit operations in one order, so that messages keep it.
     """
-    requests = []
-    for rank, x in _items(inputs):
+    requests, blocks = [], dict(outputs)
+    for rank, x in inputs:
         if rank != link.rank:
             requests.append(link.now.Isend(as_message(x, x.nbytes), rank, Tag.BLOCK))
         else:
-            as_bytes(outputs[rank])[...] = as_bytes(x)
-    incoming = _Blocks(link, operation, {rank: output for rank, output in _items(outputs) if rank != link.rank})
+            as_bytes(blocks.pop(rank))[...] = as_bytes(x)
+    incoming = _Blocks(link, operation, blocks)
     yield Each([incoming, *requests])
     incoming.check()
 
@@ -218,20 +210,16 @@ def wrong_size(link: Channel, operation: str, source: int, sent_bytes: int, expe
     )
 
 
-def _items(blocks: Blocks) -> Iterable[tuple[int, Array]]:
-    return blocks.items() if isinstance(blocks, Mapping) else enumerate(blocks)
-
-
 def gather(link: Channel, outputs: Sequence[Array] | None, x: Array, root: int) -> Steps:
-    return _exchange(link, "gather", outputs or {}, {root: x})
+    return _exchange(link, "gather", enumerate(outputs or ()), [(root, x)])
 
 
 def scatter(link: Channel, x: Array, inputs: Sequence[Array] | None, root: int) -> Steps:
-    return _exchange(link, "scatter", {root: x}, _apart(inputs, [x], root) if inputs is not None else {})
+    return _exchange(link, "scatter", [(root, x)], enumerate(_apart(inputs, [x], root) if inputs else ()))
 
 
 def all_to_all(link: Channel, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
-    return _exchange(link, "all_to_all", outputs, _apart(inputs, outputs, link.rank))
+    return _exchange(link, "all_to_all", enumerate(outputs), enumerate(_apart(inputs, outputs, link.rank)))
 
 
 def all_to_all_single(
@@ -239,7 +227,8 @@ def all_to_all_single(
 ) -> Steps:
     if np.may_share_memory(output, x):
         x = x.copy()
-    return _exchange(link, "all_to_all_single", cut(output, output_counts), cut(x, input_counts))
+    blocks = enumerate(cut(output, output_counts)), enumerate(cut(x, input_counts))
+    return _exchange(link, "all_to_all_single", *blocks)
 
 
 def cut(x: Array, counts: Sequence[int]) -> list[Array]:

@@ -117,15 +117,10 @@ class Plans(Resource):
         self._plans[key] = plan
         return plan
 
-    def forget(self) -> None:
+    def forget(self, error: DistError | None = None) -> None:
         self._plans.clear()
 
-    def close(self) -> None:
-        self.forget()
-
-    def drop(self, error: DistError) -> None:
-        """Let the next call find the group aborted."""
-        self.forget()
+    close = drop = forget  # the next call finds an aborted group aborted
 
 
 _all: weakref.WeakSet[Plans] = weakref.WeakSet()
@@ -215,8 +210,7 @@ def make(
         return Plan(call, shot.steps, shot.run)
     if chosen == "short" and not inner:
         return _comparing(call, getattr(short, operation))
-    module = _module(operation, chosen, link, x.dtype, op, largest.nbytes)
-    return _of_module(module, operation, link, call, inner=inner)
+    return _by_name(operation, chosen, link, largest, op, call, inner=inner)
 
 
 def barrier(link: Link, name: str = "barrier") -> Plan:
@@ -259,18 +253,13 @@ def _comparing(call: Call, steps: Callable[..., Steps]) -> Plan:
     return Plan(call, steps)
 
 
-def _module(
-    operation: str, name: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, size_bytes: int
-) -> ModuleType | SimpleNamespace:
-    name = "native" if name in ("one_shot", "short") else name
-    if op is not None and name == "native":
-        return fallback.choose(operation, link, dtype, op, size_bytes)
-    return MODULES[name]
-
-
-def _of_module(
-    module: ModuleType | SimpleNamespace, operation: str, link: Link, call: Call, *, inner: bool = False
+def _by_name(
+    operation: str, name: str, link: Link, x: Array, op: ReduceOp | None, call: Call, *, inner: bool = False
 ) -> Plan:
+    """Return the plan of an algorithm for arrays of the host; ``x`` is like the largest."""
+    module = MODULES["native" if name in ("one_shot", "short") else name]
+    if module is native and op is not None:
+        module = fallback.choose(operation, link, x.dtype, op, x.nbytes)
     function = getattr(module, operation)
     if module in _SELF_COMPARING:
         return _comparing(call, function)
@@ -280,14 +269,10 @@ def _of_module(
 def _device_steps(
     operation: str, link: Link, x: Array, op: ReduceOp | None, algorithm: str | None, call: Call
 ) -> Callable[..., Steps]:
-    host = []
     in_pairs = op is not None and op._merges is not None
-    for limit, name in [(ANY_SIZE, "exchange")] if in_pairs else rows(operation, link, algorithm):
-        module = _module(operation, name, link, x.dtype, op, x.nbytes)
-        host.append((limit, _of_module(module, operation, link, replace(call)).steps))
-    asked = algorithm or _overrides().get(operation)
-    found = device_table.plan(operation, link, x.dtype, op, host, asked)
-    return next(steps for limit, steps in found if x.nbytes <= limit)
+    name = "exchange" if in_pairs else algorithm_of(operation, link, x.nbytes, algorithm)
+    host = _by_name(operation, name, link, x, op, replace(call)).steps
+    return device_table.choose(operation, link, x, op, host, algorithm or _overrides().get(operation))
 
 
 def moving(
@@ -308,7 +293,7 @@ def moving(
     on_device = next((x for x in arrays if type(x) is not np.ndarray), None)
     if on_device is not None:
         host = plain(link, algorithm, replace(call)).steps
-        steps = device_table.plan(operation, link, on_device.dtype, None, [(ANY_SIZE, host)], None)[0][1]
+        steps = device_table.choose(operation, link, on_device, None, host, None)
     elif link.find(EagerBuffers) is not None:
         return _through_blocks(link, call, outputs, inputs, root, counts)
     elif name != "all_gather":  # by messages, whose sizes are known before they are received

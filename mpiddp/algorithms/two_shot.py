@@ -123,14 +123,14 @@ def _meet(
     x: Array,
     build: Callable[[], Pipeline],
     move: Move,
+    messages: Callable[[Link], Steps],
     way: str | None,
     op: ReduceOp | None = None,
-    mpis: Callable[[Link], Steps] | None = None,
 ) -> Steps:
-    """Meet all ranks, of which ``x`` is this one's array, and do the operation; return False if there is no way for it.
+    """Meet all ranks, of which ``x`` is this one's array, and do the operation.
 
-    Ordinary arrays go by ``way`` if that is possible, and by default as `ways` says. ``mpis`` makes the steps of
-    MPI's own operation, which is possible where no sum's bits depend on it.
+    Ordinary arrays go by ``way`` if that is possible, and by default as `ways` says. ``messages`` makes the steps of
+    the operation without shared memory. They are MPI's own, and a way besides, where no sum's bits depend on them.
     """
     ways = link.resource(Ways)
     kind = kind_of(call, x)
@@ -147,7 +147,7 @@ def _meet(
     rows = entries.views(link, x)
     if rows is not None:
         yield from _moved(link, move, Views(rows, link.rank), factors)
-        return True
+        return
     begun = entries.segment == _BEGUN.segment
     """All first chunks are in the scratch."""
     possible: dict[str, Steps] = {}
@@ -160,15 +160,9 @@ def _meet(
         copies: Copies | None = yield from copied(link, x, entries)
         if copies is not None:
             possible[ATTACH] = _moved(link, move, copies, factors)
-    if mpis is not None and all_block and x.nbytes >= MPIS_BYTES:
-        possible[MPIS] = mpis(link.after())
-    if possible:
-        yield from ways.run(kind, possible, way)
-    elif mpis is not None:
-        yield from mpis(link.after())
-    else:
-        return False
-    return True
+    if op is None and all_block and x.nbytes >= MPIS_BYTES:
+        possible[MPIS] = messages(link.after())
+    yield from ways.run(kind, possible, way) if possible else messages(link.after())
 
 
 def kind_of(call: Call, x: Array) -> Kind:
@@ -181,21 +175,22 @@ def _moved(link: Link, move: Move, access: PeerAccess, factors: list[float] | No
 
 
 def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp, *, way: str | None = None) -> Steps:
-    if not (yield from _reduce(link, call, x, op, NO_ROOT, way)):
-        yield from fallback.reduction(x.dtype, op).all_reduce(link.after(), x, op)
+    messages = functools.partial(fallback.reduction(x.dtype, op).all_reduce, x=x, op=op)
+    return _reduce(link, call, x, op, NO_ROOT, messages, way)
 
 
 def reduce(link: Link, call: Call, x: Array, root: int, op: ReduceOp, *, way: str | None = None) -> Steps:
-    if not (yield from _reduce(link, call, x, op, root, way)):
-        yield from fallback.reduction(x.dtype, op).reduce(link.after(), x, root, op)
+    messages = functools.partial(fallback.reduction(x.dtype, op).reduce, x=x, root=root, op=op)
+    return _reduce(link, call, x, op, root, messages, way)
 
 
-def _reduce(link: Link, call: Call, x: Array, op: ReduceOp, root: int, way: str | None) -> Steps:
-    """Reduce into root's or, without a root, all ranks' ``x``; return False if no way leads there."""
+def _reduce(
+    link: Link, call: Call, x: Array, op: ReduceOp, root: int, messages: Callable[[Link], Steps], way: str | None
+) -> Steps:
+    """Reduce into root's or, without a root, all ranks' ``x``."""
     shots = _in_one_shot if link.size == 2 or x.nbytes <= ONE_SHOT_BYTES else _in_two_shots
     build = functools.partial(shots, link, x, op, root)
-    move = functools.partial(reduce_slice, link, x, op, root)
-    return (yield from _meet(link, call, x, build, move, way, op))
+    return _meet(link, call, x, build, functools.partial(reduce_slice, link, x, op, root), messages, way, op)
 
 
 def reduce_slice(
@@ -265,8 +260,8 @@ def reduce_scatter(link: Link, call: Call, output: Array, x: Array, op: ReduceOp
         return
     build = functools.partial(_scattering, link, x, output.reshape(-1), op)
     move = functools.partial(reduce_block, link, output, op)
-    if not (yield from _meet(link, call, x, build, move, way, op)):
-        yield from fallback.reduction(x.dtype, op).reduce_scatter(link.after(), output, x, op)
+    messages = functools.partial(fallback.reduction(x.dtype, op).reduce_scatter, output=output, x=x, op=op)
+    yield from _meet(link, call, x, build, move, messages, way, op)
 
 
 def reduce_block(link: Link, output: Array, op: ReduceOp, access: PeerAccess, factors: list[float] | None) -> None:
@@ -296,8 +291,8 @@ def all_gather(link: Link, call: Call, output: Array, x: Array, *, way: str | No
         x = x.copy()
     source, blocks = as_bytes(x), as_bytes(output).reshape(link.size, -1)
     build = functools.partial(_gathering, link, source, blocks)
-    mpis = functools.partial(native.all_gather, output=output, x=x)
-    yield from _meet(link, call, source, build, lambda access, _: access.gather(blocks), way, mpis=mpis)
+    messages = functools.partial(native.all_gather, output=output, x=x)
+    yield from _meet(link, call, source, build, lambda access, _: access.gather(blocks), messages, way)
 
 
 def _gathering(link: Link, source: Array, blocks: Array) -> Pipeline:
@@ -314,8 +309,8 @@ def _gathering(link: Link, source: Array, blocks: Array) -> Pipeline:
 def broadcast(link: Link, call: Call, x: Array, root: int, *, way: str | None = None) -> Steps:
     target = as_bytes(x)
     build = functools.partial(_spreading, link, target, root)
-    mpis = functools.partial(native.broadcast, x=x, root=root)
-    yield from _meet(link, call, target, build, lambda access, _: access.spread(root), way, mpis=mpis)
+    messages = functools.partial(native.broadcast, x=x, root=root)
+    yield from _meet(link, call, target, build, lambda access, _: access.spread(root), messages, way)
 
 
 def _spreading(link: Link, target: Array, root: int) -> Pipeline:

@@ -469,11 +469,9 @@ def all_to_all(
     key = ("all_to_all", alike, sent)
     plan = group._plans.get(key)
     if plan is None:
-        for arrays, name in ((outputs, "output_tensor_list"), (inputs, "input_tensor_list")):
-            for index, x in enumerate(arrays):
-                expect_like(x, None, outputs[0].dtype, "all_to_all", f"{name}[{index}]")
-        mine = group._link.rank
-        expect_like(outputs[mine], inputs[mine].shape, inputs[mine].dtype, "all_to_all", f"output_tensor_list[{mine}]")
+        mine = inputs[group._link.rank]
+        _expect_list_like(outputs, mine, group, "all_to_all", "output_tensor_list")
+        _expect_list_like(inputs, mine, group, "all_to_all", "input_tensor_list")
         plan = group._plans.remember(key, planning.moving(group._link, "all_to_all", outputs, inputs))
     return dispatch(group, plan, (outputs, inputs), outputs, async_op)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import weakref
 from typing import Any
 
 import numpy as np
 import pytest
+from harness.collectives import check
 
 import mpiddp as dist
 from mpiddp.algorithms import direct, one_shot, peer_access, ways
@@ -22,6 +22,8 @@ from mpiddp.shm.eager import EagerBuffers
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2, 3), pytest.mark.core]
 
 COUNT = 300_007
+MOVING = ("all_gather_single", "broadcast")
+NAMES = (*MOVING, "all_reduce", "reduce", "reduce_scatter_single")
 
 
 @pytest.fixture
@@ -46,68 +48,31 @@ def fix(link: Link, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     default_group()._plans.forget()
 
 
-def row(rank: int, step: int, count: int = COUNT) -> Any:
-    return np.random.default_rng(100 * step + rank).integers(-9, 9, count).astype(np.float32)
-
-
 @pytest.mark.parametrize("way", ["attach", "scratch", "native", "tried", "pieces"])
-def test_random_calls_have_numpy_s_results(link: Link, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_random_calls_have_numpy_s_results(world: Any, link: Link, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     if way == "attach" and link.resource(CrossMemory).fault:
         pytest.skip("the kernel does not copy between processes here")
     if way != "tried":
         fix(link, way, monkeypatch)
     counts = (70_000, 260_000) if way == "pieces" else (300_000, 700_000)
-    size, me = link.size, link.rank
-    alike = np.random.default_rng(7)
-    pending: list[tuple[Any, Any, Any]] = []
-    for step in range(40):
-        operation = alike.choice(["all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast"])
-        if way == "native" and operation not in ("all_gather", "broadcast"):
-            continue
-        root, count = int(alike.integers(size)), int(alike.integers(*counts)) // size * size
-        symmetric = alike.choice([0, 1, 2, 3])  # none, none, all, that of one rank
-        rows = [row(rank, step, count) for rank in range(size)]
-        x = dist.symmetric_empty(count, np.float32) if symmetric > 1 else np.empty(count + me, np.float32)[me:]
-        x = np.empty_like(x) if symmetric == 3 and me != root else x
-        x[...] = rows[me]
-        asynchronous = bool(alike.integers(2)) and (me + step) % 2 == 0
-        output, expected = x, functools.reduce(np.add, rows)
-        match operation:
-            case "all_reduce":
-                op = dist.ReduceOp.PREMUL_SUM(float(me + 1)) if symmetric == 1 else dist.ReduceOp.SUM
-                work = dist.all_reduce(x, op, async_op=asynchronous)
-                if symmetric == 1:
-                    expected = functools.reduce(np.add, [(rank + 1) * row for rank, row in enumerate(rows)])
-            case "reduce":
-                work = dist.reduce(x, root, async_op=asynchronous)
-                expected = expected if me == root else rows[me]
-            case "reduce_scatter":
-                inside = symmetric == 1
-                output = x[me * (count // size) :][: count // size] if inside else np.empty(count // size, np.float32)
-                work = dist.reduce_scatter_single(output, x, async_op=asynchronous)
-                expected = expected.reshape(size, -1)[me]
-            case "all_gather":
-                output = np.empty((size, count), np.float32)
-                if symmetric == 1:
-                    output[(me + 1) % size] = x
-                    x = output[(me + 1) % size]  # where another rank's block arrives
-                work = dist.all_gather_single(output, x, async_op=asynchronous)
-                expected = np.array(rows)
-            case _:
-                work = dist.broadcast(x, root, async_op=asynchronous)
-                expected = rows[root]
-        if work is None:
-            assert np.array_equal(output, expected), (step, operation)
-        else:
-            pending.append((work, output, expected))
-        if alike.integers(3) == 0:
-            for work, output, expected in pending:
-                work.wait()
-                assert np.array_equal(output, expected), (step, operation)
-            pending.clear()
-    for work, output, expected in pending:
-        work.wait()
-        assert np.array_equal(output, expected)
+    alike, me = np.random.default_rng(7), link.rank
+    for step in range(25):
+        count, owner, memory = int(alike.integers(*counts)), int(alike.integers(link.size)), alike.integers(4)
+
+        def make(x: Any, owner: int = owner, memory: int = memory) -> Any:
+            """Return a copy: an ordinary one twice, a symmetric one, or one that is symmetric on one rank."""
+            made = dist.symmetric_empty(x.shape, x.dtype) if memory > 1 else np.empty_like(x)
+            made = np.empty_like(x) if memory == 3 and me != owner else made
+            made[...] = x
+            return made
+
+        name = str(alike.choice(NAMES))
+        op = dist.ReduceOp.PREMUL_SUM(0.5) if memory == 1 and name == "all_reduce" else dist.ReduceOp.SUM
+        if name.startswith("reduce_scatter"):
+            count //= link.size
+        how = {"async_op": True} if alike.integers(2) and (me + step) % 2 else {}
+        if way != "native" or name in MOVING:
+            check(world, name, np.dtype(np.float32), (count,), how, op=op, make=make)
 
 
 def test_pending_calls_on_one_array_take_place_in_their_order(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:

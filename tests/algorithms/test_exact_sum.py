@@ -110,27 +110,17 @@ def test_ties_are_decided_by_the_last_digit(world, dtype):
 @pytest.mark.parametrize("algorithm", [None, "native", "ring"])
 @pytest.mark.parametrize("nodes", [(0, 0, 0, 0), (0, 0, 1, 0)])
 def test_bits_do_not_depend_on_pieces_or_on_who_has_which_addend(world, monkeypatch, algorithm, nodes):
-    x = addends(world.size, 701, np.float32, 60)
+    x = addends(world.size, 101, np.float32, 60)
     expected = fractions(x, np.float32)
     with pretended_nodes(nodes[: world.size]):
-        for turn, piece in enumerate((1 << 24, 1 << 12)):
+        for turn, piece in enumerate((1 << 24, 1 << 9)):
             monkeypatch.setattr(exact_sum, "_PIECE_BYTES", piece)
-            mine = dist.symmetric_empty(701, np.float32) if turn else np.empty(701, np.float32)
+            mine = dist.symmetric_empty(101, np.float32) if turn else np.empty(101, np.float32)
             mine[...] = x[(world.rank + turn) % world.size]
             work = dist.all_reduce(mine, EXACT, async_op=True, algorithm=algorithm)
             assert work is not None
             work.wait()
             assert mine.tolist() == expected
-
-
-def test_some_ranks_sum_beside_others(world):
-    ranks = [rank for rank in range(world.size) if rank != 1]
-    group = dist.new_group(ranks)
-    x = addends(len(ranks), 77, np.float64, 60)
-    if world.rank in ranks:
-        mine = x[ranks.index(world.rank)].copy()
-        dist.all_reduce(mine, EXACT, group)
-        assert mine.tolist() == fractions(x, np.float64)
 
 
 def test_what_it_does_not_take_is_said(world):

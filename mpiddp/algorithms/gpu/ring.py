@@ -54,18 +54,18 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
             yield from ring.all_reduce_around(transport, piece, op)
         yield transport.computed  # a single rank has waited for no kernel yet
 
-    return by_rings(x, link.size, PART_BYTES, RINGS, steps)
+    return by_rings(x, link.size, PART_BYTES, steps)
 
 
-def by_rings(x: Array, ranks: int, part_bytes: int, rings: int, steps: Callable[[list[Array], int], Steps]) -> Steps:
-    """Deal pieces to at most ``rings`` rings, alike on all ranks; ``steps`` runs one ring."""
+def by_rings(x: Array, ranks: int, part_bytes: int, steps: Callable[[list[Array], int], Steps]) -> Steps:
+    """Deal pieces to at most `RINGS` rings, alike on all ranks; ``steps`` runs one ring."""
     yield stream.ready(x)
     flat = x.reshape(-1)
     longest = max(part_bytes // x.itemsize, 1) * ranks
-    count = min(longest, max(-(-x.size // rings), min(longest, x.size), 1))
+    count = min(longest, max(-(-x.size // RINGS), min(longest, x.size), 1))
     pieces = [flat[start : start + count] for start in range(0, x.size, count)]
     yield from run_concurrently(
-        [steps(pieces[index::rings], Tag.DEVICE_RING + index) for index in range(min(rings, len(pieces)))]
+        [steps(pieces[index::RINGS], Tag.DEVICE_RING + index) for index in range(min(RINGS, len(pieces)))]
     )
 
 

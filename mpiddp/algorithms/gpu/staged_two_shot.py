@@ -17,7 +17,6 @@ from mpiddp.algorithms import handshake
 from mpiddp.algorithms.local_reduce import bounds, reduce_rows
 from mpiddp.algorithms.tags import Tag
 from mpiddp.device import array_namespace, pinned, stream, transfer
-from mpiddp.errors import DistError
 from mpiddp.faults.calls import UnknownCallError
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
@@ -43,7 +42,7 @@ class Landing(Resource):
 
     In each lane every rank has a slot for every rank: its own slot holds the sum of its slice, the others hold what it
     gives to their sums. They lie at the same places for pieces of all lengths, because a rank may still read the sum of
-    one piece while the next one is written.
+    one piece while the next one is written. A group that is given up leaves it pinned: copies may be on their way.
     """
 
     def __init__(self, link: Link) -> None:
@@ -88,9 +87,6 @@ class Landing(Resource):
         if self._unpin is not None:
             self._unpin()
         self._unpin = self.slots = None  # which unmaps the memory
-
-    def drop(self, error: DistError) -> None:
-        """Leave it pinned: copies may be on their way."""
 
 
 class Lane:

@@ -29,6 +29,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.reduction import ReduceOp, mpi_op
 from mpiddp.mpi.requests import Steps
+from mpiddp.typing import Array
 
 from . import nccl, pointers, ring, staged, staged_ring, staged_two_shot
 
@@ -44,13 +45,10 @@ SELF_COMPARING = (staged_two_shot.all_reduce,)
 SHORT_BYTES = 1 << 19
 """Up to this size an algorithm of the host between two copies takes less. On two ranks that shared an H200 it did up to
 1 MiB, and up to 256 KiB with NVIDIA's MPS, where they did not wait for each other's turn."""
-ANY_SIZE = float("inf")
 
 _BY_MESSAGES = ("all_gather", "all_gather_list", "gather", "scatter", "all_to_all", "all_to_all_single")
 _NO_GPU = Support(False, "no rank had imported CuPy and found a GPU when the default group was made")
 _UNASKED = DevicePointers(_NO_GPU, _NO_GPU)
-
-Plan = list[tuple[float, Callable[..., Steps]]]
 
 addresses = _UNASKED
 
@@ -77,35 +75,30 @@ def learn(link: Link) -> None:
         )
 
 
-def plan(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None, host: Plan, chosen: str | None) -> Plan:
-    """Return the steps, each with its largest size in bytes; ``host`` has those of arrays of the host."""
-    through_host: Plan = [(limit, staged.around(operation, steps)) for limit, steps in host]
+def choose(
+    operation: str, link: Link, x: Array, op: ReduceOp | None, host: Callable[..., Steps], asked: str | None
+) -> Callable[..., Steps]:
+    """Return the steps for arrays like ``x``; ``host`` are those for arrays of the host."""
+    through_host = staged.around(operation, host)
     if op is not None and op._merges is not None:  # the order of its additions is its own
         return through_host
-    if chosen is None and nccl.does(operation, link, dtype, op):
-        return [(ANY_SIZE, without(getattr(nccl, operation)))]
-    if link.size > 1 and chosen is not None:
-        if chosen not in ALGORITHMS:
+    if asked is None and nccl.does(operation, link, x.dtype, op):
+        return without(getattr(nccl, operation))
+    if link.size > 1 and asked is not None:
+        if asked not in ALGORITHMS:
             return through_host
-        _expect_possible(chosen)
-        steps = getattr(ALGORITHMS[chosen], operation)
-        return [(ANY_SIZE, steps if steps in SELF_COMPARING else without(steps))]
-    if _takes_addresses(operation, link, dtype, op):
-        return [(ANY_SIZE, without(getattr(pointers, operation)))]
-    if operation != "all_reduce":
+        _expect_possible(asked)
+        steps: Callable[..., Steps] = getattr(ALGORITHMS[asked], operation)
+        return steps if steps in SELF_COMPARING else without(steps)
+    if _takes_addresses(operation, link, x.dtype, op):
+        return without(getattr(pointers, operation))
+    if operation == "all_reduce" and link.size == 1:
+        return without(pointers.alone)
+    if operation != "all_reduce" or x.nbytes <= SHORT_BYTES:
         return through_host
-    if link.size == 1:
-        return [(ANY_SIZE, without(pointers.alone))]
     if addresses.point_to_point.yes:
-        long = without(ring.all_reduce)
-    else:
-        long = staged_two_shot.all_reduce if link.one_node else without(staged_ring.all_reduce)
-    return [*_until(SHORT_BYTES, through_host), (ANY_SIZE, long)]
-
-
-def _until(limit: float, rows: Plan) -> Plan:
-    first = next(index for index, (end, _) in enumerate(rows) if end >= limit)
-    return [*rows[:first], (limit, rows[first][1])]
+        return without(ring.all_reduce)
+    return staged_two_shot.all_reduce if link.one_node else without(staged_ring.all_reduce)
 
 
 def _takes_addresses(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None) -> bool:
