@@ -63,14 +63,12 @@ def converted(x: Array, dtype: DTypeLike) -> Array:
         return x.astype(dtype)
     if {x.dtype, np.dtype(dtype)} != {_SINGLE, _HALF}:
         return x.astype(dtype)
-    axes = sorted(range(x.ndim), key=lambda axis: -x.strides[axis])
-    lying = x.transpose(axes)
-    if not lying.flags.c_contiguous:  # with gaps or repetitions
+    if not x.flags.c_contiguous:
         with np.errstate(over="ignore", under="ignore"):
             return x.astype(dtype)
-    result: Array = np.empty(lying.shape, dtype)
-    assign(result, lying)
-    return result.transpose(np.argsort(axes))
+    result: Array = np.empty(x.shape, dtype)
+    assign(result, x)
+    return result
 
 
 def _is_plain(x: Array) -> bool:

@@ -51,7 +51,6 @@ class Communicator:
     """
 
     def __init__(self, size: int, number: Any, rank: int) -> None:
-        self.size, self.rank = size, rank
         self.device = here()
         self._nccl = _nccl()
         self._comm = self._nccl.NcclCommunicator(size, number, rank)

@@ -41,20 +41,17 @@ class Mark:
             os.sched_yield()
 
 
-def current(x: Array) -> Any:
-    """Return the current stream, for use while the device of ``x`` is current: all default streams have one address."""
-    return cupy().cuda.get_current_stream(x.device.id)  # type: ignore[attr-defined]
-
-
 def ready(x: Array) -> Mark:
     """Return a mark behind the program's work on the device of ``x``."""
-    with cupy().cuda.Device(x.device.id):  # type: ignore[attr-defined]
-        return marked(current(x))
+    cuda = cupy().cuda
+    with cuda.Device(x.device.id):  # type: ignore[attr-defined] # all default streams have one address
+        return marked(cuda.get_current_stream())
 
 
 def hold(x: Array, reached: Mark) -> None:
-    with cupy().cuda.Device(x.device.id):  # type: ignore[attr-defined]
-        follow(current(x), reached)
+    cuda = cupy().cuda
+    with cuda.Device(x.device.id):  # type: ignore[attr-defined]
+        follow(cuda.get_current_stream(), reached)
 
 
 def side(role: str, x: Array) -> Any:
