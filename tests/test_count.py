@@ -41,22 +41,22 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 1008,
-    "mpiddp/algorithms": 2933,
+    "mpiddp/algorithms": 2873,
     "mpiddp/autograd": 935,
     "mpiddp/bench": 1224,
     "mpiddp/data": 1313,
-    "mpiddp/device": 536,
-    "mpiddp/distributed": 1931,
+    "mpiddp/device": 529,
+    "mpiddp/distributed": 1929,
     "mpiddp/examples": 612,
     "mpiddp/faults": 2421,
     "mpiddp/mpi": 2167,
     "mpiddp/nn": 1123,
     "mpiddp/optim": 438,
     "mpiddp/parallel": 1870,
-    "mpiddp/shm": 471,
+    "mpiddp/shm": 438,
     "mpiddp/torch": 1496,
     "mpiddp/training": 2378,
-    "tests, all": 26_986,
+    "tests, all": 26_683,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -72,23 +72,6 @@ def test_exchange_in_place(world, count):
         assert (whole[-1] == world.rank).all()
 
 
-def test_barrier(world):
-    for how in both_ways():
-        end(dist.barrier(**how), how)
-    dist.barrier(timeout=30)
-    dist.barrier(device_ids=[0])
-
-
-def test_tensors_that_hold_an_array(world):
-    class Holder:
-        def __init__(self, x):
-            self.__mpiddp_array__ = x
-
-    x = Holder(np.ones(3))
-    dist.all_reduce(x)
-    assert (x.__mpiddp_array__ == world.size).all()
-
-
 def test_arrays_that_mpi_cannot_name(world):
     when = np.array([f"2026-01-{rank + 1:02}" for rank in range(world.size)], "datetime64[D]")
     output = np.empty(world.size, when.dtype)

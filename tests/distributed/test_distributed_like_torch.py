@@ -23,8 +23,6 @@ import mpiddp
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
 
-DTYPES = ["uint8", "int8", "int32", "int64", "float32", "float64"]
-
 
 @pytest.fixture(scope="module")
 def torch():
@@ -155,16 +153,17 @@ def groups(t, rank, size):
     return found
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in COLLECTIVES if not name.endswith(("gather_single", "scatter_single"))]
-)
+@pytest.mark.parametrize("name", COLLECTIVES)
 def test_collectives_write_and_return_what_ours_do(world, torch, name):
-    """As NumPy does it, which ours are compared with, too. Gloo knows no array of stacked blocks."""
+    """As NumPy does it, which ours are compared with, too."""
     theirs = {"make": torch.from_numpy, "read": torch.Tensor.numpy, "library": torch.distributed}
-    ops = (Op.SUM, Op.PRODUCT, Op.MIN, Op.MAX, Op.BAND, Op.BOR, Op.BXOR) if name == "all_reduce" else [Op.SUM]
-    shapes = [(3,), (), (0,), (2, 2)] if name == "all_reduce" else [(2,)]
-    for kind, op, shape, how in itertools.product(["bool", *DTYPES], ops, shapes, both_ways()):
-        if means_something(op, np.dtype(kind)) and (kind != "bool" or name == "all_reduce"):
+    kinds, ops, shapes = ["int64", "float32"], [Op.SUM], [(2,)]
+    if name == "all_reduce":
+        kinds = ["bool", "uint8", "int8", "int32", "int64", "float32", "float64"]
+        ops = [Op.SUM, Op.PRODUCT, Op.MIN, Op.MAX, Op.BAND, Op.BOR, Op.BXOR]
+        shapes = [(3,), (), (0,), (2, 2)]
+    for kind, op, shape, how in itertools.product(kinds, ops, shapes, both_ways()):
+        if means_something(op, np.dtype(kind)):
             check(world, name, np.dtype(kind), shape, how, op=op, **theirs)
     if name == "all_to_all_single":
         check(world, name, np.dtype("float32"), lambda sender, receiver: (receiver + 1,), **theirs)

@@ -12,7 +12,7 @@ import mpiddp as dist
 from mpiddp.mpi import requests
 from mpiddp.shm.eager import EagerBuffers
 
-pytestmark = [pytest.mark.mpi, pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
 
 
 def finish_barrier(world, group):

@@ -62,6 +62,10 @@ class Blocks:
     def for_me(self) -> list[np.ndarray]:
         return [row[self.rank] for row in self.table]
 
+    def whole(self, blocks: list[np.ndarray]) -> np.ndarray:
+        """Return blocks one behind the other, or stacked, which Gloo does not know."""
+        return np.stack(blocks) if self.library is dist and self.root % 2 == 0 else joined(blocks)
+
     @property
     def own(self) -> Any:
         op = own_op(self.op, self.rank)
@@ -72,8 +76,8 @@ Outcome = tuple[list[Any], list[np.ndarray]]
 """Arrays that were written to, and what they should be."""
 
 
-def joined(blocks: list[np.ndarray], *, stacked: bool = False) -> np.ndarray:
-    return np.stack(blocks) if stacked or not blocks[0].ndim else np.concatenate(blocks)
+def joined(blocks: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.atleast_1d(x) for x in blocks])
 
 
 def _all_reduce(at: Blocks) -> Outcome:
@@ -95,12 +99,8 @@ def _reduce_scatter(at: Blocks) -> Outcome:
 
 
 def _reduce_scatter_single(at: Blocks) -> Outcome:
-    at.call("reduce_scatter_single", output := at.empty(at.mine), at.given(np.stack(at.table[at.rank])), at.own)
-    return [output], [reduced(at.op, at.for_me)]
-
-
-def _reduce_scatter_tensor(at: Blocks) -> Outcome:
-    at.call("reduce_scatter_tensor", output := at.empty(at.mine), at.given(joined(at.table[at.rank])), at.own)
+    given, name = at.given(at.whole(at.table[at.rank])), "scatter_single" if at.library is dist else "scatter_tensor"
+    at.call(f"reduce_{name}", output := at.empty(at.mine), given, at.own)
     return [output], [reduced(at.op, at.for_me)]
 
 
@@ -116,14 +116,8 @@ def _all_gather(at: Blocks) -> Outcome:
 
 
 def _all_gather_single(at: Blocks) -> Outcome:
-    expected = joined(at.all_ranks, stacked=True)
-    at.call("all_gather_single", output := at.empty(expected), at.given(at.mine))
-    return [output], [expected]
-
-
-def _all_gather_into_tensor(at: Blocks) -> Outcome:
-    expected = joined(at.all_ranks)
-    at.call("all_gather_into_tensor", output := at.empty(expected), at.given(at.mine))
+    expected, name = at.whole(at.all_ranks), "gather_single" if at.library is dist else "gather_into_tensor"
+    at.call(f"all_{name}", output := at.empty(expected), at.given(at.mine))
     return [output], [expected]
 
 
@@ -160,7 +154,6 @@ REDUCTIONS: dict[str, Callable[[Blocks], Outcome]] = {
     "reduce": _reduce,
     "reduce_scatter": _reduce_scatter,
     "reduce_scatter_single": _reduce_scatter_single,
-    "reduce_scatter_tensor": _reduce_scatter_tensor,
 }
 UNEVEN: dict[str, Callable[[Blocks], Outcome]] = {
     "all_gather": _all_gather,
@@ -175,9 +168,8 @@ COLLECTIVES = {
     **UNEVEN,
     "broadcast": _broadcast,
     "all_gather_single": _all_gather_single,
-    "all_gather_into_tensor": _all_gather_into_tensor,
 }
-OF_ONE_BLOCK = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_single", "all_gather_into_tensor")
+OF_ONE_BLOCK = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_single")
 
 
 def check(

@@ -26,14 +26,10 @@ OPS = [Op.SUM, Op.AVG, Op.PRODUCT, Op.MIN, Op.MAX, Op.BAND, Op.BOR, Op.BXOR, Op.
 def dtype_of(name: str) -> np.dtype[Any]:
     """Return the dtype; skip the test if its package is not installed."""
     if name == "bfloat16":
-        return np.dtype(_bfloat16())
+        import pytest
+
+        return np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
     return np.dtype(name)
-
-
-def _bfloat16() -> Any:
-    import pytest
-
-    return pytest.importorskip("ml_dtypes").bfloat16
 
 
 def thinned(world: Any, dtype: np.dtype[Any], every: Sequence[_T], one: _T) -> Sequence[_T]:

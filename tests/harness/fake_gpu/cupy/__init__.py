@@ -16,7 +16,6 @@ from ._array import array, call, ndarray
 
 __version__ = "14.0.0+fake"
 _CREATING = ("zeros", "ones", "full", "arange", "eye", "linspace", "identity", "tri")
-_LIKE = ("zeros_like", "ones_like", "full_like")
 
 
 def is_available() -> bool:

@@ -97,23 +97,15 @@ class ndarray:  # noqa: N801 - CuPy's name
             " explicitly."
         )
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if method != "__call__":
-            return NotImplemented
-        return call(ufunc, *inputs, **kwargs)
-
     def __array_function__(self, function: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
         return call(function, *args, **kwargs)
 
     # -- to the host and back --------------------------------------------------------------------------------------
 
-    def get(self, stream: Any = None, order: str = "C", out: np.ndarray | None = None, blocking: bool = True) -> Any:
+    def get(self) -> Any:
         """Copy to the host, and wait."""
-        (stream or _late.get_current_stream(self.data.device_id)).synchronize()
-        if out is None:
-            return self._host.copy()
-        out[...] = self._host
-        return out
+        _late.get_current_stream(self.data.device_id).synchronize()
+        return self._host.copy()
 
     def set(self, arr: np.ndarray, stream: Any = None) -> None:
         """Copy from the host, whose array may change after the call, unless it is pinned: then no copy is made here."""
@@ -126,10 +118,6 @@ class ndarray:  # noqa: N801 - CuPy's name
         """Return an element as a number."""
         return self.get().item(*args)
 
-    def tolist(self) -> Any:
-        """Return nested lists of numbers."""
-        return self.get().tolist()
-
     def __bool__(self) -> bool:
         return bool(self.get())
 
@@ -139,12 +127,6 @@ class ndarray:  # noqa: N801 - CuPy's name
     def __float__(self) -> float:
         return float(self.get())
 
-    def __complex__(self) -> complex:
-        return complex(self.get())
-
-    def __index__(self) -> int:
-        return operator.index(self.get())
-
     def __len__(self) -> int:
         return len(self._host)
 
@@ -153,9 +135,6 @@ class ndarray:  # noqa: N801 - CuPy's name
 
     def __iter__(self) -> Iterator[ndarray]:
         return (self[index] for index in range(len(self)))
-
-    def __reduce__(self) -> Any:
-        return array, (self.get(),)
 
     # -- views -----------------------------------------------------------------------------------------------------
 
@@ -393,20 +372,8 @@ def _method(name: str) -> Callable[..., Any]:
     return method
 
 
-_REDUCTIONS = ("sum", "mean", "max", "min", "argmax", "argmin", "all", "any", "prod", "var", "std", "cumsum")
-for _name in (
-    *_REDUCTIONS,
-    "dot",
-    "take",
-    "clip",
-    "squeeze",
-    "swapaxes",
-    "ravel",
-    "nonzero",
-    "repeat",
-    "round",
-    "conj",
-):
+_METHODS = "sum mean max min argmax argmin all any prod var std cumsum dot take clip squeeze swapaxes ravel nonzero"
+for _name in (*_METHODS.split(), "repeat", "round", "conj"):
     setattr(ndarray, _name, _method(_name))
 ndarray.flatten = lambda self: self.ravel().copy()  # type: ignore[attr-defined]
 

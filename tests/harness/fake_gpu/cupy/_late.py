@@ -90,18 +90,6 @@ class Stream:
     def __hash__(self) -> int:
         return self.ptr
 
-    def use(self) -> Stream:
-        """Make it the current stream."""
-        self._expect_current_device()
-        _stack()[-1:] = [self]
-        return self
-
-    @property
-    def done(self) -> bool:
-        """Whether all its work is done; help on a little."""
-        nudge()
-        return not self.work
-
     def record(self, event: Event | None = None) -> Event:
         """Record an event behind what is queued."""
         event = event or Event()
@@ -152,10 +140,6 @@ class Event:
         """Whether it has been reached; help on a little."""
         nudge()
         return self.reached >= self.recorded
-
-    def record(self, stream: Stream | None = None) -> None:
-        """Record it in a stream, by default the current one."""
-        (stream or get_current_stream()).record(self)
 
     def synchronize(self) -> None:
         """Do what is before it."""

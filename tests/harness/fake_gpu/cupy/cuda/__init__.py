@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .._late import Event, ExternalStream, Stream, get_current_stream, synchronize_all
-from .._memory import BaseMemory, MemoryPointer, UnownedMemory, alloc_pinned_memory
+from .._late import Event, ExternalStream, Stream, get_current_stream, synchronize_all  # noqa: F401 - CuPy's names
+from .._memory import MemoryPointer, UnownedMemory, alloc_pinned_memory  # noqa: F401
 from . import runtime
 
 
@@ -22,15 +22,6 @@ class Device:
     def __exit__(self, *_: object) -> None:
         runtime.setDevice(self._before.pop())
 
-    def __int__(self) -> int:
-        return self.id
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Device) and self.id == other.id
-
-    def __hash__(self) -> int:
-        return self.id
-
     def use(self) -> None:
         """Make it the current device."""
         runtime.setDevice(self.id)
@@ -38,24 +29,3 @@ class Device:
     def synchronize(self) -> None:
         """Do all work."""
         runtime.deviceSynchronize()
-
-
-def is_available() -> bool:
-    """Say that there is a device."""
-    return True
-
-
-__all__ = [
-    "BaseMemory",
-    "Device",
-    "Event",
-    "ExternalStream",
-    "MemoryPointer",
-    "Stream",
-    "UnownedMemory",
-    "alloc_pinned_memory",
-    "get_current_stream",
-    "is_available",
-    "runtime",
-    "synchronize_all",
-]
