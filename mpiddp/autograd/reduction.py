@@ -7,7 +7,7 @@ import math
 from typing import Any, NamedTuple, Self
 
 from mpiddp.device import array_namespace
-from mpiddp.typing import Array, Shape
+from mpiddp.typing import Array
 
 from .function import Function, constant
 from .shaping import Shaping
@@ -20,23 +20,11 @@ def _axes(dim: Dim) -> int | tuple[int, ...] | None:
     return tuple(dim) or None if isinstance(dim, tuple | list) else dim
 
 
-def _kept(shape: Shape, dim: Dim) -> Shape:
-    dim = _axes(dim)
-    if dim is None:
-        return (1,) * len(shape)
-    axes = {d % len(shape) for d in (dim if isinstance(dim, tuple) else (dim,))} if shape else set()
-    return tuple(1 if i in axes else n for i, n in enumerate(shape))
-
-
-def reduced(shape: Shape, dim: Dim) -> int:
-    return math.prod(n for n, kept in zip(shape, _kept(shape, dim), strict=True) if kept == 1)
-
-
 class Sum(Function):
     def forward(self, a: Array, dim: Dim, keepdim: bool) -> Any:
-        dim = _axes(dim)
-        self.shape, self.kept = a.shape, _kept(a.shape, dim)
-        return a.sum(axis=dim, keepdims=keepdim)
+        total = a.sum(axis=_axes(dim), keepdims=True)
+        self.shape, self.kept = a.shape, total.shape
+        return total if keepdim else total.squeeze(_axes(dim))
 
     def backward(self, grad: Array) -> Array:
         return array_namespace(grad).broadcast_to(grad.reshape(self.kept), self.shape)
@@ -46,8 +34,8 @@ class Mean(Sum):
     """The mean of nothing is NaN."""
 
     def forward(self, a: Array, dim: Dim, keepdim: bool) -> Any:
-        self.count = reduced(a.shape, dim)
         total = super().forward(a, dim, keepdim)
+        self.count = a.size // max(total.size, 1)
         return total / self.count if self.count else total + math.nan
 
     def backward(self, grad: Array) -> Array:
@@ -132,8 +120,8 @@ class Reductions(Shaping):
         """Return the variance, divided by the number of elements less ``correction``, 0 if not ``unbiased``."""
         correction = correction if unbiased else 0
         squares = (self - self.mean(dim, keepdim=True)) ** 2
-        count = reduced(self.data.shape, dim)
         mean = squares.mean(dim, keepdim)
+        count = self.data.size // max(mean.data.size, 1)
         return mean * (count / (count - correction) if count > correction else math.inf)
 
     def softmax(self, dim: int) -> Self:

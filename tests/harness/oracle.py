@@ -53,22 +53,14 @@ def compare(
             np.testing.assert_allclose(x.grad, other.grad.numpy(), rtol=limit, atol=limit, strict=True)
 
 
-def compare_modules(
-    ours: Any,
-    theirs: Any,
-    inputs: Sequence[Any],
-    call: Callable[..., Any] = lambda module, *inputs: module(*inputs),
-    call_theirs: Callable[..., Any] | None = None,
-) -> None:
+def compare_modules(ours: Any, theirs: Any, inputs: Sequence[Any]) -> None:
     """Give our module the state of torch's; assert equal results, gradients and states after a forward and backward."""
     wanted = theirs.state_dict()
-    assert {key: x.shape for key, x in ours.state_dict().items()} == {key: tuple(x.shape) for key, x in wanted.items()}
+    assert [(key, x.shape) for key, x in ours.state_dict().items()] == [(key, x.shape) for key, x in wanted.items()]
     ours.load_state_dict({key: x.detach().numpy() for key, x in wanted.items()})
     ours.zero_grad()
     theirs.zero_grad()
-    compare(
-        lambda *x: call(ours, *x), lambda *x: (call_theirs or call)(theirs, *x), inputs, dtype="float32", tolerance=1e-4
-    )
+    compare(ours, theirs, inputs, dtype="float32", tolerance=1e-4)
     for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         np.testing.assert_allclose(p.grad, q.grad.numpy(), rtol=1e-4, atol=1e-4, err_msg=name)
     for key, x in theirs.state_dict().items():

@@ -24,42 +24,34 @@ ml_dtypes = pytest.importorskip("ml_dtypes")
 
 
 class Waits:
-    """Counts the host's waits for the device."""
-
-    def __init__(self, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-
-        def counted(owner: Any, name: str) -> None:
-            original = getattr(owner, name)
-
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
-                self.count += 1
-                return original(*args, **kwargs)
-
-            monkeypatch.setattr(owner, name, wrapper)
-
-        counted(cupy.ndarray, "get")
-        counted(cupy.cuda.Device, "synchronize")
-        counted(cupy.cuda.Event, "synchronize")
+    count = 0
 
 
 @pytest.fixture
 def waits(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> Waits:
-    return Waits(cupy, monkeypatch)
+    """Count the host's waits for the device."""
+    found = Waits()
+
+    def counted(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            found.count += 1
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, wrapper)
+
+    counted(cupy.ndarray, "get")
+    counted(cupy.cuda.Device, "synchronize")
+    counted(cupy.cuda.Event, "synchronize")
+    return found
 
 
-class Net(nn.Module):
-    """The tutorial's network, without dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, 4, kernel_size=3), nn.Conv2d(4, 6, kernel_size=3, padding=1, stride=2)
-        self.fc1, self.fc2 = nn.Linear(6 * 2 * 2, 11), nn.Linear(11, 5)
-
-    def forward(self, x: Any) -> Tensor:
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(self.conv2(x)).flatten(1)
-        return F.log_softmax(self.fc2(F.relu(self.fc1(x))), dim=1)
+def net() -> nn.Module:
+    """Return the tutorial's network, without dropout."""
+    first, second = nn.Conv2d(1, 4, kernel_size=3), nn.Conv2d(4, 6, kernel_size=3, padding=1, stride=2)
+    convolutions = (first, nn.MaxPool2d(2), nn.ReLU(), second, nn.ReLU(), nn.Flatten())
+    return nn.Sequential(*convolutions, nn.Linear(24, 11), nn.ReLU(), nn.Linear(11, 5), nn.LogSoftmax(1))
 
 
 def mlp(width: int = 9) -> nn.Module:
@@ -81,7 +73,7 @@ def normed() -> nn.Module:
 
 IMAGES, ROWS = (6, 1, 10, 10), (6, 7)
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "net": (Net, IMAGES),
+    "net": (net, IMAGES),
     "mlp": (mlp, ROWS),
     "normed": (normed, IMAGES),
 }

@@ -7,31 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpiddp.optim import SGD, Adam, AdamW, Optimizer
+from mpiddp.device.packing import views
+from mpiddp.optim import SGD, Adam, Optimizer
 from mpiddp.optim.flat import BLOCK, are_adjacent
 
+from .test_optimizer import CASES, Parameter
+
 SHAPES: list[tuple[int, ...]] = [(3, 4), (5,), (), (2, 1, 3), (BLOCK + 7,), (0, 3), (6,)]
-
-OPTIMIZERS: list[tuple[type[Optimizer], dict[str, Any]]] = [
-    (SGD, {"lr": 0.1}),
-    (SGD, {"lr": 0.1, "momentum": 0.9}),
-    (SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
-    (SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.4}),
-    (Adam, {"weight_decay": 0.1}),
-    (AdamW, {"betas": (0.3, 0.99)}),
-]
-
-
-class Parameter:
-    def __init__(self, data: Any) -> None:
-        self.data, self.grad = data, None
-
-
-def views(flat: Any, shapes: list[tuple[int, ...]]) -> list[Any]:
-    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
-    return [
-        flat[end - int(np.prod(shape)) : end].reshape(shape) for shape, end in zip(shapes, ends.tolist(), strict=True)
-    ]
 
 
 def models(dtype: Any = np.float32, seed: int = 0) -> tuple[list[Parameter], list[Parameter], list[Any], np.ndarray]:
@@ -40,7 +22,7 @@ def models(dtype: Any = np.float32, seed: int = 0) -> tuple[list[Parameter], lis
     flat = rng.standard_normal(sum(int(np.prod(shape)) for shape in SHAPES)).astype(dtype)
     together = [Parameter(view) for view in views(flat, SHAPES)]
     apart = [Parameter(view.copy()) for view in views(flat, SHAPES)]
-    return apart, together, views(np.empty_like(flat), SHAPES), flat
+    return apart, together, list(views(np.empty_like(flat), SHAPES)), flat
 
 
 def set_grads(rng: Any, apart: list[Parameter], together: list[Parameter], slots: list[Any], skip: Any = ()) -> None:
@@ -63,7 +45,7 @@ def count_updates(optimizer: Optimizer) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(("cls", "options"), OPTIMIZERS)
+@pytest.mark.parametrize(("cls", "options"), CASES)
 def test_same_bits_in_one_update(cls: Any, options: dict[str, Any], dtype: Any) -> None:
     apart, together, slots, flat = models(dtype)
     one, other = cls(apart, **options), cls(together, **options)
@@ -82,7 +64,7 @@ def test_same_bits_in_one_update(cls: Any, options: dict[str, Any], dtype: Any) 
             assert value.tobytes() == other.state[t][name].tobytes(), name
 
 
-@pytest.mark.parametrize(("cls", "options"), OPTIMIZERS)
+@pytest.mark.parametrize(("cls", "options"), CASES)
 def test_same_bits_while_gradients_come_and_go(cls: Any, options: dict[str, Any]) -> None:
     apart, together, slots, _ = models()
     one, other = cls(apart, **options), cls(together, **options)
@@ -108,7 +90,7 @@ def test_same_bits_while_gradients_come_and_go(cls: Any, options: dict[str, Any]
 def test_gradients_in_two_buckets_make_two_updates() -> None:
     apart, together, _, _ = models()
     sizes = [int(np.prod(shape)) for shape in SHAPES]
-    buckets = views(np.empty(sum(sizes[:3]), np.float32), SHAPES[:3])
+    buckets = list(views(np.empty(sum(sizes[:3]), np.float32), SHAPES[:3]))
     buckets += views(np.empty(sum(sizes[3:]), np.float32), SHAPES[3:])
     one, other = Adam(apart), Adam(together)
     counts = count_updates(other)

@@ -8,6 +8,8 @@ import pytest
 
 from mpiddp.optim import SGD, lr_scheduler
 
+from .test_optimizer import Parameter
+
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("StepLR", {"step_size": 3, "gamma": 0.5}),
     ("MultiStepLR", {"milestones": [7, 2, 2, 11], "gamma": 0.3}),
@@ -20,13 +22,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-class Parameter:
-    def __init__(self) -> None:
-        self.data, self.grad = np.ones(2), None
-
-
 def optimizer() -> Any:
-    return SGD([{"params": [Parameter()]}, {"params": [Parameter()], "lr": 0.3}], lr=0.1)
+    return SGD([{"params": [Parameter(np.ones(2))]}, {"params": [Parameter(np.ones(2))], "lr": 0.3}], lr=0.1)
 
 
 def rates(opt: Any) -> list[float]:
@@ -112,9 +109,7 @@ def test_resumes_by_last_epoch() -> None:
 
 
 def test_rates_reach_the_step_as_plain_numbers() -> None:
-    param = Parameter()
-    param.data = np.ones(2, np.float32)
-    param.grad = np.ones(2, np.float32)
+    param = Parameter(np.ones(2, np.float32), np.ones(2, np.float32))
     opt = SGD([param], lr=np.float64(0.5))  # type: ignore[arg-type]
     opt.step()
     assert param.data.tolist() == [0.5, 0.5]
@@ -127,6 +122,6 @@ def test_misuse() -> None:
     with pytest.raises(ValueError, match="one more than"):
         lr_scheduler.SequentialLR(opt, [lr_scheduler.StepLR(opt, 1)], milestones=[3])
     late = lr_scheduler.StepLR(other, 1)
-    other.add_param_group({"params": [Parameter()]})
+    other.add_param_group({"params": [Parameter(np.ones(2))]})
     with pytest.raises(ValueError, match="shorter"):
         late.step()
