@@ -130,7 +130,7 @@ class OneShot:
             code, frame = self._find_caller(frame)
         append((self._call, sequence, code, frame.f_lasti, now := monotonic(), now))
         if awaited is None:
-            self._monitor.publish_unawaited(sequence, self._call.record)
+            self._monitor.publish(sequence, self._call.record)
         return None if outputs is None else Ended(outputs)
 
     def _submit(self, args: Sequence[Any], outputs: Sequence[Array], steps: Steps) -> Work:

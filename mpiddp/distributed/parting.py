@@ -37,7 +37,6 @@ def part(ending: Sequence[ProcessGroup]) -> MismatchError | None:
             if requests.poll_until(work.is_completed, work._operation, max(deadline - time.monotonic(), 0.0)):
                 work.wait()
                 group._monitor.check()
-                group._link.may_hold_messages = group._monitor.differed
                 continue
         except MismatchError as error:
             errors.append(error)

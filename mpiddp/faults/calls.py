@@ -15,7 +15,6 @@ import mmap
 import struct
 import time
 import zlib
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -38,7 +37,6 @@ _SELF_COMPARING = 1
 
 _PACKED = struct.Struct("<qQqq")
 RECORD = np.dtype([("sequence", "<i8"), ("kind", "<u8"), ("count", "<i8"), ("root", "<i8")])
-_WORD = np.dtype("<u8")
 _NUMBER_BYTES = 8
 _WRITTEN_S = 1e-3
 """Time until others see a store, on processors that do not order stores."""
@@ -46,10 +44,6 @@ _WRITTEN_S = 1e-3
 _MARK = 0x5EA1 << 40
 _ROWS = mmap.PAGESIZE // _PACKED.size
 REGION_BYTES = mmap.PAGESIZE
-_MAX_UNCONFIRMED = 64
-_MAX_FINISHED = 8
-_FEW = 16
-"""Ranks up to which comparing bytes is faster than NumPy."""
 
 _OPERATIONS = (
     *("barrier", "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_single", "gather", "scatter"),
@@ -268,8 +262,7 @@ class Calls(Resource):
         self.latest = 0
         """The number of the last call, in a group on several nodes."""
         self._unconfirmed: dict[int, bytes] = {}
-        self._finished: deque[tuple[int, bytes]] = deque(maxlen=_MAX_FINISHED)
-        """Calls that have not waited for all ranks."""
+        """Calls that some rank of the node had not made at the last look, as far as their rows are not reused."""
 
     def publish(self, sequence: int, call: Record) -> bool:
         """Return True if all ranks of the node have made the call; MismatchError if one made another."""
@@ -288,19 +281,11 @@ class Calls(Resource):
         if self._size == 1 or row == record * self._size:
             return True
         self._unconfirmed[sequence] = record
-        if row.count(record[:_NUMBER_BYTES]) > 1:  # else no other rank has come
-            self._compare(sequence, record, row)
-        return False
-
-    def _compare(self, sequence: int, record: bytes, row: bytes | bytearray) -> None:
-        if self._size <= _FEW:
-            agree = row.count(record[:_NUMBER_BYTES]) == row.count(record)
-        else:
-            words, mine = np.frombuffer(row, _WORD).reshape(self._size, -1), np.frombuffer(record, _WORD)
-            arrived = words[:, 0] == mine[0]
-            agree = np.count_nonzero(arrived) == 1 or bool((words.compress(arrived, 0) == mine).all())
-        if not agree:
+        if len(self._unconfirmed) > _ROWS:
+            del self._unconfirmed[next(iter(self._unconfirmed))]
+        if row.count(record[:_NUMBER_BYTES]) != row.count(record):
             self._judge(sequence)
+        return False
 
     def _judge(self, sequence: int) -> None:
         if not ORDERED:
@@ -331,25 +316,21 @@ class Calls(Resource):
 
     def verify(self, sequence: int) -> None:
         """Compare a finished call, and later again if a rank has not made it yet."""
-        record = self._unconfirmed.pop(sequence, None)
-        if record is not None:
-            row = self._bytes(sequence)
-            if row != record * self._size:
-                self._compare(sequence, record, row)
-                self._finished.append((sequence, record))
-
-    def publish_unawaited(self, sequence: int, call: Record) -> None:
-        """Publish a call that waits for no rank."""
-        if not self.publish(sequence, call) and len(self._unconfirmed) > _MAX_UNCONFIRMED:
-            del self._unconfirmed[next(iter(self._unconfirmed))]
+        record = self._unconfirmed.get(sequence)
+        if record is not None and self._all_agree(sequence, record):
+            del self._unconfirmed[sequence]
 
     def check(self) -> None:
-        for sequence, record in (*self._finished, *self._unconfirmed.items()):
-            self._compare(sequence, record, self._bytes(sequence))
+        for sequence, record in tuple(self._unconfirmed.items()):
+            self._all_agree(sequence, record)
 
-    def _bytes(self, sequence: int) -> bytes:
+    def _all_agree(self, sequence: int, record: bytes) -> bool:
+        """Return True if all ranks of the node have made this call; MismatchError if one made another."""
         start = sequence % _ROWS * self._row_bytes
-        return bytes(self._memory[start : start + self._row_bytes])
+        row = self._memory[start : start + self._row_bytes]
+        if row.count(record[:_NUMBER_BYTES]) != row.count(record):
+            self._judge(sequence)
+        return row == record * self._size
 
     def recent(self, rank: int | None = None) -> Array:
         """Return the last records of a rank of this node, this one's by default; sequence 0: unused."""
@@ -365,7 +346,6 @@ class Calls(Resource):
     def close(self) -> None:
         """Unmap at once; the watchdog's thread then finds no records."""
         self._unconfirmed.clear()
-        self._finished.clear()
         self._table = np.empty((0, self._size), RECORD)
         del self._memory, self._words
 

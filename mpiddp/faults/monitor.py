@@ -36,8 +36,6 @@ class GroupMonitor(Resource):
         self._comparison: Comparison | None = None
         self._told: DistError | None = None
         self._unheard: MismatchError | None = None
-        self.differed = False
-        """Calls have differed, and messages may be left that no rank receives."""
 
     def attach(self, link: Link) -> None:
         """Publish the group's calls, in memory of the node where ranks can share some; collective."""
@@ -76,14 +74,6 @@ class GroupMonitor(Resource):
             self.abort(error)
             raise
 
-    def publish_unawaited(self, sequence: int, call: Record) -> None:
-        if self._calls is not None:
-            try:
-                self._calls.publish_unawaited(sequence, call)
-            except MismatchError as error:
-                self.abort(error)
-                raise
-
     def verify(self, sequence: int) -> None:
         """Compare a finished call for the last time."""
         if self._calls is not None:
@@ -96,7 +86,7 @@ class GroupMonitor(Resource):
     def verify_failed(self, sequence: int, error: Exception) -> None:
         """Raise the mismatch behind an error, if any: it is the better reason."""
         self.job.failures.translate(error)
-        self.differed |= isinstance(error, MismatchError)
+        self._link.may_hold_messages |= isinstance(error, MismatchError)
         may_tell_more = isinstance(error, calls.UnknownCallError)
         may_tell_more |= isinstance(error, calls.BlockError) and self._comparison is not None
         if may_tell_more or not isinstance(error, MismatchError):
