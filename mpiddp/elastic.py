@@ -165,7 +165,7 @@ def go_on(
     """
     places = _Places(spares)
     change: Change | None = None
-    failed, changed = False, places.changed()
+    failed, changed = False, places.job.world.size < MPI.COMM_WORLD.size
     while True:
         if failed:
             places.regroup()
@@ -213,9 +213,6 @@ class _Places:
         assert job is not None, "there is a default group"
         return job
 
-    def changed(self) -> bool:
-        return self.job.world.size < MPI.COMM_WORLD.size
-
     def regroup(self) -> None:
         groups.discard()
         with time_limit(self.timeout_s, "recovery from a death"):
@@ -250,7 +247,7 @@ class _Places:
         if groups.is_initialized() and self.size == job.world.size:
             return
         self._heard.clear()
-        job.liveness.handlers[Tag.RUN_OVER] = lambda _, message: self._heard.append(bytes(message))
+        job.liveness.handlers[Tag.RUN_OVER] = lambda _, outcome: self._heard.append(outcome)
         if groups.is_initialized():
             groups.destroy(groups.doomed())
         with time_limit(self.timeout_s, "elastic.run"):

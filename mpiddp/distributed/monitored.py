@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from mpiddp.errors import DistTimeoutError
-from mpiddp.faults.liveness import Liveness
+from mpiddp.faults.liveness import Liveness, Tag
 from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.requests import poll_until, seconds
 
@@ -65,7 +65,7 @@ def _wait(group: ProcessGroup, liveness: Liveness, done: Callable[[], bool], tim
 
 def _report(group: ProcessGroup, liveness: Liveness, timeout_s: float) -> None:
     number, first = group._monitored_barriers, group._link.ranks[0]
-    liveness.tell_of_barrier(first, group._link.id, number, passed=True)
+    liveness.send(first, Tag.BARRIER, (group._link.id, number, True))
     answers = liveness.barriers[group._link.id, first]
     # Rank 0's limit counts: it may begin to wait later.
     _wait(group, liveness, lambda: number in answers, timeout_s)
@@ -95,7 +95,7 @@ def _gather(group: ProcessGroup, liveness: Liveness, timeout_s: float, wait_all_
         for each in tuple(told):  # the watchdog may add some meanwhile
             if each <= number:
                 del told[each]
-        liveness.tell_of_barrier(rank, link.id, number, passed=not missing)
+        liveness.send(rank, Tag.BARRIER, (link.id, number, not missing))
     if missing:
         raise DistTimeoutError(_explain(group, missing, timeout_s, wait_all_ranks))
 

@@ -7,7 +7,6 @@ compared by the next handshake, or by the end of the job: one sum tells whether 
 
 from __future__ import annotations
 
-import struct
 import weakref
 from collections.abc import Callable
 
@@ -18,10 +17,8 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.typing import Array
 
-from .calls import RECORD, Calls, difference, first_difference
+from .calls import Calls, difference, first_difference
 from .liveness import Liveness, Tag, alive
-
-_HEAD = struct.Struct("<q")
 
 
 class BetweenNodes:
@@ -39,9 +36,9 @@ class BetweenNodes:
 
     def look(self) -> None:
         for group, each in alive(self._groups):
-            message = each.news()
-            if message:
-                self._liveness.send(each.successor, Tag.RECORDS, _HEAD.pack(group) + message)
+            records = each.news()
+            if records is not None:
+                self._liveness.send(each.successor, Tag.RECORDS, (group, records))
             error = each.compare()
             if error is not None:
                 each.report(error)
@@ -67,10 +64,11 @@ class BetweenNodes:
         names, ranks, recent = zip(*found, strict=True)
         return first_difference(names[0], ranks, recent, ended=True)
 
-    def _receive(self, source: int, message: bytearray) -> None:
-        each = self._groups.get(_HEAD.unpack_from(message)[0])
+    def _receive(self, source: int, message: tuple[int, Array]) -> None:
+        group, records = message
+        each = self._groups.get(group)
         if each is not None:
-            each.take(source, message[_HEAD.size :])
+            each.take(source, records)
 
 
 class Comparison:
@@ -98,14 +96,14 @@ class Comparison:
     def last(self) -> tuple[str, int, Array]:
         return self._name, self._rank, self._calls.recent()
 
-    def news(self) -> bytes:
+    def news(self) -> Array | None:
         if self.successor < 0 or self._calls.latest == self._sent:
-            return b""
+            return None
         self._sent = self._calls.latest
-        return self._calls.recent().tobytes()
+        return self._calls.recent()
 
-    def take(self, source: int, message: bytearray) -> None:
-        self._theirs, self._compared = (source, np.frombuffer(message, RECORD)), 0
+    def take(self, source: int, records: Array) -> None:
+        self._theirs, self._compared = (source, records), 0
 
     def compare(self) -> MismatchError | None:
         """Return the error of nodes that disagree, but only once."""

@@ -38,11 +38,11 @@ class Dumps:
         self._wrote: dict[int, bool] = {}
         liveness.handlers.update({Tag.DUMP: self._hear, Tag.DUMPED: self._note})
 
-    def _hear(self, source: int, message: bytearray) -> None:
-        self._liveness.send(source, Tag.DUMPED, bytes([self.write(message.decode())]))
+    def _hear(self, source: int, reason: str) -> None:
+        self._liveness.send(source, Tag.DUMPED, self.write(reason))
 
-    def _note(self, source: int, message: bytearray) -> None:
-        self._wrote[source] = bool(message[0])
+    def _note(self, source: int, wrote: bool) -> None:
+        self._wrote[source] = wrote
 
     def collect(self, reason: str) -> str:
         """Let all ranks write; return a line about it, if dumps are wanted."""
@@ -54,7 +54,7 @@ class Dumps:
             if self._world.thread_multiple:
                 for rank in self._world.ranks:
                     if rank != self._rank:
-                        self._liveness.send(rank, Tag.DUMP, reason.encode())
+                        self._liveness.send(rank, Tag.DUMP, reason)
                 self._liveness.progress_until(lambda: len(self._wrote) == self._world.size, _WRITTEN_S)
         where = ", each on its node" if len(set(self._world.hosts)) > 1 and not self._own_folder else ""
         count = sum(self._wrote.values())

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import json
 import pickle
-import struct
 import threading
 import time
 import weakref
@@ -32,10 +30,6 @@ from .picture import State, packed
 
 T = TypeVar("T")
 
-_QUESTION = struct.Struct("<q?")
-"""The group, and whether stacks are wanted."""
-_BARRIER = struct.Struct("<qq?")
-"""The group, the number of a monitored barrier, and whether the rank has come or the barrier has passed."""
 _NO_GROUP = 0
 SILENCE_S = 3.0
 """Time for an answer: watchdogs look twice a second."""
@@ -73,6 +67,7 @@ class Tag(enum.IntEnum):
     STORE = 9
     LEFT = 10
     BARRIER = 11
+    """The group, the number of a monitored barrier, and whether the rank has come or the barrier has passed."""
 
 
 class Liveness:
@@ -82,7 +77,7 @@ class Liveness:
     """
 
     def __init__(self, comm: MPI.Intracomm, world: World, raises: bool) -> None:
-        self._comm = comm
+        self._comm, self.rank = comm, comm.rank
         self.raises = raises
         """True if errors are raised on all ranks."""
         self.world = world
@@ -99,7 +94,7 @@ class Liveness:
         self._retired: deque[tuple[int, int]] = deque(maxlen=_MAX_RETIRED)
         self._progress: dict[int, tuple[int, float]] = {}
         """For each group: operations begun, and since when."""
-        self.handlers: dict[int, Callable[[int, bytearray], None]] = {
+        self.handlers: dict[int, Callable[[int, Any], None]] = {
             Tag.ERROR: self._hear,
             Tag.LEFT: self._lose,
             Tag.BARRIER: self._note_barrier,
@@ -113,10 +108,6 @@ class Liveness:
         self.interrupted = False
         self.ending = False
         """Another rank ends the job and reports."""
-
-    @property
-    def rank(self) -> int:
-        return self._comm.rank
 
     def links(self) -> list[Link]:
         return [link for _, link in alive(self._links)]
@@ -144,38 +135,35 @@ class Liveness:
     def _forget_sent(self) -> None:
         self._sent = [pair for pair in self._sent if not pair[0].Test()]
 
-    def send(self, to: int, tag: int, message: bytes) -> None:
+    def send(self, to: int, tag: int, message: object = None) -> None:
+        packed = pickle.dumps(message)
         with self._lock:
-            self._sent.append((self._comm.Isend([message, MPI.BYTE], to, tag), message))
+            self._sent.append((self._comm.Isend([packed, MPI.BYTE], to, tag), packed))
             self._sent_to[to] += 1
 
     def tell(self, link: Link, error: DistError) -> None:
         """Let the group's other ranks, which may wait, raise ``error``."""
-        message = pickle.dumps((link.id, error))
         for rank in link.others:
-            self.send(rank, Tag.ERROR, message)
+            self.send(rank, Tag.ERROR, (link.id, error))
 
-    def _hear(self, _: int, message: bytearray) -> None:
-        group, error = pickle.loads(message)
+    def _hear(self, _: int, message: tuple[int, DistError]) -> None:
+        group, error = message
         link = self._links.get(group)
         if link is not None:
             link.monitor.be_told(error)
 
-    def _lose(self, _source: int, _message: bytearray) -> None:
+    def _lose(self, _source: int, _message: None) -> None:
         self.left = True
 
-    def tell_of_barrier(self, rank: int, group: int, number: int, *, passed: bool) -> None:
-        self.send(rank, Tag.BARRIER, _BARRIER.pack(group, number, passed))
-
-    def _note_barrier(self, source: int, message: bytearray) -> None:
-        group, number, passed = _BARRIER.unpack(message)
+    def _note_barrier(self, source: int, message: tuple[int, int, bool]) -> None:
+        group, number, passed = message
         self.barriers[group, source][number] = passed
 
     def leave(self) -> None:
         _kept.append(self._sent)
         with contextlib.suppress(MPI.Exception):  # a rank has failed
             for rank in self.awaited(None):
-                self.send(rank, Tag.LEFT, b"")
+                self.send(rank, Tag.LEFT)
 
     def part(self) -> bool:
         """Receive all that the others have sent, and free the communicator; return False if they do not come."""
@@ -209,17 +197,18 @@ class Liveness:
             status = MPI.Status()
             while self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
                 source, tag = status.Get_source(), status.Get_tag()
-                message = bytearray(status.Get_count(MPI.BYTE))
-                self._comm.Recv([message, MPI.BYTE], source, tag)
+                received = bytearray(status.Get_count(MPI.BYTE))
+                self._comm.Recv([received, MPI.BYTE], source, tag)
                 self._received += 1
                 if self._parts and tag != Tag.LEFT:
                     continue
+                message = pickle.loads(received)
                 if tag == Tag.QUESTION:
-                    group, stacks = _QUESTION.unpack(message)
-                    self.send(source, Tag.ANSWER, json.dumps([group, *self.own_state(group, stacks)]).encode())
+                    group, stacks = message
+                    self.send(source, Tag.ANSWER, (group, self.own_state(group, stacks)))
                 elif tag == Tag.ANSWER:
-                    group, *fields = json.loads(message)
-                    self._answers[source, group] = State(*fields)
+                    group, state = message
+                    self._answers[source, group] = state
                 elif tag == Tag.ENDING:
                     self.ending = True
                 elif tag in self.handlers:
@@ -245,14 +234,14 @@ class Liveness:
         """Tell rank 0 that this rank reports why the job ends."""
         if self._watched and self.rank != 0:
             with contextlib.suppress(MPI.Exception):
-                self.send(0, Tag.ENDING, b"")
+                self.send(0, Tag.ENDING)
 
     def ask(self, group: int, ranks: Sequence[int], stacks: bool = False) -> None:
         with self._lock:
             self._forget_sent()
             for rank in ranks:
                 self._answers.pop((rank, group), None)
-                self.send(rank, Tag.QUESTION, _QUESTION.pack(group, stacks))
+                self.send(rank, Tag.QUESTION, (group, stacks))
 
     def answers(self, group: int, ranks: Sequence[int], silence_s: float, stacks: bool = False) -> dict[int, State]:
         """Wait for the answers of ranks that have been asked; of others tell why they may be silent."""
@@ -286,7 +275,7 @@ class Liveness:
         if operation.peers is not None or not awaited:
             return awaited
         ranks = operation.members.ranks
-        return [ranks[(ranks.index(self._comm.rank) + 1) % len(ranks)]]
+        return [ranks[(ranks.index(self.rank) + 1) % len(ranks)]]
 
     def exited_ranks(self, operation: Operation) -> list[int]:
         """Return the ranks whose programs have ended without ``operation``.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hmac
-import json
 import secrets
 import socket
 import threading
@@ -179,19 +178,19 @@ def _ask(number: int, timeout: timedelta) -> _Address:
     job = this_job.current()
     assert job is not None
     if number not in _addresses:
-        job.liveness.send(0, Tag.STORE, json.dumps([number]).encode())
+        job.liveness.send(0, Tag.STORE, (number, None))
     if not job.liveness.progress_until(lambda: number in _addresses, timeout.total_seconds()):
         raise TimeoutError("its watchdog does not answer")
     return _addresses[number]
 
 
-def _hear(liveness: Liveness, source: int, message: bytearray) -> None:
+def _hear(liveness: Liveness, source: int, message: tuple[int, _Address | None]) -> None:
     """Take a question for the address of a store, or the answer."""
-    number, *address = json.loads(message)
-    if address:
-        _addresses[number] = address
+    number, address = message
+    if address is None:
+        liveness.send(source, Tag.STORE, (number, _servers[number].address))
     else:
-        liveness.send(source, Tag.STORE, json.dumps([number, *_servers[number].address]).encode())
+        _addresses[number] = address
 
 
 def _forward(name: str) -> Callable[..., Any]:
