@@ -14,10 +14,9 @@ from mpiddp import launchers, settings
 from mpiddp.algorithms import plan as planning
 from mpiddp.algorithms.gpu import table as device_table
 from mpiddp.device import choice
-from mpiddp.faults import monitor, this_job
+from mpiddp.faults import leaving, monitor, this_job
 from mpiddp.faults.abort import time_limit
 from mpiddp.faults.job import Job
-from mpiddp.faults.leaving import set_limit
 from mpiddp.mpi.finalize import finalized, running
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.recorder import warn
@@ -131,7 +130,7 @@ def init_process_group(
         comm = MPI.COMM_WORLD
     raises = comm is not None and on_error != "abort"
     _choose_device(device_id)
-    set_limit(timeout_s)
+    leaving.limit_s = timeout_s
     # A timer ends the program; where errors are raised, the first meeting of the ranks has its own limit.
     with contextlib.nullcontext() if raises else time_limit(timeout_s, "init_process_group"):
         assigned_by_mpi = backend is not None and backend.lower() == "mpi"

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import signal
 import socket
@@ -15,12 +14,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from mpiddp import launchers, rank_process
 from mpiddp.errors import EXIT_TIMEOUT
 from mpiddp.mpi import processes, stdio
-from mpiddp.mpi.finalize import running
+from mpiddp.mpi.finalize import exit_limit, running
 from mpiddp.mpi.lazy import MPI
 
 from . import mpirun
@@ -37,62 +36,49 @@ _PMI_S, _PMI_BYTES = 1.0, 256
 ANSWER_S = 1.5
 """Time for the others to tell what they do, before this rank ends the job."""
 
-_rank, _size = 0, 1
-_world_rank, _alone = 0, True
+
+class ThisRank(NamedTuple):
+    """The numbers of this process in its job."""
+
+    rank: int = 0
+    size: int = 1
+    world_rank: int = 0
+    """The rank in MPI's world."""
+    alone: bool = True
+    """The program has no other process."""
+
+
+this_rank = ThisRank()
+"""The launcher's word until MPI runs."""
+reports: Reports | None = None
+"""What can ask the other ranks; None before the job has started."""
 _ending = threading.Lock()
-_reports: Reports | None = None
-
-
-def report_by(found: Reports | None) -> None:
-    global _reports
-    _reports = found
-
-
-def reports() -> Reports | None:
-    """Return what can ask the other ranks; None before the job has started."""
-    return _reports
 
 
 def wait(seconds: float, until: Callable[[], bool] = lambda: False) -> None:
     """Wait, and answer the other ranks."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and not until():
-        if _reports is not None and running():
+        if reports is not None and running():
             with contextlib.suppress(MPI.Exception):
-                _reports.liveness.progress()
+                reports.liveness.progress()
         time.sleep(_POLL_S)
 
 
 def dumped(text: str, reason: str) -> str:
     """Let all ranks dump, and return ``text`` with a line about it."""
-    return text if _reports is None else _reports.with_dumps(text, reason)
+    return text if reports is None else reports.with_dumps(text, reason)
 
 
-def announce(rank: int, size: int) -> None:
-    """Take the launcher's word until MPI runs."""
-    global _rank, _size, _world_rank, _alone
-    _rank, _size, _world_rank, _alone = rank, size, rank, size == 1
-
-
-def set_rank(rank: int, size: int, world_rank: int, alone: bool) -> None:
-    """Take the job's rank and size, the rank in MPI's world, and whether no other process is left there."""
-    global _rank, _size, _world_rank, _alone
-    _rank, _size, _world_rank, _alone = rank, size, world_rank, alone
+def set_this_rank(found: ThisRank) -> None:
+    global this_rank
+    this_rank = found
     rank_process.claim_rank()
 
 
-def rank() -> int:
-    return _rank
-
-
-def alone() -> bool:
-    """Return True if the program has no other process."""
-    return _alone
-
-
 def label() -> str:
-    outer = f" ({_world_rank} of the world)" if _world_rank != _rank else ""
-    return f"[rank {_rank}/{_size}{outer} {socket.gethostname()}]"
+    outer = f" ({this_rank.world_rank} of the world)" if this_rank.world_rank != this_rank.rank else ""
+    return f"[rank {this_rank.rank}/{this_rank.size}{outer} {socket.gethostname()}]"
 
 
 def say(text: str) -> None:
@@ -119,9 +105,9 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
     _ending.acquire()  # never released, because the first reason counts
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if _reports is not None and running():
-        _reports.liveness.announce_end()
-    wait(_TURN_S * min(_rank, _LAST_TURN))
+    if reports is not None and running():
+        reports.liveness.announce_end()
+    wait(_TURN_S * min(this_rank.rank, _LAST_TURN))
     try:
         say(text if isinstance(text, str) else text())
     except Exception:  # no other thread can end the job any more
@@ -129,11 +115,10 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
     stdio.deliver()
     if running() and MPI.COMM_WORLD.size > 1:
         # mpi4py holds the interpreter while it aborts: the backstop must not need it.
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            faulthandler.dump_traceback_later(_ABORT_S, exit=True, file=sys.__stderr__ or sys.stderr)
-        processes.remove_shared_files(os.getpid())
-        mpirun.end_after_this_process(() if _reports is None else _reports.liveness.world.hosts)
-        MPI.COMM_WORLD.Abort(code)
+        with exit_limit(_ABORT_S):
+            processes.remove_shared_files(os.getpid())
+            mpirun.end_after_this_process(() if reports is None else reports.liveness.world.hosts)
+            MPI.COMM_WORLD.Abort(code)
     launch = launchers.launch()
     if not running() and launch is not None and not launch.launcher.ends_with_a_rank:
         _abort_by_pmi(code)
@@ -177,7 +162,7 @@ absent: Callable[[], str] = str
 
 def _states() -> str:
     """Return what the other ranks do, as far as they have met and this thread may ask."""
-    if _reports is not None and running() and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+    if reports is not None and running() and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
         with contextlib.suppress(MPI.Exception):  # a rank has failed
-            return _reports.explain(None, ANSWER_S)
+            return reports.explain(None, ANSWER_S)
     return ""

@@ -13,6 +13,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.requests import All
 from mpiddp.mpi.world import World
 
+from .abort import ThisRank
 from .between_nodes import BetweenNodes
 from .dumps import Dumps
 from .failures import Failures
@@ -53,13 +54,12 @@ class Job(NamedTuple):
             meeting.gather()
         job = cls._of_survivors(comm, own, raises)
         if job.world.size < comm.size:
-            finalize.never_finalize()
+            finalize.finalizes = False
         return job
 
-    def place(self) -> tuple[int, int, int, bool]:
-        """Return rank, size, the rank in MPI's world, and whether no other process is left there."""
+    def this_rank(self) -> ThisRank:
         alone = self.world.size == 1 and not (self.own and MPI.COMM_WORLD.size > 1)
-        return self.world.rank, self.world.size, MPI.COMM_WORLD.rank, alone
+        return ThisRank(self.world.rank, self.world.size, MPI.COMM_WORLD.rank, alone)
 
     def end(self, together: bool) -> None:
         """Free the communicators, if the other ranks do so together; else tell them that this rank has left."""
@@ -72,7 +72,7 @@ class Job(NamedTuple):
         """Revoke the world; collective over the survivors."""
         self.failures.revoke()
         # The launcher's barrier in MPI_Finalize may wait for failed ranks for ever.
-        finalize.never_finalize()
+        finalize.finalizes = False
         return self._of_survivors(self.world.comm, self.own, self.raises, ended=self.liveness.exited)
 
     @classmethod

@@ -14,7 +14,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.typing import Array
 
 from . import marker
-from .abort import abort, dumped, say, set_rank
+from .abort import abort, dumped, say, set_this_rank
 from .job import Job
 from .neighbour import Neighbour
 from .uncaught import interrupt
@@ -22,13 +22,8 @@ from .uncaught import interrupt
 # Time for each unfinished operation, when every program has ended.
 _REST_S = 5.0
 
-_limit_s: float | None = None
-
-
-def set_limit(limit_s: float) -> None:
-    """Set the time limit of the waits at the end of the program."""
-    global _limit_s
-    _limit_s = limit_s
+limit_s: float | None = None
+"""The time limit of the waits at the end of the program; None: the default."""
 
 
 class Leaving:
@@ -51,14 +46,14 @@ class Leaving:
             return
         self._ended = True
         try:
-            limit_s = settings.default_timeout_s() if _limit_s is None else _limit_s
+            longest_s = settings.default_timeout_s() if limit_s is None else limit_s
             for each in self.jobs:
                 each.liveness.exited = True
             for index in reversed(range(len(self.jobs))):
-                while not self._wait(self.jobs[index], limit_s):
-                    with exit_limit(limit_s):
+                while not self._wait(self.jobs[index], longest_s):
+                    with exit_limit(longest_s):
                         self.jobs[index] = self.jobs[index].survivors()
-                    set_rank(*self.jobs[index].place())
+                    set_this_rank(self.jobs[index].this_rank())
         except KeyboardInterrupt:
             interrupt("its program has ended; ", None)
         marker.end(self.rank)

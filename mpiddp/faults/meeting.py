@@ -31,7 +31,7 @@ from . import abort
 from .failures import Failures
 
 _SPINS, _SLEEP_S, _LONGEST_SLEEP_S = 1000, 50e-6, 0.002
-_NAMES = Path("/proc/net/unix")
+_NAMES, _PREFIX = Path("/proc/net/unix"), f"mpiddp_init-{os.getuid()}-"
 _MAX_NAMED = 8
 
 
@@ -59,7 +59,7 @@ class Meeting:
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
                 shown = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-                shown.bind(f"\0{_prefix()}{os.getpid()}-{self._sum}")
+                shown.bind(f"\0{_PREFIX}{os.getpid()}-{self._sum}")
             abort.absent = self.missing
             stack.callback(setattr, abort, "absent", str)
             if all(steps is not self._steps for _, steps in _begun):
@@ -153,11 +153,7 @@ _begun: list[tuple[MPI.Intracomm, list[tuple[MPI.Request, Any]]]] = []
 """The meetings that have not ended: their communicators, requests and memory."""
 
 
-def _prefix() -> str:
-    return f"mpiddp_init-{os.getuid()}-"
-
-
 def _present() -> dict[int, int]:
     """Return the processes of this host that wait in a meeting, and the sums of their ranks."""
-    names = re.findall(rf"@{_prefix()}(\d+)-(\d+)$", _NAMES.read_text() if _NAMES.exists() else "", re.MULTILINE)
+    names = re.findall(rf"@{_PREFIX}(\d+)-(\d+)$", _NAMES.read_text() if _NAMES.exists() else "", re.MULTILINE)
     return {int(pid): int(number) for pid, number in names}

@@ -17,6 +17,7 @@ from mpiddp.mpi.world import Claims
 from mpiddp.shm import segment
 
 from . import abort, marker, uncaught
+from .abort import ThisRank
 from .job import Job
 from .leaving import Leaving
 from .watchdog import Watchdog
@@ -56,7 +57,8 @@ def start(claims: Claims | None = None, comm: MPI.Intracomm | None = None, timeo
         uncaught.install()
         world.start_mpi()
         given = MPI.COMM_WORLD if comm is None else comm
-        abort.set_rank(given.rank, given.size, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size == 1)
+        world_rank, alone = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size == 1
+        abort.set_this_rank(ThisRank(given.rank, given.size, world_rank, alone))
         _owner_pid = os.getpid()
         requests.only_thread = 0 if MPI.Query_thread() == MPI.THREAD_MULTIPLE else get_ident()
         raises = claims.on_error == "raise"
@@ -107,8 +109,9 @@ def end(together: bool) -> None:
     if _jobs:
         _begin(_jobs.pop())
     else:
-        abort.report_by(None)
-        abort.set_rank(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size == 1)
+        abort.reports = None
+        whole = MPI.COMM_WORLD
+        abort.set_this_rank(ThisRank(whole.rank, whole.size, whole.rank, whole.size == 1))
 
 
 def _stop_watching() -> None:
@@ -126,10 +129,10 @@ def _begin(job: Job) -> Job:
     if job.own and not _environment:
         _environment.update((name, os.environ.get(name)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     _jobs.append(job)
-    recorder.clear()
+    recorder.ring.clear()  # the ranks are numbered anew
     segment.forget()
-    abort.report_by(job.reports)
-    abort.set_rank(*job.place())
+    abort.reports = job.reports
+    abort.set_this_rank(job.this_rank())
     why = why_unwatched(job)
     watched = job.world.size > 1 and not why
     marker.begin(job.world.rank, watched, job.failures.survivable)

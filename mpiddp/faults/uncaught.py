@@ -39,14 +39,14 @@ def install() -> None:
     _owner_pid = os.getpid()
     announced = launchers.launch()
     if announced is not None and rank_process.started_by_rank() is None:
-        ending.announce(announced.rank, announced.size)
+        ending.this_rank = ending.ThisRank(announced.rank, announced.size, announced.rank, announced.size == 1)
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if ending.alone() or os.getpid() != _owner_pid or finalized() or _left_to_host(error):
+        if ending.this_rank.alone or os.getpid() != _owner_pid or finalized() or _left_to_host(error):
             previous(kind, error, trace)
         elif isinstance(error, SetupError):
-            if ending.rank() != 0:
+            if ending.this_rank.rank != 0:
                 time.sleep(_SILENT_S)
                 os._exit(1)
             abort(f"{kind.__name__}: {error}", 1)
@@ -63,20 +63,20 @@ def install() -> None:
 
 def _left_to_host(error: BaseException) -> bool:
     """Return True if a program in another language has started Python, and goes on; tell the guest's other ranks."""
-    found = ending.reports()
+    found = ending.reports
     if sys.orig_argv or (found is not None and not found.liveness.raises):
         return False
     for link in found.liveness.links() if found else []:
-        text = f"rank {ending.rank()} gave {link} up by an exception, {type(error).__name__}: {error}"
-        link.monitor.find(RankFailedError(text, [ending.rank()]))
+        text = f"rank {ending.this_rank.rank} gave {link} up by an exception, {type(error).__name__}: {error}"
+        link.monitor.find(RankFailedError(text, [ending.this_rank.rank]))
     return True
 
 
 def _others(error: BaseException) -> str:
-    reports = ending.reports()
+    reports = ending.reports
     if not isinstance(error, MismatchError) or reports is None:
         return ""
-    ranks = [rank for rank in error.ranks if rank != ending.rank()]
+    ranks = [rank for rank in error.ranks if rank != ending.this_rank.rank]
     return f"{reports.doing(ranks, ANSWER_S)}\n" if ranks else ""
 
 
@@ -95,14 +95,14 @@ def interrupt(lines: str, operation: Operation | None) -> NoReturn:
     """End the job after a Ctrl-C; a lower interrupted rank reports first."""
 
     def text() -> str:
-        reports = ending.reports()
+        reports = ending.reports
         if reports is None:
             return interrupted(lines, operation, "")
         others = reports.explain(operation, ANSWER_S)
         ending.wait(_SILENT_S, until=lambda: not reports.liveness.interrupted_before())
         return interrupted(lines, operation, others)
 
-    found = ending.reports()
+    found = ending.reports
     if found is not None:
         found.liveness.interrupted = True
     abort(text, EXIT_INTERRUPTED)

@@ -15,12 +15,8 @@ from typing import Any
 
 from mpiddp import settings
 
-_finalizes = True
-
-
-def never_finalize() -> None:
-    global _finalizes
-    _finalizes = False
+finalizes = True
+"""Whether MPI is finalised at the end; not after a rank has failed."""
 
 
 def running() -> bool:
@@ -40,7 +36,7 @@ def _loaded() -> Any:
 
 
 def finalize(library: Any, pid: int) -> None:
-    if os.getpid() == pid and _finalizes and not library.Is_finalized():
+    if os.getpid() == pid and finalizes and not library.Is_finalized():
         with exit_limit(settings.default_timeout_s()):
             library.Finalize()
 

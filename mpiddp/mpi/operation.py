@@ -18,13 +18,8 @@ _LISTED = 16
 class Monitor(Protocol):
     """What a group needs to know of its ranks' faults. `mpiddp.faults` implements it."""
 
-    @property
-    def polls(self) -> bool:
-        """True if every wait polls, so that an error can end it: ranks survive, or errors are raised on all ranks."""
-
-    @property
-    def survivable(self) -> bool:
-        """True if ranks survive the death of one."""
+    polls: bool
+    """True if every wait polls, so that an error can end it: ranks survive, or errors are raised on all ranks."""
 
     def check(self) -> None: ...
 

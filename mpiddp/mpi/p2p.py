@@ -167,7 +167,8 @@ class Mailbox(Resource):
     def drop(self, error: DistError) -> None:
         """End all messages with ``error``. Ranks that disagree about collectives may still exchange messages."""
         if not isinstance(error, MismatchError):
-            self.fail(error)
+            self._comm = aborted(error)
+            self.fail_pending(error)
 
     def takes_no_turn(self, x: Array, to: int) -> bool:
         """Return True if a message may leave at once: it is in host memory, and no earlier one is still to leave."""
@@ -232,10 +233,6 @@ class Mailbox(Resource):
         finally:
             requests.lock.release()
         return receive
-
-    def fail(self, error: DistError) -> None:
-        self._comm = aborted(error)
-        self.fail_pending(error)
 
     def fail_pending(self, error: BaseException) -> None:
         with requests.lock:

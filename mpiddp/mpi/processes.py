@@ -47,10 +47,7 @@ def runs(pid: str | int) -> bool:
 
 def state(pid: str | int) -> str:
     """Return a process's state as the kernel's letter, "X" where it has gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"
+    return _stat(pid)[0]
 
 
 def name(pid: int) -> str:
@@ -63,10 +60,15 @@ def name(pid: int) -> str:
 
 def parent(pid: int) -> int:
     """Return the process that has started another one, or 0."""
+    return int(_stat(pid)[1])
+
+
+def _stat(pid: str | int) -> list[str]:
+    """Return a process's state, its parent, and what follows; of one that has ended, as on macOS, state and parent."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:  # it has ended; macOS has no such file
-        return 0
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["X", "0"]
 
 
 def remove_shared_files(pid: int) -> None:

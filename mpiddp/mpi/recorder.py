@@ -29,11 +29,6 @@ ring: deque[Recorded] = deque(maxlen=SIZE)
 append = ring.append
 
 
-def clear() -> None:
-    """Forget everything, because the ranks are numbered anew."""
-    ring.clear()
-
-
 def entries() -> list[Operation]:
     """Return the last operations of this rank, oldest first."""
     return [Operation(*each) if isinstance(each, tuple) else each for each in tuple(ring)]

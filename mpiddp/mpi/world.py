@@ -70,7 +70,12 @@ def start_mpi() -> None:
         raise SetupError("MPI has been finalised in this process; call init_process_group before MPI.Finalize")
     if not MPI.Is_initialized():
         MPI.Init_thread()
-    _check_launcher()
+    launch = launchers.launch()
+    if launch is not None and launch.size > 1 and MPI.COMM_WORLD.size == 1:
+        raise SetupError(
+            f"{launch.launcher.name} started {launch.size} ranks, but each sees a world of its own: this process runs"
+            f" on {library_name()} ({MPI.__file__}), which does not understand that launcher; {launch.launcher.cure}"
+        )
 
 
 class _RankInfo(NamedTuple):
@@ -134,16 +139,6 @@ def _warn_of_threads(infos: list[_RankInfo]) -> None:
             " before Python starts (`python -m mpiddp` does)",
             stacklevel=7,
         )
-
-
-def _check_launcher() -> None:
-    launch = launchers.launch()
-    if launch is None or launch.size == 1 or MPI.COMM_WORLD.size > 1:
-        return
-    raise SetupError(
-        f"{launch.launcher.name} started {launch.size} ranks, but each sees a world of its own: this process runs on"
-        f" {library_name()} ({MPI.__file__}), which does not understand that launcher; {launch.launcher.cure}"
-    )
 
 
 def thread_level() -> str:
