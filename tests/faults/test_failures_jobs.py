@@ -22,10 +22,7 @@ EVERYDAY = (
     *("short all_reduce", "long all_reduce", "symmetric all_reduce", "all_reduce in MPI", "asynchronous", "isend"),
     *("a group without the victim", "receiving from any", "in the middle of making a group"),
 )
-STATES = (
-    *(*EVERYDAY, "ring", "computing", "receiving", "receiving later", "receiving after it is known", "asking"),
-    *("sending", "making a group", "objects", "monitored_barrier"),
-)
+STATES = (*EVERYDAY, "receiving after it is known", "asking", "sending", "making a group", "monitored_barrier")
 
 
 def survive(ranks: int, case: str, victim: int = 1, number: str = "SIGKILL") -> Completed:
@@ -78,15 +75,13 @@ def test_error_that_nobody_catches_ends_the_job():
     assert done.rc == 1 and "RankFailedError: rank 1 of 3 died" in done.stderr, done
 
 
-@pytest.mark.parametrize("victim", thinned([0, 2], 0))
-def test_death_of_a_rank_for_which_the_others_wait_at_their_ends(victim):
-    done = survive(3, "waited for at the end", victim)
+def test_death_of_a_rank_for_which_the_others_wait_at_their_ends():
+    done = survive(3, "waited for at the end", 0)
     assert done.rc != launcher.TIMED_OUT and done.seconds < 30 and "Traceback" not in done.stderr, done
 
 
-@pytest.mark.parametrize("case", thinned(["3", "3, async", "65536, async"], "3, async"))
-def test_revoked_group_is_the_news_of_a_failure(case):
-    done = survive(2, f"revoked, {case}")
+def test_revoked_group_is_the_news_of_a_failure():
+    done = survive(2, "revoked")
     assert done.rc == 0 and done.stdout.count("told: a rank of 2 died") == 2, done
 
 
@@ -95,7 +90,6 @@ def test_revoked_group_is_the_news_of_a_failure(case):
     [
         ((), None, "end the job"),
         (ULFM, None, "the others go on"),
-        (ULFM, "^han,adapt", "the others go on"),
         (ULFM, "^sm", "end the job: MPI was started without OMPI_MCA_coll=^han,adapt"),
     ],
 )

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 import threading
-import time
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +13,7 @@ import pytest
 from mpiddp.faults.liveness import Liveness, alive
 from mpiddp.faults.picture import State
 from mpiddp.faults.reports import Reports
+from mpiddp.mpi import processes
 from mpiddp.mpi.operation import Call, Members, Operation
 
 GROUP, NUMBER, SIZE = 7, 4711, 10_000
@@ -144,29 +141,20 @@ def test_a_thread_may_make_groups_while_the_watchdog_lists_them() -> None:
         sys.setswitchinterval(interval)
 
 
-def test_a_silent_rank_of_this_host_is_looked_at() -> None:
-    with subprocess.Popen(["sleep", "60"]) as asleep, subprocess.Popen(["sleep", "60"]) as killed:
-        killed.kill()
-        killed.wait()
-        world = SimpleNamespace(hosts="aaab", pids=(1, asleep.pid, killed.pid, 1))
-        liveness: Any = SimpleNamespace(_watched=True, world=world, rank=0, _links={})
-
-        def silent(rank: int) -> str:
-            return Liveness._why_silent(liveness, rank, GROUP)
-
-        try:
-            until = time.monotonic() + 10
-            held = "as in a call into C that holds the GIL"
-            while not silent(1).endswith(held) and time.monotonic() < until:  # it runs, and waits for its disk
-                time.sleep(0.01)
-            assert silent(1).endswith(held)
-            assert silent(2) == "its process has ended"
-            assert silent(3) == "dead, stopped, or its node is out of reach"
-            asleep.send_signal(signal.SIGSTOP)
-            os.waitid(os.P_PID, asleep.pid, os.WSTOPPED)
-            assert silent(1) == "its process is stopped, by SIGSTOP"
-        finally:
-            asleep.kill()
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ("S", "its process sleeps and lets no thread of Python answer, as in a call into C that holds the GIL"),
+        ("Z", "its process has ended"),
+        ("T", "its process is stopped, by SIGSTOP"),
+    ],
+)
+def test_a_silent_rank_of_this_host_is_looked_at(monkeypatch: pytest.MonkeyPatch, state: str, why: str) -> None:
+    monkeypatch.setattr(processes, "state", {7: state}.get)
+    world = SimpleNamespace(hosts="aab", pids=(1, 7, 7))
+    liveness: Any = SimpleNamespace(_watched=True, world=world, rank=0, _links={})
+    assert Liveness._why_silent(liveness, 1, GROUP) == why
+    assert Liveness._why_silent(liveness, 2, GROUP) == "dead, stopped, or its node is out of reach"
 
 
 def test_all_in_it_is_said() -> None:

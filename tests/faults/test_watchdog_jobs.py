@@ -15,7 +15,6 @@ from harness.tiers import chosen, thinned
 # Of programs/waits, with the line in which ranks 0 and 1 are.
 STATES = {
     "blocked in MPI": ("alike", "recv on 2", "dist.recv(x, src=0) if rank == 2"),
-    "polling": ("alike", "irecv on 2", "dist.irecv(x, src=0).wait() if rank == 2"),
     "computing": ("alike", "compute", "x = x + 1"),
     "at their ends": ("sleep", "exit", "time.sleep(60)  # in"),
     "stuck in a collective": ("sleep", "all_reduce", "time.sleep(60)  # in"),
@@ -26,10 +25,6 @@ REPORTS = {
     "blocked in MPI": {
         0: ["all_reduce #1 of float64 (4,)", "1 rank is NOT in it", "rank 2 (node", "in recv"],
         2: ["recv", "rank 0"],
-    },
-    "polling": {
-        0: ["all_reduce #1 of float64 (4,)", "1 rank is NOT in it", "rank 2 (node", "in irecv"],
-        2: ["irecv", "in all_reduce"],
     },
     "computing": {rank: ["ranks ", "waits.py:LINE in <module>", "in its own code"] for rank in (0, 2)},
     "at their ends": {rank: ["rank 1 (node", "waits.py:LINE in <module>", "in its own code"] for rank in (0, 2)},
@@ -118,9 +113,7 @@ def test_launcher(jobs, state):
 
 # Rank 1 cannot answer, or late.
 @pytest.mark.skipif(not is_open_mpi(), reason="MPICH's launcher hands the signal on")
-@pytest.mark.parametrize(
-    "culprit", thinned(["sleep", "SIGSTOP", "hold the interpreter", "loop"], "sleep", "SIGSTOP", "hold the interpreter")
-)
+@pytest.mark.parametrize("culprit", ["sleep", "SIGSTOP", "hold the interpreter"])
 def test_launcher_of_open_mpi_prints_a_report(culprit):
     done = with_whole_report(culprit, "loop")
     assert re.search(r"waits\.py\", line \d+, in <module>\n.*\n.* interrupted \(Ctrl-C\)", done.stderr), done

@@ -42,9 +42,3 @@ def test_another_users_socket_is_not_believed(monkeypatch, owner):
             caller.sendall(b"text")
         ringing.join()
     assert told == (["text"] if owner == ME else [""])
-
-
-def test_user_of_a_socket_is_known():
-    one, other = socket.socketpair()
-    with one, other:
-        assert where_socket._user(one) == where_socket._user(other) == os.geteuid()

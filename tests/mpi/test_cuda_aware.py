@@ -96,11 +96,6 @@ def test_chain(chain, links, reason):
     assert found.collectives.yes == (reason.startswith(("mpi_memory", "MPICH_GPU")) or reason == "says so")
 
 
-def test_kinds_are_known_apart(chain):
-    found = chain(tried={"point_to_point": TRIED, "collectives": FAILED})
-    assert found == (TRIED, FAILED)
-
-
 @pytest.mark.parametrize(
     "links",
     [

@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 
 import pytest
-from harness.launcher import SHARED, job, mpiexec, side_by_side
-from harness.tiers import chosen, thinned
-
-METHODS = ("spawn", "forkserver")
+from harness.launcher import SHARED, job, mpiexec
+from harness.tiers import thinned
 
 
-@pytest.fixture(scope="module")
-def spawns(request):
-    calls = {how: partial(job, "children", "spawn", how, ranks=2, limit_s=50) for how in chosen(request, "left_in")}
-    with side_by_side(calls, 2) as jobs:
-        yield jobs
-
-
-def assert_refused(done):
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_spawn_that_was_left_in(method):
+    done = job("children", "spawn", method, ranks=2, limit_s=50)
     assert done.rc not in (0, 124), done
     assert done.stderr.count("delete the spawn") == 1 and "has started all 2 of them" in done.stderr, done
     assert "went on" not in done.stdout and "PMIU" not in done.stderr and "Fatal error" not in done.stderr, done
 
 
-@pytest.mark.parametrize("left_in", thinned(["fork", *METHODS], "fork", "spawn"))
-def test_a_spawn_that_was_left_in(spawns, left_in):
-    assert_refused(spawns[left_in].result())
-
-
-@pytest.mark.parametrize("method", thinned(METHODS, "spawn"))
-def test_a_process_that_imports_the_program_again_is_no_rank(method):
+def test_a_process_that_imports_the_program_again_is_no_rank():
     """It has its parent's launcher variables, and must not join the job in its place."""
-    done = job("children", "process", method, ranks=2)
+    done = job("children", "process", "spawn", ranks=2)
     assert done.rc == 0 and "the child failed: True" in done.stdout and done.stdout.count("sum 2.0") == 2, done
     assert done.stderr.count("under `if __name__ == '__main__':`") == 1, done
 
 
-@pytest.mark.parametrize("method", thinned(METHODS, "spawn"))
+@pytest.mark.parametrize("method", thinned(["spawn", "forkserver"], "spawn"))
 def test_a_pool_of_processes_that_import_the_program_again_ends_the_job(method):
     """A Pool replaces failing workers without end."""
     done = job("children", "pool", method, ranks=2, limit_s=30)

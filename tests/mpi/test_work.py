@@ -164,7 +164,7 @@ def test_a_receive_is_open_while_a_group_is_made(world):
         dist.destroy_process_group(each)
 
 
-@pytest.mark.parametrize("nodes", ["0000", "0011", "0101", "0123"])
+@pytest.mark.parametrize("nodes", ["0000", "0101", "0123"])
 def test_random_program(world, nodes):
     with pretended_nodes([int(node) for node in nodes[: world.size]]):
         program = RandomProgram(world.rank, world.size, world.rng, np.random.default_rng([world.rank, *nodes.encode()]))

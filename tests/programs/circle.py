@@ -1,30 +1,16 @@
-"""Ranks that wait for each other: ``circle.py GROUPS CALLS``: lists of ranks, and by rank a call, a rank, a group."""
-
-import json
-import sys
+"""Three ranks that wait for each other: rank 0 in a collective for rank 1, that in a receive for rank 2, that for 0."""
 
 import numpy as np
 
 import mpiddp as dist
 
 dist.init_process_group()
-groups = [dist.new_group(ranks) for ranks in json.loads(sys.argv[1])]
-name, awaited, group = json.loads(sys.argv[2])[str(dist.get_rank())]
-x = np.ones(4)
+groups = [dist.new_group(ranks) for ranks in ([0, 1], [0, 2])]
 dist.barrier()
-# None of them ends before the awaited rank comes.
-match name:
-    case "recv":
-        dist.recv(x, awaited)
-    case "send":
-        dist.send(np.ones(1 << 21), awaited)
-    case "irecv":
-        dist.irecv(x, awaited).wait()
-    case "batch_isend_irecv":
-        dist.batch_isend_irecv([dist.P2POp(dist.irecv, x, awaited)])[0].wait()
-    case "barrier":
-        dist.barrier(groups[group])
-    case "all_reduce":
-        dist.all_reduce(np.ones(300_000), group=groups[group], async_op=True).wait()
-    case "broadcast":
-        dist.broadcast(x, awaited, group=groups[group])
+match dist.get_rank():
+    case 0:
+        dist.all_reduce(np.ones(300_000), group=groups[0], async_op=True).wait()
+    case 1:
+        dist.recv(np.ones(4), 2)
+    case 2:
+        dist.barrier(groups[1])

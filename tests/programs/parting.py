@@ -1,6 +1,5 @@
 """Three ranks whose calls part at the sixth: ``parting.py missing|mismatch|error``."""
 
-import os
 import sys
 import time
 
@@ -10,8 +9,6 @@ import mpiddp as dist
 
 dist.init_process_group()
 rank, x = dist.get_rank(), np.ones(4)
-sys.stdout.write(f"pid of {rank}: {os.getpid()}.\n")
-sys.stdout.flush()
 for _ in range(3):
     dist.all_reduce(x)
 group = dist.new_group([0, 1])

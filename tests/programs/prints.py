@@ -1,4 +1,4 @@
-"""Print: ``prints.py LINES``, or ``prints.py before|after`` the process group is made, and sleep."""
+"""Print: ``prints.py LINES``; without lines sleep after the first words, before the process group is made."""
 
 import os
 import sys
@@ -6,13 +6,10 @@ import time
 
 import mpiddp as dist
 
-rank = os.environ["RANK"]
-if sys.argv[1] == "before":
+rank, lines = os.environ["RANK"], int(sys.argv[1])
+if not lines:
     print("first from", rank)
     time.sleep(30)
 dist.init_process_group()
-if sys.argv[1] == "after":
-    print("first from", rank)
-    time.sleep(30)
-for line in range(int(sys.argv[1])):
+for line in range(lines):
     print("rank", rank, "has", line, "x" * (line % 90), "end")

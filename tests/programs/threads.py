@@ -1,4 +1,4 @@
-"""Two threads of each of two ranks communicate at once: ``threads.py CASE [ASYNC] [COUNT] [CALLS]``."""
+"""Two threads of each of two ranks communicate at once: ``threads.py CASE [ASYNC] [COUNT]``."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ import mpiddp as dist
 from mpiddp import nn, optim
 from mpiddp.autograd import Tensor
 
-case, later, count, calls = sys.argv[1], *map(int, [*sys.argv[2:], "0", "8", "60"][:3])
+case, later, count = sys.argv[1], *map(int, [*sys.argv[2:], "0", "8"][:2])
 dist.init_process_group(timeout=10)
 rank, size = dist.get_rank(), dist.get_world_size()
 wrong = []
@@ -45,7 +45,7 @@ def join(*threads):
 
 
 def reduce(group):
-    for number in range(calls):
+    for number in range(60):
         x = np.full(count, float(rank + number))
         all_reduce(x, group)
         assert (x == sum(range(size)) + size * number).all(), number
