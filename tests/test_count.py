@@ -46,17 +46,17 @@ BUDGET = {
     "mpiddp/bench": 1224,
     "mpiddp/data": 1313,
     "mpiddp/device": 529,
-    "mpiddp/distributed": 1929,
+    "mpiddp/distributed": 1927,
     "mpiddp/examples": 612,
-    "mpiddp/faults": 2421,
-    "mpiddp/mpi": 2167,
+    "mpiddp/faults": 2376,
+    "mpiddp/mpi": 2153,
     "mpiddp/nn": 1123,
     "mpiddp/optim": 438,
     "mpiddp/parallel": 1870,
     "mpiddp/shm": 438,
-    "mpiddp/torch": 1496,
+    "mpiddp/torch": 1495,
     "mpiddp/training": 2378,
-    "tests, all": 26_617,
+    "tests, all": 26_248,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
