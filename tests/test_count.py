@@ -50,13 +50,13 @@ BUDGET = {
     "mpiddp/examples": 612,
     "mpiddp/faults": 2376,
     "mpiddp/mpi": 2153,
-    "mpiddp/nn": 1123,
+    "mpiddp/nn": 1117,
     "mpiddp/optim": 438,
-    "mpiddp/parallel": 1870,
+    "mpiddp/parallel": 1869,
     "mpiddp/shm": 438,
     "mpiddp/torch": 1495,
     "mpiddp/training": 2378,
-    "tests, all": 26_248,
+    "tests, all": 26_204,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

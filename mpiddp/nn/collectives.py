@@ -63,25 +63,15 @@ def contiguous(x: Any, operation: str) -> Array:
     return as_array(x.copy(order="C") if _is_strided(x) else x, operation, writable=False)
 
 
-def copied(x: Any, operation: str) -> Array:
-    found = contiguous(x, operation)
-    return found if _is_strided(x) else found.copy()
-
-
-def empty_like(like: Array, *leading: int) -> Array:
-    found: Array = array_namespace(like).empty((*leading, *like.shape), like.dtype)
-    return found
-
-
 class _AllReduce(Function):
     def forward(self, recorded: Array | None, x: Any, op: ReduceOp, group: ProcessGroup) -> Array:
         self.op, self.group = op, group
-        y = copied(x, "all_reduce")
+        y = contiguous(x, "all_reduce").copy()
         collectives.all_reduce(y, op, group)
         return y
 
     def backward(self, grad: Array) -> tuple[Array | None, ...]:
-        y = copied(grad, "all_reduce")
+        y = contiguous(grad, "all_reduce").copy()
         collectives.all_reduce(y, ReduceOp.AVG if self.op is ReduceOp.AVG else ReduceOp.SUM, self.group)
         premultiply(self.op, y)
         return None, y
@@ -91,12 +81,12 @@ class _AllGather(Function):
     def forward(self, recorded: Array | None, x: Any, group: ProcessGroup) -> Array:
         self.group = group
         x = contiguous(x, "all_gather")
-        stacked = empty_like(x, group.size())
+        stacked: Array = array_namespace(x).empty((group.size(), *x.shape), x.dtype)
         collectives.all_gather_single(stacked, x, group)
         return stacked
 
     def backward(self, grad: Array) -> tuple[Array | None, ...]:
-        y = empty_like(grad[0, ...])
+        y: Array = array_namespace(grad).empty(grad.shape[1:], grad.dtype)
         collectives.reduce_scatter_single(y, contiguous(grad, "reduce_scatter"), ReduceOp.SUM, self.group)
         return None, y
 

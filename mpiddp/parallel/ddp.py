@@ -139,16 +139,15 @@ class DistributedDataParallel(Wrapper, Module):
             )
         total = partial.virtual_ranks * n_samples if total is None else total
         weight = rank_weight(n_samples, total)
-        if partial.done == 0:
-            self.zero_grad()
+        first, last = partial.done == 0, partial.done == len(partial.mine) - 1
         buffers = list(self._state.buffers().values())
-        if partial.done == 0:
+        if first:
+            self.zero_grad()
             self._buffers_before = [x.copy() for x in buffers]
         else:
             _copy_to(buffers, self._buffers_before)
         set_step(*step, stream=virtual_rank)
-        first, partial.at_last = partial.done == 0, partial.done == len(partial.mine) - 1
-        last = partial.at_last
+        partial.at_last = last
         try:
             with self.weighted(n_samples, total) if last else self.no_sync():
                 yield

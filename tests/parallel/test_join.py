@@ -12,6 +12,8 @@ from harness.world import World
 import mpiddp as dist
 from mpiddp import nn, optim
 
+from .test_replicas import Normed
+
 pytestmark = pytest.mark.mpi
 
 DDP = dist.DistributedDataParallel
@@ -69,15 +71,6 @@ def test_training_is_that_of_torch(world: World, kind: str, by_all: bool) -> Non
 )
 @pytest.mark.parametrize("kind", ["rising", "falling"])
 def test_every_option_goes_with_it(world: World, options: Any, kind: str) -> None:
-    class Normed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            nn.manual_seed(0)
-            self.one, self.norm, self.two = nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
-
-        def forward(self, x: Any) -> Any:
-            return self.two(self.norm(self.one(x)))
-
     ddp = DDP(Normed(), **({} if options == "hook" else options))
     if options == "hook":
         ddp.register_comm_hook(None, dist.allreduce_hook)

@@ -145,15 +145,6 @@ def test_replicas_that_drift_are_found(world: World) -> None:
         ddp.check_replicas()
 
 
-def test_the_wrapped_model_can_be_copied(world: World) -> None:
-    ddp = DDP(mlp())
-    step_of(ddp, *batch(world.rng, 3))
-    average = copy.deepcopy(ddp.module)
-    step_of(average, *batch(world.rng, 3))  # a local matter
-    assert ddp._reducer.backwards == 1
-    assert not np.shares_memory(average[0].weight.data, ddp.module[0].weight.data)
-
-
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda ddp: pickle.loads(pickle.dumps(ddp))], ids=["copy", "pickle"])
 def test_a_copy_of_the_wrapper_averages_on_its_own(world: World, way: Any) -> None:
     ddp = DDP(mlp(), bucket_cap_mb=0.0002)

@@ -11,7 +11,6 @@ import mpiddp as dist
 from mpiddp import nn
 from mpiddp.autograd import Tensor
 from mpiddp.nn import functional as F  # noqa: N812
-from mpiddp.parallel.sync_batchnorm import merged
 
 pytestmark = pytest.mark.mpi
 
@@ -68,21 +67,6 @@ def test_statistics_far_from_zero_keep_their_digits(world: World) -> None:
     x = (10_000 + world.rng.standard_normal((64 * world.size, 1))).astype(np.float32)
     sync(share(x, world.rank, world.size))
     np.testing.assert_allclose(sync.running_var, x.astype(np.float64).var(axis=0, ddof=1), rtol=1e-3)
-
-
-def test_statistics_of_parts_merge_to_those_of_the_whole() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        counts = rng.integers(0, 6, rng.integers(1, 7))
-        counts[rng.integers(len(counts))] += 1
-        data = [rng.standard_normal((n, 3)) * 10 + 5 for n in counts]
-        means = np.array([x.mean(axis=0) if len(x) else np.zeros(3) for x in data])
-        squares = np.array([((x - m) ** 2).sum(axis=0) for x, m in zip(data, means, strict=True)])
-        total, mean, square = merged(counts, means, squares)
-        whole = np.concatenate(data)
-        assert total == len(whole)
-        np.testing.assert_allclose(mean, whole.mean(axis=0), rtol=1e-12)
-        np.testing.assert_allclose(square, ((whole - whole.mean(axis=0)) ** 2).sum(axis=0), rtol=1e-10, atol=1e-12)
 
 
 class Net(nn.Module):

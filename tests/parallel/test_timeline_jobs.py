@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from harness.launcher import job
 
+pytestmark = pytest.mark.once
+
 
 def test_the_environment_alone_makes_a_trace(tmp_path: Path) -> None:
     """Also of a program that does not destroy its group."""
@@ -18,7 +20,6 @@ def test_the_environment_alone_makes_a_trace(tmp_path: Path) -> None:
         assert [event["name"] for event in spans if event["pid"] == rank].count("backward") == 3
 
 
-@pytest.mark.once
 def test_a_timeline_of_a_program_without_ddp_is_mentioned(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     done = job("endings", "all_reduce", ranks=2, MPIDDP_TIMELINE=str(trace))
