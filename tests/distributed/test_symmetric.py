@@ -221,19 +221,19 @@ def test_a_limit_on_file_sizes_is_no_end(world: Any) -> None:
     assert find(dist.symmetric_empty(1 << 20)) != NOWHERE, "the next one is shared again"
 
 
-@pytest.mark.parametrize("why", ["no memfd", "one rank cannot open it", "another process has the maker's number"])
-def test_all_ranks_take_a_file_in_shm_instead(world: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    comm = default_group().comm
+@pytest.mark.parametrize("why", ["no memfd", "one rank cannot open it", "one rank finds another process's file"])
+def test_all_ranks_take_a_file_in_shm_instead(
+    world: Any, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     if why == "no memfd":
         monkeypatch.delattr(os, "memfd_create")
-    elif why.startswith("another"):  # as if the ranks counted processes differently: rank 1 finds a file of its own
-        pid = comm.bcast(os.getpid(), 1)
-        monkeypatch.setattr(os, "getpid", lambda: pid)
     elif world.rank == 1:
-        path = segment._path
-        monkeypatch.setattr(segment, "_path", lambda kind, *where: (refuse if kind == "memfd" else path)(kind, *where))
+        path, other = segment._path, tmp_path / "other"
+        other.write_bytes(bytes(1 << 22))
+        found = refuse if "cannot" in why else lambda *_: other
+        monkeypatch.setattr(segment, "_path", lambda kind, *where: (found if kind == "memfd" else path)(kind, *where))
     x = dist.symmetric_empty(100_000)
-    numbers = comm.allgather(find(x).segment)
+    numbers = default_group().comm.allgather(find(x).segment)
     assert numbers[0] and len(set(numbers)) == 1
     assert not files_that_stay(), "it is unlinked when all have opened it"
     x[...] = 1
