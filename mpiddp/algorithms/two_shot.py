@@ -2,11 +2,11 @@
 
 In the handshake the ranks tell each other where their arrays lie, which decides what follows:
 
-- Symmetric arrays, unless they are short, are reduced without a copy, in about the time that one copy would take.
+- Symmetric arrays are reduced without a copy, in about the time that one copy would take.
 - Other arrays go the way that was the fastest on this machine (see `ways`). One way is cross-memory attach, by which a
   rank reads its slice of the others' arrays piece by piece into its cache, and writes the result to them. The other one
-  passes chunks through a scratch. For two ranks, and for short arrays, this is done in one shot, in which every rank
-  reduces everything.
+  passes chunks through a scratch. For two ranks this is done in one shot, in which every rank reduces everything. That
+  saves a barrier; in two, more ranks read less.
 
 The barriers are MPI's, because a rank that polls a flag in memory would not see that another has failed. The two shots
 are those of PyTorch's symmetric memory and NVIDIA's TensorRT-LLM.
@@ -28,7 +28,7 @@ from mpiddp.mpi.operation import Call
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import Steps
 from mpiddp.shm.scratch import Scratch
-from mpiddp.shm.segment import NOWHERE, Location, address_of, find
+from mpiddp.shm.segment import Location, address_of, find
 from mpiddp.typing import Array
 
 from . import fallback, handshake, native
@@ -37,8 +37,6 @@ from .local_reduce import bounds, reduce_rows
 from .peer_access import Copies, PeerAccess, Views, copied
 from .ways import ATTACH, MPIS, SCRATCH, Kind, Ways
 
-ONE_SHOT_BYTES = 1 << 17
-"""One shot saves a barrier; in two, more than two ranks read less."""
 CHUNK_BYTES = 1 << 19
 """The bytes that a pipeline moves at once: a part of the array and its copy stay in a core's cache."""
 MPIS_BYTES = 1 << 21
@@ -135,7 +133,7 @@ def _meet(
     ways = link.resource(Ways)
     kind = kind_of(call, x)
     pipeline = None
-    place = NOWHERE if x.nbytes <= ONE_SHOT_BYTES else find(x)
+    place = find(x)
     if not place.segment:
         place = Location(_BLOCKING if link.busy else 0, address_of(x))
         if (way or (ways.chosen(kind) if link.busy else SCRATCH)) == SCRATCH:
@@ -188,7 +186,7 @@ def _reduce(
     link: Link, call: Call, x: Array, op: ReduceOp, root: int, messages: Callable[[Link], Steps], way: str | None
 ) -> Steps:
     """Reduce into root's or, without a root, all ranks' ``x``."""
-    shots = _in_one_shot if link.size == 2 or x.nbytes <= ONE_SHOT_BYTES else _in_two_shots
+    shots = _in_one_shot if link.size == 2 else _in_two_shots
     build = functools.partial(shots, link, x, op, root)
     return _meet(link, call, x, build, functools.partial(reduce_slice, link, x, op, root), messages, way, op)
 
