@@ -41,7 +41,7 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 1008,
-    "mpiddp/algorithms": 2873,
+    "mpiddp/algorithms": 2872,
     "mpiddp/autograd": 925,
     "mpiddp/bench": 1224,
     "mpiddp/data": 1313,
@@ -56,7 +56,7 @@ BUDGET = {
     "mpiddp/shm": 438,
     "mpiddp/torch": 1495,
     "mpiddp/training": 2378,
-    "tests, all": 26_204,
+    "tests, all": 26_200,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

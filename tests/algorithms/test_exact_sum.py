@@ -48,7 +48,7 @@ def fractions(x: np.ndarray, dtype: type) -> list[float]:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("binades", [0, 20, 60, 240])
 def test_sum_is_that_of_fractions_rounded_once(world, dtype, binades):
-    x = addends(world.size, 300, dtype, binades)
+    x = addends(world.size, 150, dtype, binades)
     mine = x[world.rank].copy()
     dist.all_reduce(mine, EXACT)
     expected = fractions(x, dtype)

@@ -12,8 +12,8 @@ SHAPES = [(3,), (), (2, 5), (0,), (280_001,)]
 DTYPES = [np.float32, np.float64, np.int64, np.float16]
 
 
-def arrays(value, shapes=SHAPES):
-    return [np.full(shape, value, dtype) for shape in shapes for dtype in DTYPES]
+def arrays(value):
+    return [np.full(shape, value, dtype) for shape in SHAPES for dtype in DTYPES]
 
 
 @pytest.mark.parametrize("async_op", [False, True])

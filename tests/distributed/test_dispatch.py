@@ -73,7 +73,7 @@ def test_asynchronous_calls_on_one_array_take_place_in_their_order(world, where,
     names, rng = [*OPERATIONS, "reduce"], random.Random(size)
     nodes = [rank if where == "several nodes" else 0 for rank in range(world.size)]
     with pretended_nodes(nodes):
-        for _ in range(12):
+        for _ in range(6):
             steps = [(rng.choice(names), rng.randrange(world.size)) for _ in range(3)]
             x, other = dist.symmetric_empty(size) if where == "symmetric memory" else np.empty(size), np.ones(size)
             x[...] = 1.0 + world.rank

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 import mpiddp as dist
 from harness.faking import fake_gpu
-from harness.inputs import thinned
+from harness.inputs import OPS, Op, means_something, thinned
 from mpiddp.algorithms.gpu import ring as device_ring, staged_ring, staged_two_shot, table as device_table
 from mpiddp.mpi import p2p_device
 from mpiddp.mpi.cuda_aware import DevicePointers
@@ -51,5 +52,8 @@ def by_address(monkeypatch: pytest.MonkeyPatch) -> Iterator[DevicePointers]:
     assert not p2p_device.by_address
 
 
-def sizes(world: Any, dtype: np.dtype[Any]) -> Sequence[int]:
-    return thinned(world, dtype, (0, 1, max(world.size - 1, 1), world.size + 1, 127, 5011), 127)
+def reductions(world: Any, dtype: np.dtype[Any]) -> Iterator[tuple[Op, int]]:
+    """Yield the reductions that mean something on a dtype, on one length, and two of them on lengths of all kinds."""
+    lengths = thinned(world, dtype, (0, 1, world.size - 1, world.size + 1, 1511), 1)
+    every = [*((op, 127) for op in OPS), *itertools.product((Op.SUM, OPS[-1]), lengths)]
+    return (each for each in every if means_something(each[0], dtype))
