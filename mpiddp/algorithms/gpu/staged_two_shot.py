@@ -18,6 +18,7 @@ from mpiddp.algorithms.local_reduce import bounds, reduce_rows
 from mpiddp.algorithms.tags import Tag
 from mpiddp.device import array_namespace, pinned, stream, transfer
 from mpiddp.faults.calls import UnknownCallError
+from mpiddp.mpi import recorder
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.operation import Call
@@ -76,11 +77,17 @@ class Landing(Resource):
                 failed = np.array([bool(self.fault)])
                 yield link.later.Iallreduce(MPI.IN_PLACE, failed, MPI.LOR)
                 if failed[0]:
-                    self.fault = self.fault or "another rank cannot pin it"
                     self.close()
                 else:
                     regions = memory.reshape(link.size, -1)[:, :used_bytes]
                     self.slots = regions.reshape(link.size, LANES, link.size, self.slot_bytes)
+            if self.fault and (link.rank == 0 or made.memory is not None):  # all ranks know why memory is missing
+                recorder.warn(
+                    f"in {link} long all_reduces on devices take the ring, which may be several times slower, because"
+                    f" the ranks cannot share pinned memory: {self.fault}"
+                )
+            if self.slots is None:
+                self.fault = self.fault or "another rank cannot pin it"
         return not self.fault
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import Any
 
 import numpy as np
@@ -42,14 +43,18 @@ def test_a_rank_that_cannot_pin_shared_memory_leaves_the_ring(
     if world.rank == 1:
         monkeypatch.setattr(cupy.cuda.runtime, "hostRegister", refuse)
     group = dist.new_group()
-    for _ in range(5):
-        with cupy.cuda.Stream(non_blocking=True):
-            x = cupy.zeros(5000, np.float32)
-            for _ in range(20):
-                x += world.rank
-            work = dist.all_reduce(x, group=group, async_op=True)
-        work.wait()
-        assert (x.get() == 10 * world.size * (world.size - 1)).all()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(5):
+            with cupy.cuda.Stream(non_blocking=True):
+                x = cupy.zeros(5000, np.float32)
+                for _ in range(20):
+                    x += world.rank
+                work = dist.all_reduce(x, group=group, async_op=True)
+            work.wait()
+            assert (x.get() == 10 * world.size * (world.size - 1)).all()
+    told = [str(each.message) for each in caught if "take the ring" in str(each.message)]
+    assert len(told) == (world.rank == 1) and all("cudaErrorNotSupported" in each for each in told)
     fault = group._link[staged_two_shot.Landing].fault
     assert ("cudaErrorNotSupported" if world.rank == 1 else "another rank") in fault
     dist.destroy_process_group(group)
