@@ -13,12 +13,6 @@ from mpiddp.faults.picture import State, cells, rows
 HOSTS: Any = SimpleNamespace(hosts=["a", "a", "b", "b"], pids=[10, 11, 12, 13], outer=())
 
 
-def test_what_few_ranks_do_comes_first_whatever_their_lines() -> None:
-    found = {rank: (f"x.py:{rank} in f", "all_reduce #1") for rank in (0, 1, 2)} | {3: ("x.py:9 in f", "barrier #1")}
-    assert [line.split()[1] for line in rows(HOSTS, found)] == ["3", "0", "1", "2"]
-    assert rows(HOSTS, found)[0] == "    rank 3 (node b, pid 13)         x.py:9 in f                     barrier #1"
-
-
 def test_ranks_that_idle_since_one_call_share_the_longest_time() -> None:
     states = {rank: State("x.py:1 in f", begun=3, last="barrier #3", idle_s=70.0 + rank) for rank in range(3)}
     (line,) = rows(HOSTS, cells(states))

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import types
+from types import SimpleNamespace
 
 import pytest
 
 from mpiddp.launchers import _LAUNCHERS, Launch
 from mpiddp.mpi import cuda_aware
 from mpiddp.mpi.cuda_aware import Support, launcher_fits
-
-
-def library(**functions):
-    return types.SimpleNamespace(**functions)
-
 
 YES, NO = Support(True, "says so"), Support(False, "says no")
 TRIED, FAILED = Support(True, "tried"), Support(False, "crashed")
@@ -44,16 +39,6 @@ def test_what_open_mpi_says_of_its_build_is_not_enough(monkeypatch):
     assert cuda_aware._weighed(NO, None) == NO
 
 
-class World:
-    """COMM_WORLD, as far as it is asked for its memory kinds."""
-
-    def __init__(self, kinds):
-        self.kinds = kinds
-
-    def Get_info(self):  # noqa: N802 (mpi4py's name)
-        return types.SimpleNamespace(Get=lambda name: self.kinds)
-
-
 @pytest.fixture
 def chain(monkeypatch):
     """Set what each link of the chain says; return the evidence."""
@@ -61,7 +46,9 @@ def chain(monkeypatch):
     def evidence(override=None, kinds=None, says=None, cray=False, gtl=False, tried=(), library="MPICH 5.0.2"):
         monkeypatch.setattr(cuda_aware.settings, "takes_device_pointers", lambda: override)
         monkeypatch.setattr(cuda_aware.settings, "cray_gpu_support", lambda: cray)
-        monkeypatch.setattr(cuda_aware, "MPI", types.SimpleNamespace(COMM_WORLD=World(kinds), __file__=None))
+        info = SimpleNamespace(Get=lambda name: kinds)
+        world = SimpleNamespace(Get_info=lambda: info)
+        monkeypatch.setattr(cuda_aware, "MPI", SimpleNamespace(COMM_WORLD=world, __file__=None))
         monkeypatch.setattr(cuda_aware, "_answer", lambda library: says)
         monkeypatch.setattr(cuda_aware, "loaded_libraries", lambda name: ["/opt/cray/libmpi_gtl_cuda.so"] * gtl)
         monkeypatch.setattr(cuda_aware, "library_name", lambda: library)
@@ -110,9 +97,10 @@ def test_open_mpi_never_gets_device_pointers_in_collectives(chain, links):
     assert found.point_to_point.yes == ("override" in links or "point_to_point" in links["tried"])
 
 
-def test_answer_of_open_mpi():
-    assert cuda_aware._answer(library(MPIX_Query_cuda_support=lambda: 1)) == (True, "MPIX_Query_cuda_support() says 1")
-    assert cuda_aware._answer(library(MPIX_Query_cuda_support=lambda: 0)) == (False, "MPIX_Query_cuda_support() says 0")
+@pytest.mark.parametrize("says", [0, 1])
+def test_answer_of_open_mpi(says):
+    library = SimpleNamespace(MPIX_Query_cuda_support=lambda: says)
+    assert cuda_aware._answer(library) == (says == 1, f"MPIX_Query_cuda_support() says {says}")
 
 
 @pytest.mark.parametrize(("failed", "value", "yes"), [(0, 1, True), (0, 0, False), (16, 1, False)])
@@ -123,12 +111,12 @@ def test_answer_of_mpich(failed, value, yes):
         return failed
 
     # MPICH 3.4's other answer ends the process.
-    both = library(MPIX_GPU_query_support=query, MPIX_Query_cuda_support=lambda: pytest.fail("asked"))
+    both = SimpleNamespace(MPIX_GPU_query_support=query, MPIX_Query_cuda_support=lambda: pytest.fail("asked"))
     assert cuda_aware._answer(both).yes is yes
 
 
 def test_no_answer():
-    assert cuda_aware._answer(library()) is None
+    assert cuda_aware._answer(SimpleNamespace()) is None
 
 
 @pytest.mark.parametrize(
