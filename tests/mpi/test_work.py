@@ -21,8 +21,6 @@ from mpiddp.shm.eager import EagerBuffers
 
 pytestmark = [pytest.mark.mpi, pytest.mark.core]
 
-Op = dist.ReduceOp
-
 
 def test_work(world):
     x = np.ones(3)
@@ -126,27 +124,6 @@ def test_a_short_call_ends_at_submission_if_all_ranks_have_come(world, group):
     assert not (is_last and requests.pending)
     assert work.wait() and (x == world.size * (world.size + 1) / 2).all()
     assert (last := recorder.entries()[-1]).end > 0 and last.number == group._link.sequence
-
-
-def test_blocking_before_or_after_the_wait(world, group):
-    """One rank waits before a blocking call, another after it: MPI's own calls would not end."""
-    for op in (Op.SUM, Op.MAX):
-        for last in (False, True):
-            a, b, c = (np.full(1000, float(value)) for value in (1, 2, 3))
-            submitted = dist.all_reduce(a, op, group=group, async_op=True)
-            if (world.rank == 0) ^ last:
-                submitted.wait()
-                dist.all_reduce(b, op)
-                dist.barrier(group)
-                dist.all_reduce(c, op, group=group)
-            else:
-                dist.all_reduce(b, op)
-                dist.barrier(group)
-                dist.all_reduce(c, op, group=group)
-                submitted.wait()
-            factor = world.size if op == Op.SUM else 1
-            for x, value in ((a, 1), (b, 2), (c, 3)):
-                assert (x == value * factor).all()
 
 
 def test_a_receive_is_open_while_a_group_is_made(world):
