@@ -7,16 +7,17 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from harness.configured import configured, data
 
 import mpiddp as dist
 from mpiddp.optim import AdamW
-from mpiddp.training import checkpointer as checkpointer_module, run
+from mpiddp.training import checkpointer as checkpointer_module
+from mpiddp.training.build import build_trainer
 from mpiddp.training.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
 from mpiddp.training.checkpointer import Checkpointer
-from mpiddp.training.config import Config
 from mpiddp.training.ranks import raise_on_all_ranks
 
-from .test_checkpointer import BATCH, bits, data, save
+from .test_checkpointer import bits, save
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
@@ -40,7 +41,7 @@ class Memory:
 
 
 def make(config, sharded=True, stop_after=None):
-    trainer = run.build_trainer(config, data())
+    trainer = build_trainer(config, data())
     parameters = trainer.model.module.parameters()
     options = {"lr": 1e-2, "betas": (0.8, 0.9)}
     trainer.optimizer = (
@@ -71,7 +72,7 @@ def model_bits(trainer):
 
 
 def config_in(folder, **options):
-    return Config(**{"output": folder, "resume": "auto", "batch_size": BATCH, "epochs": 2, "model": "mlp", **options})
+    return configured(output=folder, resume="auto", **options)
 
 
 def test_owners_write_their_shards(world, folder):

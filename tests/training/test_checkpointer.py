@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import numpy as np
 import pytest
-from harness.configured import BY_EPOCH
+from harness.configured import BATCH, BY_EPOCH, EPOCHS, configured, data
 
 import mpiddp as dist
 from mpiddp import nn
-from mpiddp.data import ArrayDataset, digits
 from mpiddp.optim import SGD
-from mpiddp.training import run
+from mpiddp.training.build import build_trainer
 from mpiddp.training.checkpoint import Checkpoint, read_checkpoint
 from mpiddp.training.checkpointer import Checkpointer
 from mpiddp.training.config import Config, UsageError
@@ -22,19 +20,12 @@ from mpiddp.training.trainer import Trainer
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
-SAMPLES, BATCH, EPOCHS = 45, 8, 2
-STEPS_AN_EPOCH = 6
-
-
-@functools.cache
-def data() -> tuple[ArrayDataset, ArrayDataset]:
-    train, test = digits(), digits(train=False)
-    return ArrayDataset(*train.batch(np.arange(SAMPLES))), ArrayDataset(*test.batch(np.arange(20)))
+STEPS_AN_EPOCH = 8
 
 
 def make(stop_after: int | None = None, **options) -> tuple[Trainer, Config]:
-    config = Config(**{"batch_size": BATCH, "epochs": EPOCHS, "lr": 0.05, "seed": 4, **options})
-    trainer = run.build_trainer(config, data())
+    config = configured(**options)
+    trainer = build_trainer(config, data())
     if stop_after is not None:
         # As a signal would: on one rank, noticed by all.
         trainer.stop = lambda: dist.get_rank() == dist.get_world_size() - 1 and trainer.step + 1 == stop_after
@@ -56,29 +47,27 @@ def timeless(trainer: Trainer) -> list:
 
 
 def test_a_checkpoint_says_all_that_decides_how_training_goes_on(world, tmp_path):
-    config = Config(output=tmp_path, batch_size=BATCH)
-    trainer, _ = make(stop_after=STEPS_AN_EPOCH + 2)
+    trainer, config = make(stop_after=STEPS_AN_EPOCH + 2, output=tmp_path)
     trainer.fit(EPOCHS)
     save(trainer, config, {"mpiddp": "1.2.3"})
     if world.rank:
         return
-    state = read_checkpoint(tmp_path / "checkpoints" / "step-0000000008").state
-    assert (state["epoch"], state["step"], state["skipped"]) == (1, 8, 0)
+    state = read_checkpoint(tmp_path / "checkpoints" / "step-0000000010").state
+    assert (state["epoch"], state["step"], state["skipped"]) == (1, 10, 0)
     assert state["loader"]["position"] == 2 * BATCH
     assert len(state["stateful"]) == world.size
     assert [each["epoch"] for each in state["history"]] == [1]
     assert state["running"][0] == 2 * BATCH and len(state["running"]) == 4, "samples, loss, correct, stop"
-    assert state["param_groups"][0]["lr"] == 0.05 and sorted(state["bucket_order"]) == list(range(8))
+    assert state["param_groups"][0]["lr"] == 0.1 and sorted(state["bucket_order"]) == list(range(6))
     assert state["config"]["batch_size"] == BATCH and state["versions"] == {"mpiddp": "1.2.3"}
     assert {"ranks", "nodes", "BLAS threads", "NumPy", "MPI library", "machine", "MPIDDP_ALGORITHM"} <= set(
         state["bits"]
     )
 
 
-@pytest.mark.parametrize("changed", [{"model": "mlp"}, {"seed": 5}, {"data": "synthetic"}, {"optimizer": "adam"}])
+@pytest.mark.parametrize("changed", [{"model": "net"}, {"seed": 4}, {"data": "synthetic"}, {"optimizer": "adam"}])
 def test_checkpoint_of_another_problem_is_refused(world, tmp_path, changed):
-    config = Config(output=tmp_path, resume="auto", batch_size=BATCH, seed=4)
-    trainer, _ = make()
+    trainer, config = make(output=tmp_path, resume="auto")
     save(trainer, config)
     (name,) = changed
     with pytest.raises(UsageError, match=f"made with {name}="):
@@ -89,7 +78,7 @@ def test_checkpoint_that_does_not_fit_is_refused(world, tmp_path):
     trainer, config = make(output=tmp_path, resume="auto")
     save(trainer, config)
     with pytest.raises(UsageError, match=r"not one of this model and these data: Error\(s\) in loading"):
-        Checkpointer(config).resume(make(model="mlp")[0])
+        Checkpointer(config).resume(make(model="net")[0])
 
 
 @pytest.mark.parametrize("planned", [{"schedule": "cosine"}, {"warmup_steps": 9}])
@@ -97,12 +86,12 @@ def test_without_a_schedule_the_learning_rate_is_the_one_given(world, tmp_path, 
     # tmp_path is another folder on every rank: only rank 0's has files in it.
     trainer, config = make(output=tmp_path, resume="auto", **planned)
     trainer.fit(1)
-    assert trainer.optimizer.param_groups[0]["lr"] < 0.05
+    assert trainer.optimizer.param_groups[0]["lr"] < 0.1
     save(trainer, config)
     assert (tmp_path / "checkpoints").exists() == (world.rank == 0)
     resumed, config = make(output=tmp_path, resume="auto")
     Checkpointer(config).resume(resumed)
-    assert resumed.optimizer.param_groups[0]["lr"] == 0.05
+    assert resumed.optimizer.param_groups[0]["lr"] == 0.1
 
 
 @pytest.mark.parametrize("planned", [{"schedule": "cosine"}, {"schedule": BY_EPOCH}])
@@ -118,8 +107,7 @@ def test_schedule_of_another_batch_size_goes_on_at_its_epoch(world, planned):
 
 
 def test_damaged_checkpoint_is_skipped_with_a_warning(world, tmp_path, caplog):
-    config = Config(output=tmp_path, resume="auto", batch_size=BATCH, seed=4)
-    trainer, _ = make(stop_after=2)
+    trainer, config = make(stop_after=2, output=tmp_path, resume="auto")
     checkpointer = Checkpointer(config)
     checkpointer.save(trainer)
     trainer.fit(1)

@@ -3,63 +3,47 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import numpy as np
 import pytest
+from harness.configured import SAMPLES, SEED, configured, data, trained
 from harness.world import everybody
 
 from mpiddp import nn
-from mpiddp.data import ArrayDataset, GlobalBatchSampler, digits
+from mpiddp.data import ArrayDataset, GlobalBatchSampler
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.training import run
-from mpiddp.training.build import build_module
+from mpiddp.training.build import build_module, build_trainer
 from mpiddp.training.config import Config, UsageError
-from mpiddp.training.models import Net
-from mpiddp.training.trainer import Trainer
+from mpiddp.training.models import MLP
 
 pytestmark = pytest.mark.mpi
-
-TRAIN, TEST = 61, 29
-"""Samples: odd numbers, which no number of ranks divides."""
-
-
-@functools.cache
-def small_data() -> tuple[ArrayDataset, ArrayDataset]:
-    train, test = digits(), digits(train=False)
-    return ArrayDataset(*train.batch(np.arange(TRAIN))), ArrayDataset(*test.batch(np.arange(TEST)))
-
-
-def make(config: Config, data=None) -> Trainer:
-    return run.build_trainer(config, data or small_data())
 
 
 def test_first_loss_agrees_to_rounding(world):
     # No step has been made that could have amplified rounding: every digit but the last must be right.
-    trainer = make(Config(dropout=0.0, epochs=1, batch_size=TRAIN, seed=2))
-    trainer.fit(1)
-    nn.manual_seed(2)
-    images, labels = small_data()[0].arrays
-    np.testing.assert_allclose(trainer.history[0].loss, F.nll_loss(Net(0.0)(images), labels).item(), rtol=1e-6)
+    trainer = trained(epochs=1, batch_size=SAMPLES)
+    nn.manual_seed(SEED)
+    images, labels = data()[0].arrays
+    np.testing.assert_allclose(trainer.history[0].loss, F.nll_loss(MLP(0.0)(images), labels).item(), rtol=1e-6)
 
 
 def test_all_ranks_hold_the_same_bits(world):
-    trainer = make(Config(dropout=0.5, epochs=2, batch_size=10))
-    trainer.fit(2)
+    trainer = trained(dropout=0.5)
     same = [dataclasses.replace(m, epoch_s=0, test_s=0, samples_per_s=0) for m in trainer.history]
     for mine in ([x.tobytes() for x in trainer.model.module.state_dict().values()], same):
         assert everybody(mine) == [mine] * world.size
 
 
 def test_ranks_drop_different_units(world):
-    trainer = make(Config(dropout=0.5))
-    x = small_data()[0].arrays[0][:4]
+    trainer = build_trainer(configured(dropout=0.5), data())
+    x = data()[0].arrays[0][:4]
     assert len(set(everybody(trainer.model.module(x).data.tobytes()))) == world.size
 
 
 def test_callbacks_are_called_in_order_on_all_ranks(world):
     seen = []
-    trainer = make(Config(batch_size=40, epochs=2))
+    trainer = build_trainer(configured(batch_size=15), data())
     trainer.callbacks["epoch_begin"].append(lambda t: seen.append(("begin", t.epoch, t.step)))
     trainer.callbacks["step_end"].append(lambda t: seen.append(("step", t.step, t.model.module.training)))
     trainer.callbacks["step_end"].append(lambda t: seen.append(("second", t.step)))
@@ -75,22 +59,22 @@ def test_callbacks_are_called_in_order_on_all_ranks(world):
 
 
 def test_loss_that_is_no_number_stops_all_ranks_and_names_one(world):
-    train, test = small_data()
+    train, test = data()
     images, labels = train.arrays
     guilty = world.size - 1
-    config = Config(batch_size=world.size, dropout=0.0)
+    config = configured(batch_size=world.size)
     order = np.concatenate(list(GlobalBatchSampler(train, config.batch_size, 1, 0, seed=config.seed)))
     broken = images.copy()
     broken[order[2 * config.batch_size + guilty]] = np.nan  # the third batch, whose last rank gets it
-    trainer = make(config, (ArrayDataset(broken, labels), test))
+    trainer = build_trainer(config, (ArrayDataset(broken, labels), test))
     with pytest.raises(FloatingPointError, match=rf"rank {guilty} at step 3 \(epoch 1\), with finite parameters"):
         trainer.fit(1)
 
 
 def test_divergence_names_the_parameters(world):
-    trainer = make(Config(dropout=0.0))
-    trainer.model.module.fc2.bias.data[0] = np.inf
-    with pytest.raises(FloatingPointError, match=r"at step 1 .*not finite: fc2\.bias"):
+    trainer = build_trainer(configured(), data())
+    trainer.model.module.layers[7].bias.data[0] = np.inf
+    with pytest.raises(FloatingPointError, match=r"at step 1 .*not finite: layers\.7\.bias"):
         trainer.fit(1)
 
 
