@@ -22,7 +22,7 @@ if is_rank:
     from mpi4py import MPI
     world = MPI.COMM_WORLD
 """
-FAST = {"MPIDDP_TEST_LIMIT": "5", "MPIDDP_TEST_GRACE": "1"}
+FAST = {"MPIDDP_TEST_LIMIT": "3", "MPIDDP_TEST_GRACE": "1"}
 
 
 @pytest.fixture
