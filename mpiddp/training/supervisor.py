@@ -187,8 +187,8 @@ class Supervisor:
             raise UsageError(
                 f"{words[0]} cannot be started ({error.strerror}): give launcher and program after --"
             ) from error
-        with self._forwarding.to(process):
-            lost = self._wait(process)
+        self._forwarding.follow(process)
+        lost = self._wait(process)
         code = process.returncode
         end = _End(code if code >= 0 else 128 - code, self._marker()[1], lost)
         if not end.well:
@@ -255,15 +255,10 @@ class _Forwarding:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    @contextlib.contextmanager
-    def to(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
+    def follow(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        try:
-            if self.stopped:
-                process.terminate()
-            yield
-        finally:
-            self._process = None
+        if self.stopped:
+            process.terminate()
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         self.stopped = True
