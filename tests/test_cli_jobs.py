@@ -26,6 +26,7 @@ def run(ranks: int | None, *arguments: object, **env: str | None) -> Completed:
     return launcher.job("-m", "mpiddp", *arguments, ranks=ranks, limit_s=120, **env)
 
 
+@pytest.mark.once
 def test_train_prints_and_writes_what_it_promises(tmp_path):
     done = run(3, "train", "--epochs", "2", "--metrics", tmp_path / "m.jsonl", "--output", tmp_path / "out")
     assert done.rc == 0, done

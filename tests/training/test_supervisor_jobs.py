@@ -61,6 +61,7 @@ def test_signal_ends_the_job_and_no_other_is_started(tmp_path, number):
     assert "it is not started again" in done.stderr
 
 
+@pytest.mark.once
 def test_train_resumes_to_the_bits_of_an_undisturbed_run(tmp_path):
     """Every rank writes shards: its part of the optimizer's state, and the compression's remainder."""
     shards = ("--zero", "--optimizer", "adamw", "--average", "models:compressed")
