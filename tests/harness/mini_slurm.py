@@ -63,9 +63,10 @@ GresTypes=gpu
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 _NODE = (
-    "NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} Boards=1 SocketsPerBoard=1"
-    " CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory=1000 Gres=gpu:{gpus} State=UNKNOWN\n"
+    "NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs=16 Boards=1 SocketsPerBoard=1"
+    " CoresPerSocket=16 ThreadsPerCore=1 RealMemory=1000 Gres=gpu:2 State=UNKNOWN\n"
 )
+_NAMES = ("n1", "n2")
 # Each node has a host name of its own, with an address, so that MPI takes the nodes for two. Shared memory of its own
 # too: MPICH names files there by job and step, alike on both nodes.
 _START_NODE = """\
@@ -107,10 +108,9 @@ class JobEnd:
 
 
 class Job:
-    def __init__(self, cluster: MiniSlurm, number: str, folder: Path) -> None:
+    def __init__(self, cluster: MiniSlurm, number: str) -> None:
         self._cluster = cluster
         self.number = number
-        self.folder = folder
 
     def wait_all(self, timeout_s: float = 60) -> list[JobEnd]:
         """Wait for the end of a job, or of all tasks of an array; after ``timeout_s`` it is cancelled."""
@@ -140,31 +140,29 @@ class Job:
 
 
 class MiniSlurm:
-    """The running cluster, a context manager; nodes claim ``cpus``, shared by jobs, and ``gpus``, idle files."""
+    """The running cluster, a context manager; nodes claim 16 processors, shared by jobs, and 2 GPUs, idle files."""
 
-    def __init__(self, nodes: int = 2, cpus: int = 16, gpus: int = 2) -> None:
+    def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="mini-slurm-"))
         self.env = {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": _search_path()}
-        self._names = [f"n{i + 1}" for i in range(nodes)]
         self._daemons: list[launcher.Program] = []
-        self._write_configuration(cpus, gpus)
+        self._write_configuration()
 
-    def _write_configuration(self, cpus: int, gpus: int) -> None:
+    def _write_configuration(self) -> None:
         folder = self.folder
         folder.chmod(0o755)
-        ports = _free_ports(1 + len(self._names))
+        ports = _free_ports(1 + len(_NAMES))
         lines = _CONFIGURATION.format(folder=folder, host=socket.gethostname().split(".")[0], ports=ports)
-        for name, port in zip(self._names, ports[1:], strict=True):
-            lines += _NODE.format(name=name, port=port, cpus=cpus, gpus=gpus)
+        for name, port in zip(_NAMES, ports[1:], strict=True):
+            lines += _NODE.format(name=name, port=port)
             for part in ("spool", "tmp"):
                 (folder / part / name).mkdir(parents=True)
         (folder / "state").mkdir()
         (folder / "slurm.conf").write_text(lines)
-        for gpu in range(gpus):
+        for gpu in range(2):
             os.mknod(folder / f"gpu{gpu}", 0o20666, os.makedev(1, 3))  # as /dev/null
-        nodes = f"n[1-{len(self._names)}]"
-        (folder / "gres.conf").write_text(f"NodeName={nodes} Name=gpu File={folder}/gpu[0-{gpus - 1}]\n" * (gpus > 0))
-        hosts = "".join(f"127.0.0.1 {name}\n" for name in self._names)
+        (folder / "gres.conf").write_text(f"NodeName=n[1-2] Name=gpu File={folder}/gpu[0-1]\n")
+        hosts = "".join(f"127.0.0.1 {name}\n" for name in _NAMES)
         (folder / "hosts").write_text(Path("/etc/hosts").read_text() + hosts)
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o600)
@@ -187,9 +185,9 @@ class MiniSlurm:
         self._daemon("munged", "--foreground", "--force", *munge)
         self._until("munge is up", (at / "munge.socket").exists)
         self._daemon("slurmctld", "-D", "-c", "-f", f"{at}/slurm.conf")
-        for name in self._names:
+        for name in _NAMES:
             self._daemon("unshare", "--uts", "--mount", "sh", "-c", _START_NODE, "sh", name, str(at), str(_PMIX))
-        self._until("the nodes are idle", lambda: self._idle_nodes() == len(self._names))
+        self._until("the nodes are idle", lambda: self._idle_nodes() == len(_NAMES))
 
     def _daemon(self, *command: str) -> None:
         self._daemons.append(launcher.Program(command, self.env))
@@ -229,7 +227,7 @@ class MiniSlurm:
         """Submit from ``folder``; ``arguments`` are options, the script, and its arguments."""
         folder.mkdir(parents=True, exist_ok=True)
         told = self.ask("sbatch", "--parsable", *map(str, arguments), cwd=folder, env=dict(env or {}))
-        return Job(self, told.strip(), folder)
+        return Job(self, told.strip())
 
 
 def _free_ports(count: int) -> list[int]:
