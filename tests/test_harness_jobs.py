@@ -171,9 +171,8 @@ def test_files_that_start_launchers_run_side_by_side(suite, tmp_path):
     assert "AssertionError: not me" in done.stdout, done
     # Of the failed test, and in no other process.
     assert re.findall("^printed by .*$", done.stdout, re.M) == ["printed by the second of two"], done
-    assert done.stdout.count("the process of test_two_jobs.py ended before it told of this test: exit code 3") >= 2, (
-        done
-    )
+    said = "the process of test_two_jobs.py ended before it told of this test: exit code 3"
+    assert done.stdout.count(said) >= 2, done
 
 
 def test_program_leaves_no_process():

@@ -25,9 +25,8 @@ def test_streams_of_plain_mpi4py(scenarios):
     assert done.rc == 0 and done.stdout.count("done: ") == len(names), done
     if "silent_source" in scenarios:
         warned = done.stderr.split("done: mistakes")[-1]
-        assert "without progress.  Stream waits for source 1, silent for" in warned and "after 1 samples" in warned, (
-            done
-        )
+        assert "without progress.  Stream waits for source 1, silent for" in warned, done
+        assert "after 1 samples" in warned, done
         assert "source 0, silent" not in warned, done
 
 
