@@ -40,8 +40,8 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 1008,
-    "mpiddp/algorithms": 2872,
+    "mpiddp": 1006,
+    "mpiddp/algorithms": 2879,
     "mpiddp/autograd": 925,
     "mpiddp/bench": 1224,
     "mpiddp/data": 1313,
@@ -55,8 +55,8 @@ BUDGET = {
     "mpiddp/parallel": 1869,
     "mpiddp/shm": 438,
     "mpiddp/torch": 1495,
-    "mpiddp/training": 2378,
-    "tests, all": 26_178,
+    "mpiddp/training": 2373,
+    "tests, all": 26_124,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
