@@ -99,6 +99,8 @@ def gloo() -> Any:
     torch = import_torch()
     if dist.get_world_size() == 1:
         pytest.skip("torch's own averages are asked of two and of three ranks")
+    from harness import without_dynamo  # noqa: F401
+
     torch.set_num_threads(1)
     if not torch.distributed.is_initialized():
         port = [0]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from harness import without_dynamo  # noqa: F401
 from mpi4py import MPI
 from torch.nn.parallel import DistributedDataParallel
 

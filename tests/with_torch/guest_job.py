@@ -1,22 +1,24 @@
-"""The ranks of `test_torch_on_some_ranks`: DDP and FSDP2 on two communicators at once, beside a silent rank."""
+"""The ranks of `test_torch_on_some_ranks`: DDP and FSDP2 beside a rank that is silent until the file END is there."""
 
 import sys
 import time
+from pathlib import Path
 
-import torch
-import torch.distributed as dist
 from mpi4py import MPI
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
-world = MPI.COMM_WORLD
-color = min(world.rank, 2) if world.rank < 3 else 2
-part = world.Split(color if world.rank else MPI.UNDEFINED, -world.rank)
+world, end = MPI.COMM_WORLD, Path(sys.argv[1])
+part = world.Split(0 if world.rank else MPI.UNDEFINED, -world.rank)
 if world.rank == 0:
-    time.sleep(5)
+    while not end.exists():
+        time.sleep(0.1)
     sys.exit()
 
-import mpiddp.torch  # noqa: E402 - as in a program that has other things to do first
+import torch  # noqa: E402 - as in a program that has other things to do first
+import torch.distributed as dist  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+import mpiddp.torch  # noqa: E402
 
 
 def trained(wrap: str, size: int, rank: int) -> torch.Tensor:
@@ -47,3 +49,4 @@ for backend in ("mpiddp", "mpiddp", "gloo"):
         torch.testing.assert_close(trained(wrap, part.size, part.rank), expected)
     dist.destroy_process_group()
 print("all right", flush=True)
+end.touch()

@@ -11,6 +11,7 @@ import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as dcp
 from torch.distributed import rpc
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
@@ -36,8 +37,14 @@ def main() -> None:
 
     for backend in ("eager", "aot_eager", "inductor") if shutil.which("g++") else ("eager", "aot_eager"):
         y = torch.compile(scattered, backend=backend, fullgraph=True)(torch.arange(4.0) + rank)
+        torch.manual_seed(0)
+        model = torch.compile(DistributedDataParallel(torch.nn.Linear(7, 3)), backend=backend)
+        loss = model(torch.ones(2, 7) * rank).square().mean()
+        loss.backward()
         if rank == 0:
-            print(f"loss {y.sum().item():.6f}", flush=True)
+            print(
+                f"loss {y.sum().item():.6f} {loss.item():.6f} {model.module.weight.grad.sum().item():.6f}", flush=True
+            )
     rpc.init_rpc(f"rank{rank}", rank=rank, world_size=size)
     total = rpc.rpc_sync(f"rank{(rank + 1) % size}", torch.add, (torch.ones(2), rank))
     assert (total == rank + 1).all()

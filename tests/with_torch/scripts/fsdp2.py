@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
 
 
 def main() -> None:
@@ -23,17 +24,18 @@ def main() -> None:
     torch.manual_seed(100 + rank)
     for _ in range(6):
         x = torch.randn(8, 30)
-        loss = nn.functional.mse_loss(model(x), x[:, :5])
-        loss.backward()
+        with CommDebugMode() as calls:
+            loss = nn.functional.mse_loss(model(x), x[:, :5])
+            loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         mean = loss.detach()
         dist.all_reduce(mean)
+        whole = norm.full_tensor()
         if rank == 0:
-            print(f"loss {mean.item() / dist.get_world_size():.6f} norm {norm.full_tensor().item():.5f}", flush=True)
-        else:
-            norm.full_tensor()
+            loss = mean.item() / dist.get_world_size()
+            print(f"loss {loss:.6f} norm {whole.item():.5f} calls {calls.get_total_counts()}", flush=True)
     dist.destroy_process_group()
 
 
