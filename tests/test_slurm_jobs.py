@@ -173,6 +173,7 @@ def losses(metrics: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
 
 
+@pytest.mark.once
 def test_scripts_pass_shellcheck():
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed: apt-get install shellcheck")
@@ -180,6 +181,7 @@ def test_scripts_pass_shellcheck():
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("script", sorted(SLURM.glob("*.sbatch")), ids=lambda path: path.name)
 def test_script_begins_with_what_to_edit_and_how_to_submit(script):
     comment = re.match(r"#!/bin/bash\n((?:#.*\n)+)", script.read_text())

@@ -106,6 +106,7 @@ def test_rank_without_launcher(case):
     assert "mp.spawn" in done.stderr or "mpi" in case, done
 
 
+@pytest.mark.once
 def test_rank_and_world_size_of_the_backend_mpi_are_ignored_as_in_torch():
     done = job("init", "backend mpi", ranks=2)
     assert done.rc == 0 and done.stdout.count("went on 2") == 2, done

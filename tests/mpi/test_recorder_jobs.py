@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from harness.launcher import Completed, job, side_by_side
 
+pytestmark = pytest.mark.once
+
 NEVER = "never began #6; last all_reduce #5 of 200000 float64 elements with SUM, which has ended\n"
 # Exit code, and what rank 1 does.
 CASES = {
