@@ -37,7 +37,7 @@ _Convert: TypeAlias = Callable[[Array, Array], None]
 def all_reduce(all_reduced: Callable[[Link, Array, ReduceOp], Steps], link: Link, x: Array, op: ReduceOp) -> Steps:
     """Sum ``x`` by all-reduces of its parts, for which ``all_reduced`` returns the steps."""
     xp, flat = array_namespace(x), x.reshape(-1)
-    highest, lowest, special = _extent(xp, flat)
+    highest, lowest, special = _extent(flat)
     told = np.array([highest, -lowest, special], np.int64)
     yield from all_reduced(link, told, ReduceOp.MAX)
     link = link.after()
@@ -64,7 +64,7 @@ def all_reduce(all_reduced: Callable[[Link, Array, ReduceOp], Steps], link: Link
             flat[infinities == code] = value
 
 
-def _extent(xp: Any, flat: Array) -> tuple[int, int, bool]:
+def _extent(flat: Array) -> tuple[int, int, bool]:
     """Return the exponents above and below all digits of the finite elements, and True if others are there."""
     unsigned = np.dtype(f"u{flat.itemsize}")
     magnitude = unsigned.type((1 << 8 * flat.itemsize - 1) - 1)  # all bits but the sign
