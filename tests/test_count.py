@@ -41,7 +41,7 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 1006,
-    "mpiddp/algorithms": 2879,
+    "mpiddp/algorithms": 2875,
     "mpiddp/autograd": 925,
     "mpiddp/bench": 1224,
     "mpiddp/data": 1313,
@@ -56,7 +56,7 @@ BUDGET = {
     "mpiddp/shm": 438,
     "mpiddp/torch": 1495,
     "mpiddp/training": 2373,
-    "tests, all": 26_027,
+    "tests, all": 26_021,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -35,7 +35,7 @@ from mpiddp.shm.cma import CrossMemory
 from mpiddp.shm.eager import EagerBuffers
 from mpiddp.shm.scratch import Scratch
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2, 3, 4), pytest.mark.core]
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.ranks(2, 3, 4), pytest.mark.core]
 
 Array = Any
 _FLOATING = ("float32", "float64", "float16", "longdouble", "complex64")
@@ -77,11 +77,6 @@ class Case:
         else:
             requests.drive(steps)
 
-    def reduced(self, name: str, rows: list[Array], op: ReduceOp, kind: str = "ordinary") -> Array:
-        x = self.array(rows[self.link.rank], kind)
-        self.run(steps("all_reduce", name, self.link, x, op))
-        return x.copy()
-
     def rows(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
         shape = (self.link.size, count)
         if dtype.kind == "b":
@@ -99,6 +94,8 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     nodes = tuple(int(node) for node in NODES[request.param][: group.size()])
     if request.param != "one node" and (len(set(nodes)) == 1 or (request.param == "cyclic" and group.size() < 3)):
         pytest.skip("needs more ranks")
+    if request.param == "one node" and group.size() == 4 and not request.config.option.long:
+        pytest.skip("two and three ranks do here; four make two nodes of two")
     link, _ = connect(nodes)
     pool = np.empty(POOL_BYTES, np.uint8)
     if link.shares_memory:
@@ -108,6 +105,10 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
         pool = np.frombuffer(found.memory, np.uint8, POOL_BYTES, link.node.rank * POOL_BYTES)
     yield Case(link, pool, np.random.default_rng(zlib.crc32(request.param.encode())), request.config.option.long)
     link.close()
+
+
+ON_ONE_NODE = pytest.mark.parametrize("case", ["one node"], indirect=True)
+"""Several nodes do the same in each."""
 
 
 def expect(result: Array, expected: Array, ranks: int, what: str) -> None:
@@ -237,9 +238,8 @@ def test_operation(case: Case, operation: str) -> None:
             assert all(told == seen for told in link.now.allgather(seen)), f"ranks differ in their bits by {name}"
 
 
+@ON_ONE_NODE
 def test_exchange_of_arrays_longer_than_mpi_can_count(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not case.link.one_node:
-        pytest.skip("the same on one node")
     lengths, reduce_rows = [], exchange.reduce_rows
     monkeypatch.setattr(message, "MAX_COUNT", 40)
     monkeypatch.setattr(
@@ -372,11 +372,10 @@ def test_memory_that_is_gone_is_an_error(case: Case) -> None:
         memory.read(rank, x.ctypes.data, x.ctypes.data, x.nbytes)
 
 
+@ON_ONE_NODE
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce", "reduce_scatter"])
 def test_a_reduction_has_the_same_bits_by_every_way_through_memory(case: Case, operation: str) -> None:
     link = case.link
-    if link.size < 2 or not link.one_node:
-        pytest.skip("the same on one node")
     ways = [(name, "ordinary") for name in ("one_shot", "scratch", "attach") if name in algorithms(operation, link)]
     for dtype, count in itertools.product(dtypes(case), (7, 20_001)):
         for op in (*reductions("scratch", dtype), *([ReduceOp.PREMUL_SUM(0.3)] if dtype.name == "float32" else [])):
@@ -399,12 +398,11 @@ def test_a_reduction_has_the_same_bits_by_every_way_through_memory(case: Case, o
                 assert len({bits(each) for each in seen.values()}) == 1, f"{dtype} {op} {count}"
 
 
+@ON_ONE_NODE
 def test_attach_reads_arrays_that_may_only_be_read_and_pages_that_nobody_has_touched(
     case: Case, tmp_path: Path
 ) -> None:
     link, count = case.link, 50_001
-    if link.size < 2 or not link.one_node:
-        pytest.skip("for several ranks on one node")
     row = np.full(count, 1.0 + link.rank, np.float32)
     row.tofile(tmp_path / "row")
     mapped = np.memmap(tmp_path / "row", np.float32, "r")
@@ -422,11 +420,10 @@ def test_attach_reads_arrays_that_may_only_be_read_and_pages_that_nobody_has_tou
     assert (np.fromfile(tmp_path / "row", np.float32) == 1 + link.rank).all(), "a private mapping has reached its file"
 
 
+@ON_ONE_NODE
 @pytest.mark.parametrize("name", ["scratch", "attach"])
 def test_an_array_may_be_written_as_soon_as_its_call_has_returned(case: Case, name: str) -> None:
     link, count = case.link, 60_000
-    if link.size < 2 or not link.one_node:
-        pytest.skip("for several ranks on one node")
     x, output = np.empty(count), np.empty((link.size, count))
     total = link.size * (link.size + 1) / 2
     for step in range(20):
@@ -452,10 +449,9 @@ def test_where_the_kernel_does_not_copy_all_ranks_know(case: Case, monkeypatch: 
     assert not requests.drive(memory.prepare()), "and it is not tried again"
 
 
+@ON_ONE_NODE
 def test_a_rank_that_is_late_in_the_queue_puts_its_array_when_it_comes(case: Case) -> None:
     # Some ranks' first pieces are in the scratch when they meet, and others' are not.
-    if not case.link.one_node:
-        pytest.skip("the same on one node")
     link = case.link
     rng = np.random.default_rng(3)
     for count in rng.integers(1, 5000, 40):
@@ -493,9 +489,8 @@ def test_half_types_are_accumulated_in_float32_and_rounded_once(case: Case, way:
                 assert (x == np.float16(expected)).all(), f"{name} {op} {kind} {way}"
 
 
+@ON_ONE_NODE
 def test_ranks_that_disagree_are_both_named(case: Case) -> None:
-    if case.link.size < 2 or not case.link.one_node:
-        pytest.skip("for several ranks on one node")
     odd = case.link.rank == case.link.size - 1
 
     def summed(x: Array, op: ReduceOp = ReduceOp.SUM) -> requests.Steps:

@@ -136,7 +136,7 @@ def test_parts_that_cancel_lose_no_digit(world):
     """Of four ranks, whose larger parts sum to 0."""
     u = 2.0**-29
     x = np.array([[1.5 * u, 2.0**19.5], [-0.5 * u, 0], [-u, 0], [1.147 * 2.0**-78, 0]], np.float32)
-    extents = [exact_sum._extent(np, row) for row in x]
+    extents = [exact_sum._extent(row) for row in x]
     highest, lowest = max(each[0] for each in extents), min(each[1] for each in extents)
     parts, kind, cut, joined = exact_sum._way(np, x.dtype, highest, lowest, len(x))
     rows = np.zeros((parts, 2), kind)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,12 @@ from mpiddp.mpi.requests import READY, Steps, drive
 from mpiddp.shm.cma import CrossMemory
 from mpiddp.shm.eager import EagerBuffers
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.ranks(2, 3), pytest.mark.core]
 
 
 @pytest.fixture
-def tried(world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ways.Ways]:
-    if world.size == 1:
-        pytest.skip("one rank has nothing to choose")
-    yield ways.Ways(default_group()._link)
+def tried(world: Any) -> ways.Ways:
+    return ways.Ways(default_group()._link)
 
 
 class Clock:
@@ -91,7 +88,7 @@ def test_calls_agree_on_a_way_and_then_take_it(
 ) -> None:
     """Arrays of up to 4 MiB may go in pieces, too, which is no reading of other processes' memory either."""
     link = default_group()._link
-    if world.size == 1 or link.resource(CrossMemory).fault:
+    if link.resource(CrossMemory).fault:
         pytest.skip("there is no choice")
     begins_in_turn = link.find(EagerBuffers) is not None
     turns = [False, False, True] if begins_in_turn and count < 1 << 20 and world.size <= 4 else [False, True]

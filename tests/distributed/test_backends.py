@@ -35,10 +35,7 @@ def test_default_timeout_is_that_of_the_settings(world, monkeypatch):
 
 
 def test_names_agree_with_torch(world):
-    torch = pytest.importorskip("torch")
-    theirs = torch.distributed
-    if not theirs.is_available():
-        pytest.skip("this torch is built without distributed")
+    theirs = pytest.importorskip("torch").distributed
     assert dist.default_pg_timeout == theirs.distributed_c10d.default_pg_timeout
     for name in ("MPI", "GLOO", "NCCL", "UNDEFINED"):
         assert getattr(dist.Backend, name) == getattr(theirs.Backend, name)

@@ -12,7 +12,7 @@ from harness.inputs import DTYPES, OPS, SHAPES, Op, both_ways, dtype_of, end, th
 
 import mpiddp as dist
 
-pytestmark = [pytest.mark.mpi, pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

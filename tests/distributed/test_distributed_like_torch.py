@@ -46,11 +46,11 @@ def libraries(torch):
         make=lambda value, dtype="float32": torch.tensor(value, dtype=getattr(torch, dtype)),
         zeros=lambda shape, dtype="float32": torch.zeros(shape, dtype=getattr(torch, dtype)),
     )
-    yield SimpleNamespace(dist=mpiddp, make=lambda value, dtype="float32": np.array(value, dtype), zeros=np_zeros)
-
-
-def np_zeros(shape, dtype="float32"):
-    return np.zeros(shape, dtype)
+    yield SimpleNamespace(
+        dist=mpiddp,
+        make=lambda value, dtype="float32": np.array(value, dtype),
+        zeros=lambda shape, dtype="float32": np.zeros(shape, dtype),
+    )
 
 
 def plain(value):

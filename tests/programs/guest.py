@@ -41,7 +41,7 @@ def rounds(dist, comm, groups=True):
         assert (x == size).all() and both.rank() == size - 1 - rank
 
 
-def caught(dist, kinds, call):
+def caught(kinds, call):
     """Return the error that a call raises on this rank, or a later one of the group."""
     try:
         for _ in range(3):
@@ -80,9 +80,9 @@ def mistakes(dist, comm):
         kind = "DistTimeoutError" if "late" in call.__name__ else "MismatchError"
         dist.init_process_group(comm=comm, timeout=SHORT_S if "late" in call.__name__ else None)
         dist.barrier()
-        error = caught(dist, getattr(dist, kind), call)
+        error = caught(getattr(dist, kind), call)
         assert f"{comm.size} ranks (" in str(error) and "of the world)" in str(error), error
-        caught(dist, getattr(dist, kind), dist.barrier)
+        caught(getattr(dist, kind), dist.barrier)
         began = time.monotonic()
         dist.destroy_process_group()
         assert time.monotonic() - began < 5, "the others were waited for"
@@ -258,7 +258,7 @@ match case:
     case "raises":  # the world's own group, which would end the program without on_error
         dist = guest()
         dist.init_process_group(on_error="raise")
-        caught(dist, dist.MismatchError, lambda: dist.all_reduce(np.ones(3 + (world.rank == 1))))
+        caught(dist.MismatchError, lambda: dist.all_reduce(np.ones(3 + (world.rank == 1))))
         dist.destroy_process_group()
         dist.init_process_group()
         rounds(dist, world)
