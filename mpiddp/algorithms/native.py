@@ -22,6 +22,10 @@ from .local_reduce import finish, premultiply
 from .tags import Tag
 
 
+def barrier(link: Channel) -> Steps:
+    yield link.now.Ibarrier()
+
+
 def _all(requests: list[MPI.Request]) -> MPI.Request | All:
     return requests[0] if len(requests) == 1 else All(requests)
 

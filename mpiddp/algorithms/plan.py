@@ -222,6 +222,8 @@ def barrier(link: Link, name: str = "barrier") -> Plan:
     published = link.find(Calls)
     if link.one_node and published is not None and published.ordered and settings.eager():
         return Plan(call, functools.partial(_barrier_in_records, published))
+    if link.one_node:
+        return Plan(call, lambda link, call, _: native.barrier(link))
     return _comparing(call, lambda link, call, _: handshake.compare(link, call))
 
 
