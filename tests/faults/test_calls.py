@@ -19,7 +19,7 @@ from mpiddp import nn, settings
 from mpiddp.algorithms import native
 from mpiddp.faults import calls
 from mpiddp.faults.calls import Calls
-from mpiddp.mpi import lazy, requests
+from mpiddp.mpi import lazy
 from mpiddp.shm import eager, segment
 from mpiddp.shm.eager import EagerBuffers
 
@@ -378,29 +378,6 @@ def test_without_shared_memory_nodes_compare(world, monkeypatch):
             dist.all_reduce(ones())
         if world.rank != 1:  # no message is left behind
             dist.gather(ones(), blocks(world.size) if world.rank == 0 else None, dst=0)
-
-
-@pytest.mark.mpi(min_size=2)
-def test_an_operation_that_finds_it_out_at_its_end_ends_once(world, monkeypatch, group):
-    """And those that follow it in the queue end with its error."""
-    arrived, late = EagerBuffers.all_arrived, [True]
-    monkeypatch.setattr(EagerBuffers, "all_arrived", lambda self: not late and arrived(self))
-    monkeypatch.setattr(Calls, "publish", lambda *_: False)  # as if no other rank had come
-    works = [dist.barrier(group, async_op=True) for _ in range(3)]
-    monkeypatch.setattr(Calls, "verify", refuse)  # as if another one had published something else by now
-    late.clear()
-    before = requests.pending
-    for each in works:
-        with contextlib.suppress(dist.MismatchError):
-            each.wait()
-    assert requests.pending == before - 3
-    assert not len(group._link.queue)
-    monkeypatch.undo()
-    dist.barrier()
-
-
-def refuse(*_):
-    raise dist.MismatchError("pretended")
 
 
 @pytest.mark.mpi(min_size=2)
