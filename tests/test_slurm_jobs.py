@@ -121,7 +121,7 @@ def submit_short(jobs: Jobs) -> None:
         jobs.submit(name, few, SLURM / "train_cpu.sbatch", MPIDDP_LAUNCH=plugin)
     # Side by side: mostly Slurm waits for remains of a step.
     runs = [
-        f'(run "$PYTHON" {launcher.PROGRAMS}/waits.py "{one}" barrier || echo "{way} $?" >> codes) &\n'
+        f'(run "$PYTHON" {launcher.PROGRAMS}/waits.py "{one}" all_reduce || echo "{way} $?" >> codes) &\n'
         for way, one in WAYS.items()
     ]
     jobs.submit_text(
