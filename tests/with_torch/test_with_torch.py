@@ -222,7 +222,7 @@ needs_ulfm = pytest.mark.skipif(not launcher.is_open_mpi(), reason="only Open MP
 
 @needs_ulfm
 def test_a_killed_rank_raises_on_the_others_and_training_goes_on() -> None:
-    ended = job(SCRIPTS / "survive.py", ranks=3, options=launcher.ULFM, limit_s=120)
+    ended = job(SCRIPTS / "survive.py", ranks=3, options=launcher.ULFM, search=[HERE.parent], limit_s=120)
     raised = [line for line in ended.stdout.splitlines() if "RankFailedError of ranks [1]" in line]
     assert len(raised) == 2 and all(float(line.split()[-2]) < 10 for line in raised), ended
     assert ended.stdout.count("12 steps, 2 ranks, equal: True") == 2, ended
@@ -230,7 +230,7 @@ def test_a_killed_rank_raises_on_the_others_and_training_goes_on() -> None:
 
 @needs_ulfm
 def test_a_spare_takes_the_place_of_a_killed_rank_and_the_model_has_the_same_bits() -> None:
-    ended = job(SCRIPTS / "elastic.py", ranks=3, options=launcher.ULFM, limit_s=240)
+    ended = job(SCRIPTS / "elastic.py", ranks=3, options=launcher.ULFM, search=[HERE.parent], limit_s=240)
     assert ended.rc == 0 and ended.stdout.count("2 ranks, same bits: True") == 2, ended
     assert "rank 1 of 2 died; a spare took its place (0 left); going on after step 5" in ended.stderr, ended
 

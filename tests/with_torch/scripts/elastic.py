@@ -1,4 +1,4 @@
-"""torch's DDP where a rank dies, and undisturbed: ``mpirun --with-ft ulfm python elastic.py``."""
+"""torch's DDP where a rank dies, and undisturbed: ``PYTHONPATH=tests mpirun --with-ft ulfm python elastic.py``."""
 
 import hashlib
 import os
@@ -6,6 +6,7 @@ import signal
 
 import torch
 import torch.distributed as dist
+from harness import without_dynamo  # noqa: F401
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

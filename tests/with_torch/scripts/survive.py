@@ -1,4 +1,4 @@
-"""Training that goes on after a rank has been killed: ``mpirun --with-ft ulfm python survive.py``."""
+"""Training that goes on after a rank has been killed: ``PYTHONPATH=tests mpirun --with-ft ulfm python survive.py``."""
 
 import os
 import signal
@@ -7,6 +7,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from harness import without_dynamo  # noqa: F401
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
