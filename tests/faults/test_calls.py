@@ -66,6 +66,12 @@ CALLS = {
     "reduction": (lambda g: reduced(g), lambda g: reduced(g, op=Op.AVG), "with SUM", "with AVG"),
     "operation": (lambda g: reduced(g), lambda g: dist.barrier(g, True), "all_reduce #1", "barrier #1"),
     "native and not": (lambda g: reduced(g), lambda g: reduced(g, LARGE), "of 4 ", "of 1048576 "),
+    "by messages": (
+        lambda g: dist.all_reduce(ones(), group=g, async_op=True, algorithm="native"),
+        lambda g: dist.all_reduce(ones(5), group=g, async_op=True, algorithm="native"),
+        "all_reduce by native #1 of 4 ",
+        "of 5 ",
+    ),
     "all_gather_single": (lambda g: gathered(g, 3), lambda g: gathered(g, 4), "of 3 ", "of 4 "),
     "reduce_scatter_single": (lambda g: scattered(g, 3), lambda g: scattered(g, 4), "of (6|9|12) ", "of (8|12|16) "),
     "all_gather of lists": (
