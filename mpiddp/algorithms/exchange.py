@@ -47,6 +47,7 @@ def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
             yield link.later.Iallgatherv(as_bytes(mine), received)
         else:
             yield link.later.Igatherv(as_bytes(mine), received if link.rank == root else None, root)
+        del sent, rows, mine, received  # before the next piece needs as much
         link = link.after()
 
 
@@ -62,4 +63,5 @@ def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Step
         rows = np.empty(piece.shape, sent.dtype)
         yield link.now.Ialltoall(movable(sent), movable(rows))
         reduce_rows(op, list(rows), (results[start : start + step],), link.size)
+        del piece, sent, rows
         link = link.after()

@@ -2,7 +2,8 @@
 
 Each of n nodes sends 2 (n - 1) / n of the array's bytes; a ring over all ranks sends up to p times as much. There are
 as many slices as the smallest node has ranks. They cross in parallel and in pieces: one piece is sent while the one
-before it returns. Horovod, NCCL and Open MPI's coll/han do the same.
+before it returns. Horovod, NCCL and Open MPI's coll/han do the same. Where ranks of a node cannot share memory, MPI's
+own reduction serves all ranks alike, or our exchange in its place.
 """
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ class Conversions(Shaping):
         if nothing changes. ``non_blocking`` is ignored: only copies to the host wait.
         """
         convert = conversion(values_of(device), dtype)
+        if convert.place == "kept" and self.data.dtype == convert.dtype:
+            return self.clone() if copy else self
         if self.requires_grad and mode.enabled and (convert.dtype is None or is_differentiable(convert.dtype)):
             result = Convert.apply(self, convert)
         else:

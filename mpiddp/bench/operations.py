@@ -118,7 +118,10 @@ class Buffers:
         """Fill the input with this rank's pattern, and the output with wrong values."""
         if self.operation not in _ONE_ARRAY:
             self.output[...] = 101
-        self.x[...] = _tile(pattern(self.rank, self.dtype), 0, self.x.size)
+        block = _tile(pattern(self.rank, self.dtype), 0, min(_CHUNK, self.x.size))
+        for start in range(0, self.x.size, _CHUNK):
+            part = self.x[start : start + _CHUNK]
+            part[...] = block[: part.size]
 
     def count_wrong(self, *, spoils_inputs: bool = False) -> int:
         """Count wrong elements after `fill`; ``spoils_inputs``: ranks without a result lose theirs, as in Gloo."""

@@ -262,7 +262,7 @@ class Calls(Resource):
         self.latest = 0
         """The number of the last call, in a group on several nodes."""
         self._unconfirmed: dict[int, bytes] = {}
-        """Calls that some rank of the node had not made at the last look, as far as their rows are not reused."""
+        """Calls that some rank of the node had not made at the last look."""
 
     def publish(self, sequence: int, call: Record) -> bool:
         """Return True if all ranks of the node have made the call; MismatchError if one made another."""
@@ -282,7 +282,7 @@ class Calls(Resource):
             return True
         self._unconfirmed[sequence] = record
         if len(self._unconfirmed) > _ROWS:
-            del self._unconfirmed[next(iter(self._unconfirmed))]
+            self._unconfirmed.pop(next(iter(self._unconfirmed)), None)  # another thread may have taken it out
         if row.count(record[:_NUMBER_BYTES]) != row.count(record):
             self._judge(sequence)
         return False
@@ -317,20 +317,22 @@ class Calls(Resource):
     def verify(self, sequence: int) -> None:
         """Compare a finished call, and later again if a rank has not made it yet."""
         record = self._unconfirmed.get(sequence)
-        if record is not None and self._all_agree(sequence, record):
-            del self._unconfirmed[sequence]
+        if record is not None:
+            self._compare(sequence, record)
 
     def check(self) -> None:
         for sequence, record in tuple(self._unconfirmed.items()):
-            self._all_agree(sequence, record)
+            self._compare(sequence, record)
 
-    def _all_agree(self, sequence: int, record: bytes) -> bool:
-        """Return True if all ranks of the node have made this call; MismatchError if one made another."""
+    def _compare(self, sequence: int, record: bytes) -> None:
+        """Forget a call that all ranks of the node have made, or whose row is reused; MismatchError if one differs."""
         start = sequence % _ROWS * self._row_bytes
         row = self._memory[start : start + self._row_bytes]
-        if row.count(record[:_NUMBER_BYTES]) != row.count(record):
+        alike = row.count(record)
+        if row.count(record[:_NUMBER_BYTES]) != alike:
             self._judge(sequence)
-        return row == record * self._size
+        if alike in (0, self._size):
+            self._unconfirmed.pop(sequence, None)
 
     def recent(self, rank: int | None = None) -> Array:
         """Return the last records of a rank of this node, this one's by default; sequence 0: unused."""

@@ -64,7 +64,7 @@ def parent(pid: int) -> int:
 
 
 def _stat(pid: str | int) -> list[str]:
-    """Return a process's state, its parent, and what follows; of one that has ended, as on macOS, state and parent."""
+    """Return a process's state, its parent, and what follows; of one that has ended, state and parent."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
