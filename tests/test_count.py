@@ -48,7 +48,7 @@ BUDGET = {
     "mpiddp/device": 529,
     "mpiddp/distributed": 1927,
     "mpiddp/examples": 612,
-    "mpiddp/faults": 2378,
+    "mpiddp/faults": 2376,
     "mpiddp/mpi": 2153,
     "mpiddp/nn": 1120,
     "mpiddp/optim": 438,
@@ -56,7 +56,7 @@ BUDGET = {
     "mpiddp/shm": 438,
     "mpiddp/torch": 1495,
     "mpiddp/training": 2373,
-    "tests, all": 26_020,
+    "tests, all": 26_021,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

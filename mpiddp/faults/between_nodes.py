@@ -17,7 +17,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.typing import Array
 
-from .calls import Calls, difference, first_difference
+from .calls import RECORD, Calls, difference, first_difference
 from .liveness import Liveness, Tag, alive
 
 
@@ -38,7 +38,7 @@ class BetweenNodes:
         for group, each in alive(self._groups):
             records = each.news()
             if records is not None:
-                self._liveness.send(each.successor, Tag.RECORDS, (group, records))
+                self._liveness.send(each.successor, Tag.RECORDS, (group, records.tobytes()))  # for any NumPy
             error = each.compare()
             if error is not None:
                 each.report(error)
@@ -64,11 +64,11 @@ class BetweenNodes:
         names, ranks, recent = zip(*found, strict=True)
         return first_difference(names[0], ranks, recent, ended=True)
 
-    def _receive(self, source: int, message: tuple[int, Array]) -> None:
+    def _receive(self, source: int, message: tuple[int, bytes]) -> None:
         group, records = message
         each = self._groups.get(group)
         if each is not None:
-            each.take(source, records)
+            each.take(source, np.frombuffer(records, RECORD))
 
 
 class Comparison:

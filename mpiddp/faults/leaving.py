@@ -13,7 +13,7 @@ from mpiddp.mpi.finalize import exit_limit, running
 from mpiddp.mpi.lazy import MPI
 from mpiddp.typing import Array
 
-from . import marker
+from . import abort as ending, marker
 from .abort import abort, dumped, say, set_this_rank
 from .job import Job
 from .neighbour import Neighbour
@@ -32,7 +32,6 @@ class Leaving:
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
         """That of the world, and above it one of a communicator."""
-        self.rank = 0
         self.stop: Callable[[], object] = bool
         self._ended, self._pid = False, os.getpid()
         self._begun: list[tuple[MPI.Request, Array]] = []
@@ -56,7 +55,7 @@ class Leaving:
                     set_this_rank(self.jobs[index].this_rank())
         except KeyboardInterrupt:
             interrupt("its program has ended; ", None)
-        marker.end(self.rank)
+        marker.end(ending.this_rank.rank)  # a survivor may be rank 0 now
         self.stop()
 
     def _end_groups(self) -> None:

@@ -136,7 +136,6 @@ def _begin(job: Job) -> Job:
     why = why_unwatched(job)
     watched = job.world.size > 1 and not why
     marker.begin(job.world.rank, watched, job.failures.survivable)
-    _leaving.rank = job.world.rank
     if watched:
         _leaving.stop = Watchdog(job, _jobs[:-1]).stop
     elif why and job.world.rank == 0:

@@ -25,8 +25,8 @@ EVERYDAY = (
 STATES = (*EVERYDAY, "receiving after it is known", "asking", "sending", "making a group", "monitored_barrier")
 
 
-def survive(ranks: int, case: str, victim: int = 1, number: str = "SIGKILL") -> Completed:
-    return launcher.job("survivors", case, victim, number, ranks=ranks, options=ULFM, limit_s=40)
+def survive(ranks: int, case: str, victim: int = 1, number: str = "SIGKILL", **env: str) -> Completed:
+    return launcher.job("survivors", case, victim, number, ranks=ranks, options=ULFM, limit_s=40, **env)
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +75,10 @@ def test_error_that_nobody_catches_ends_the_job():
     assert done.rc == 1 and "RankFailedError: rank 1 of 3 died" in done.stderr, done
 
 
-def test_death_of_a_rank_for_which_the_others_wait_at_their_ends():
-    done = survive(3, "waited for at the end", 0)
+def test_death_of_a_rank_for_which_the_others_wait_at_their_ends(tmp_path):
+    done = survive(3, "waited for at the end", 0, MPIDDP_MARKER=str(tmp_path / "marker"))
     assert done.rc != launcher.TIMED_OUT and done.seconds < 30 and "Traceback" not in done.stderr, done
+    assert (tmp_path / "marker").read_text() == "ended", "the survivor that is rank 0 then tells the supervisor"
 
 
 def test_revoked_group_is_the_news_of_a_failure():
