@@ -51,7 +51,7 @@ class ThisRank(NamedTuple):
 this_rank = ThisRank()
 """The launcher's word until MPI runs."""
 reports: Reports | None = None
-"""What can ask the other ranks; None before the job has started."""
+"""Asks the other ranks; None before the job has started."""
 _ending = threading.Lock()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from mpiddp import settings
 
 finalizes = True
-"""Whether MPI is finalised at the end; not after a rank has failed."""
+"""True if MPI is to be finalised at the end; False after a rank has failed."""
 
 
 def running() -> bool:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and resuming from it: to the same bits with as many ranks."""
+"""The content of a checkpoint, and resuming from it: to the same bits with as many ranks."""
 
 from __future__ import annotations
 

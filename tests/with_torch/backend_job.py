@@ -194,7 +194,7 @@ def check_errors(rank: int, size: int) -> None:
     else:
         time.sleep(1.5)
         dist.all_reduce(torch.ones(2))
-    # What has timed out keeps no group from its end, as in Gloo.
+    # A call that has timed out keeps no group from its end, as in Gloo.
     dist.destroy_process_group()
     dist.init_process_group("mpiddp")
     part = dist.new_group(timeout=timedelta(seconds=0.5))
