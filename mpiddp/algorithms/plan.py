@@ -117,10 +117,15 @@ class Plans(Resource):
         self._plans[key] = plan
         return plan
 
-    def forget(self, error: DistError | None = None) -> None:
+    def forget(self) -> None:
         self._plans.clear()
 
-    close = drop = forget  # the next call finds an aborted group aborted
+    def close(self) -> None:
+        self.forget()
+
+    def drop(self, error: DistError) -> None:
+        """Let the next call find the group aborted."""
+        self.forget()
 
 
 _all: weakref.WeakSet[Plans] = weakref.WeakSet()
