@@ -81,9 +81,8 @@ class _Sent(NamedTuple):
     """The number of the input."""
     slot: Array | None
     """None: the block is too long for it."""
-    told: list[tuple[int, int, int, int]]
-    """The other ranks for whom it is, each with the positions of its size, of its address, and of the answer."""
-    size_bytes: int
+    told: list[tuple[int, int, int]]
+    """The other ranks for whom it is, each with the positions of its address and of the answer."""
 
 
 class _Received(NamedTuple):
@@ -91,12 +90,17 @@ class _Received(NamedTuple):
     """The number of the output."""
     slot: Array | None
     size_bytes: int
-    told: tuple[int, int, int, int]
-    """The sender, and the positions of the size and the address that it tells, and of the answer."""
+    size: int
+    """The position of the size that the sender tells."""
+    told: tuple[int, int, int]
+    """The sender, and the positions of the address that it tells, and of the answer."""
 
 
 class Blocks:
-    """The blocks that one rank sends and receives in calls with arrays like ``inputs`` and ``outputs``."""
+    """The blocks that one rank sends and receives in calls with arrays like ``inputs`` and ``outputs``.
+
+    ``equal``: they are the rows of one array on each side.
+    """
 
     def __init__(
         self,
@@ -106,6 +110,8 @@ class Blocks:
         inputs: Sequence[Array],
         root: int,
         cuts: tuple[Cut, Cut],
+        *,
+        equal: bool = False,
     ) -> None:
         eager = link[EagerBuffers]
         self._link, self.eager, self._operation = link, eager, operation
@@ -121,9 +127,17 @@ class Blocks:
         self._own = (0 if one_for_all else me, 0 if operation == "scatter" else me)
         """The numbers of the input and of the output for this rank's block to itself."""
         self._copies_own = bool(inputs and outputs)
+        self._sizes = [
+            [
+                (eager.position(SIZE, number, rank, me), x.nbytes)
+                for x, ranks in zip(inputs, to, strict=bool(inputs))
+                for rank in ranks
+            ]
+            for number in range(BUFFERS)
+        ]
         self._sent = [
             [
-                _Sent(index, self._slot_of(each.own, index, x), others, x.nbytes)
+                _Sent(index, self._slot_of(each.own, index, x), others)
                 for index, (x, ranks) in enumerate(zip(inputs, to, strict=bool(inputs)))
                 if (others := [self._told(number, rank, me, rank) for rank in ranks if rank != me])
             ]
@@ -135,6 +149,7 @@ class Blocks:
                     index,
                     self._slot_of(each.rows[rank], 0 if one_for_all else me, x),
                     x.nbytes,
+                    eager.position(SIZE, number, me, rank),
                     self._told(number, me, rank, rank),
                 )
                 for index, (x, rank) in enumerate(zip(outputs, senders, strict=bool(outputs)))
@@ -142,6 +157,13 @@ class Blocks:
             ]
             for number, each in enumerate(self.rounds)
         ]
+        self._tables: list[tuple[Array, Array]] = []
+        """For each buffer the slots of all blocks, to write and to read them at once."""
+        if equal and inputs[0].nbytes <= self._slot_bytes >= outputs[0].nbytes:
+            for each in self.rounds:
+                own = each.own.reshape(slots, -1)[:, : inputs[0].nbytes]
+                mine = each.table.reshape(link.size, slots, -1)[:, me, : outputs[0].nbytes]
+                self._tables.append((own.view(inputs[0].dtype), mine.view(outputs[0].dtype)))
         self._requests: list[MPI.Request] = []
         self._offers: list[_Offer] = []
         self._block: Array | None = None
@@ -173,29 +195,37 @@ class Blocks:
             return None
         return np.ndarray(x.shape, x.dtype, row[number * self._slot_bytes :])
 
-    def _told(self, number: int, receiver: int, sender: int, other: int) -> tuple[int, int, int, int]:
-        size, address, taken = (self.eager.position(kind, number, receiver, sender) for kind in (SIZE, ADDRESS, TAKEN))
-        return other, size, address, taken
+    def _told(self, number: int, receiver: int, sender: int, other: int) -> tuple[int, int, int]:
+        address, taken = (self.eager.position(kind, number, receiver, sender) for kind in (ADDRESS, TAKEN))
+        return other, address, taken
 
     def send(self, x: Array, rank: int) -> MPI.Request:
         return self._link.later.Isend(as_message(x, x.nbytes), rank, Tag.LONG_BLOCK)
 
     def show(self, given: Any) -> None:
         """Write this rank's blocks into the buffer of the next round, which must be writable; send the long ones."""
-        words, inputs = self.eager.words, self._cut_input(given)
+        eager = self.eager
+        buffer = (eager.number + 1) % BUFFERS
+        if eager.told[buffer] is not self:  # else the sizes stand there from an earlier call
+            for size, size_bytes in self._sizes[buffer]:
+                eager.words[size] = size_bytes
+            eager.told[buffer] = self
+        if self._tables:
+            slots = self._tables[buffer][0]
+            slots[...] = given.reshape(slots.shape)
+            return
+        inputs = self._cut_input(given)
         if self._copies_own:
             self._block = inputs[self._own[0]]
-        for index, slot, told, size_bytes in self._sent[(self.eager.number + 1) % BUFFERS]:
-            for _, size, _, _ in told:
-                words[size] = size_bytes
+        for index, slot, told in self._sent[buffer]:
             if slot is not None:
                 slot[...] = inputs[index]
             else:
                 self._offer(inputs[index], told)
 
-    def _offer(self, x: Array, told: list[tuple[int, int, int, int]]) -> None:
+    def _offer(self, x: Array, told: list[tuple[int, int, int]]) -> None:
         words = self.eager.words
-        for rank, _, address, taken in told:
+        for rank, address, taken in told:
             if x.nbytes <= _READ_BYTES and self.eager.reads(rank):
                 words[address] = address_of(x)
                 self._offers.append(_Offer(rank, taken, x))
@@ -205,16 +235,21 @@ class Blocks:
 
     def take(self, current: Round, given: Any) -> _Rest | None:
         """Copy the blocks that have arrived; return what is left to wait for."""
-        words, outputs = self.eager.words, self._cut_output(given)
+        words, buffer, fault = self.eager.words, self.eager.number % BUFFERS, ""
+        expected = self._received[buffer]
+        if self._tables and all([words[each.size] == each.size_bytes for each in expected]):
+            slots = self._tables[buffer][1]
+            given.reshape(slots.shape)[...] = slots
+            return None
+        outputs = self._cut_output(given)
         if self._block is not None:  # first, because what arrives may replace it
             outputs[self._own[1]][...] = self._block
             self._block = None
-        fault = ""
-        for index, slot, size_bytes, told in self._received[self.eager.number % BUFFERS]:
-            if slot is not None and words[told[1]] == size_bytes:
+        for index, slot, size_bytes, size, told in expected:
+            if slot is not None and words[size] == size_bytes:
                 outputs[index][...] = slot
             else:
-                wrong = self._take_long(outputs[index], *told)
+                wrong = self._take_long(outputs[index], words[size], *told)
                 fault = fault or wrong
         if not (fault or self._requests or self._offers):
             return None
@@ -222,10 +257,10 @@ class Blocks:
         offers, self._offers = self._offers, []
         return _Rest(self, requests, offers, fault)
 
-    def _take_long(self, x: Array, rank: int, size: int, address: int, taken: int) -> str:
+    def _take_long(self, x: Array, sent_bytes: int, rank: int, address: int, taken: int) -> str:
         """Begin to receive a block that is no short one of the right size; return what is wrong with it."""
         words, fault = self.eager.words, ""
-        sent_bytes, there = words[size], words[address]
+        there = words[address]
         if sent_bytes != x.nbytes:
             fault = native.wrong_size(self._link, self._operation, rank, sent_bytes, x.nbytes)
             x = np.empty(sent_bytes, np.uint8)  # the message is received, so that the next is right

@@ -321,19 +321,20 @@ def _through_blocks(
     name = call.name
     cut_output: Cut = _as_list if name == "scatter" else _as_given
     cut_input: Cut = _as_list if name in ("gather", "all_gather") else _as_given
+    equal = False
     if counts is not None:
-        uneven = any(len(set(each)) > 1 for each in counts)  # then both are bytes
-        cut_output, cut_input = (_cut(each, uneven) for each in counts)
+        equal = all(len(set(each)) == 1 for each in counts)  # else both are bytes
+        cut_output, cut_input = (_cut(each, equal) for each in counts)
         outputs, inputs = cut_output(outputs[0]), cut_input(inputs[0])
-    blocks = Blocks(link, name, outputs, inputs, root, (cut_output, cut_input))
+    blocks = Blocks(link, name, outputs, inputs, root, (cut_output, cut_input), equal=equal)
     longest = max(x.nbytes for x in (*outputs, *inputs))
     shot = OneShot(link, call, [blocks.shot()], (0, 1), blocks.apart if blocks.sends_long else None, longest)
     return Plan(call, shot.steps, shot.run)
 
 
-def _cut(counts: list[int], uneven: bool) -> Cut:
+def _cut(counts: list[int], equal: bool) -> Cut:
     """Return a function that cuts an array into blocks of so many bytes."""
-    if uneven:
+    if not equal:
         return functools.partial(native.cut, counts=counts)
     return lambda x: [*x.reshape(len(counts), x.size // len(counts))]
 

@@ -140,6 +140,8 @@ class EagerBuffers(Resource):
             self.words[records.start // 8 : records.stop // 8 : _RECORD.size // 8]
             for records in map(self._records_of, range(BUFFERS))
         ]
+        self.told: list[object] = [None] * BUFFERS
+        """For each buffer the owner of the sizes that this rank has told last."""
         self._identity = self.position(BLOCK_WORDS, 0, 0, 0)
         """Where in `words` each rank tells its process, and the address and the value of a token."""
         self._token = np.array([random_bits() | 1])
