@@ -81,8 +81,8 @@ class _Sent(NamedTuple):
     """The number of the input."""
     slot: Array | None
     """None: the block is too long for it."""
-    told: list[tuple[int, int, int]]
-    """The other ranks for whom it is, each with the positions of its address and of the answer."""
+    receivers: list[int]
+    """The other ranks for whom it is."""
 
 
 class _Received(NamedTuple):
@@ -92,8 +92,7 @@ class _Received(NamedTuple):
     size_bytes: int
     size: int
     """The position of the size that the sender tells."""
-    told: tuple[int, int, int]
-    """The sender, and the positions of the address that it tells, and of the answer."""
+    sender: int
 
 
 class Blocks:
@@ -139,9 +138,9 @@ class Blocks:
             [
                 _Sent(index, self._slot_of(each.own, index, x), others)
                 for index, (x, ranks) in enumerate(zip(inputs, to, strict=bool(inputs)))
-                if (others := [self._told(number, rank, me, rank) for rank in ranks if rank != me])
+                if (others := [rank for rank in ranks if rank != me])
             ]
-            for number, each in enumerate(self.rounds)
+            for each in self.rounds
         ]
         self._received = [
             [
@@ -150,7 +149,7 @@ class Blocks:
                     self._slot_of(each.rows[rank], 0 if one_for_all else me, x),
                     x.nbytes,
                     eager.position(SIZE, number, me, rank),
-                    self._told(number, me, rank, rank),
+                    rank,
                 )
                 for index, (x, rank) in enumerate(zip(outputs, senders, strict=bool(outputs)))
                 if rank != me
@@ -195,10 +194,6 @@ class Blocks:
             return None
         return np.ndarray(x.shape, x.dtype, row[number * self._slot_bytes :])
 
-    def _told(self, number: int, receiver: int, sender: int, other: int) -> tuple[int, int, int]:
-        address, taken = (self.eager.position(kind, number, receiver, sender) for kind in (ADDRESS, TAKEN))
-        return other, address, taken
-
     def send(self, x: Array, rank: int) -> MPI.Request:
         return self._link.later.Isend(as_message(x, x.nbytes), rank, Tag.LONG_BLOCK)
 
@@ -217,27 +212,28 @@ class Blocks:
         inputs = self._cut_input(given)
         if self._copies_own:
             self._block = inputs[self._own[0]]
-        for index, slot, told in self._sent[buffer]:
+        for index, slot, receivers in self._sent[buffer]:
             if slot is not None:
                 slot[...] = inputs[index]
             else:
-                self._offer(inputs[index], told)
+                self._offer(inputs[index], receivers, buffer)
 
-    def _offer(self, x: Array, told: list[tuple[int, int, int]]) -> None:
-        words = self.eager.words
-        for rank, address, taken in told:
-            if x.nbytes <= _READ_BYTES and self.eager.reads(rank):
-                words[address] = address_of(x)
-                self._offers.append(_Offer(rank, taken, x))
+    def _offer(self, x: Array, receivers: list[int], buffer: int) -> None:
+        eager, me = self.eager, self._link.rank
+        for rank in receivers:
+            address = eager.position(ADDRESS, buffer, rank, me)
+            if x.nbytes <= _READ_BYTES and eager.reads(rank):
+                eager.words[address] = address_of(x)
+                self._offers.append(_Offer(rank, eager.position(TAKEN, buffer, rank, me), x))
             else:
-                words[address] = 0
+                eager.words[address] = 0
                 self._requests.append(self.send(x, rank))
 
     def take(self, current: Round, given: Any) -> _Rest | None:
         """Copy the blocks that have arrived; return what is left to wait for."""
         words, buffer, fault = self.eager.words, self.eager.number % BUFFERS, ""
         expected = self._received[buffer]
-        if self._tables and all([words[each.size] == each.size_bytes for each in expected]):
+        if self._tables and [words[each.size] for each in expected] == [each.size_bytes for each in expected]:
             slots = self._tables[buffer][1]
             given.reshape(slots.shape)[...] = slots
             return None
@@ -245,11 +241,11 @@ class Blocks:
         if self._block is not None:  # first, because what arrives may replace it
             outputs[self._own[1]][...] = self._block
             self._block = None
-        for index, slot, size_bytes, size, told in expected:
+        for index, slot, size_bytes, size, sender in expected:
             if slot is not None and words[size] == size_bytes:
                 outputs[index][...] = slot
             else:
-                wrong = self._take_long(outputs[index], words[size], *told)
+                wrong = self._take_long(outputs[index], words[size], sender)
                 fault = fault or wrong
         if not (fault or self._requests or self._offers):
             return None
@@ -257,18 +253,19 @@ class Blocks:
         offers, self._offers = self._offers, []
         return _Rest(self, requests, offers, fault)
 
-    def _take_long(self, x: Array, sent_bytes: int, rank: int, address: int, taken: int) -> str:
+    def _take_long(self, x: Array, sent_bytes: int, rank: int) -> str:
         """Begin to receive a block that is no short one of the right size; return what is wrong with it."""
-        words, fault = self.eager.words, ""
-        there = words[address]
+        eager, me, fault = self.eager, self._link.rank, ""
         if sent_bytes != x.nbytes:
             fault = native.wrong_size(self._link, self._operation, rank, sent_bytes, x.nbytes)
             x = np.empty(sent_bytes, np.uint8)  # the message is received, so that the next is right
         if sent_bytes > self._slot_bytes:
-            if there and self.eager.read(rank, there, x):
-                words[taken] = self.eager.number
+            address, taken = (eager.position(kind, eager.number % BUFFERS, me, rank) for kind in (ADDRESS, TAKEN))
+            there = eager.words[address]
+            if there and eager.read(rank, there, x):
+                eager.words[taken] = eager.number
             else:
                 if there:
-                    words[taken] = -self.eager.number
+                    eager.words[taken] = -eager.number
                 self._requests.append(self._link.later.Irecv(as_message(x, sent_bytes), rank, Tag.LONG_BLOCK))
         return fault

@@ -3,8 +3,9 @@
 A `Record` is what the ranks compare of a call: three numbers, equal in every process. `Calls` holds the ranks' records
 in memory of the node. A rank publishes its call before it sends, and compares it with the others'; a short call that
 waits for nobody is published later, if no rank has published its own. Of two ranks that disagree, the later one raises
-before its data moves; the earlier one raises in its wait, when the group is destroyed, or at the job's end. Between nodes, `handshake` compares calls before their data moves, and `between_nodes` the others
-in the background. An operation that compares calls itself is marked: all ranks raise, and the group goes on.
+before its data moves; the earlier one raises in its wait, when the group is destroyed, or at the job's end. Between
+nodes, `handshake` compares calls before their data moves, and `between_nodes` the others in the background. An
+operation that compares calls itself is marked: all ranks raise, and the group goes on.
 """
 
 from __future__ import annotations
