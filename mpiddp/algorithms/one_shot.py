@@ -26,7 +26,7 @@ from mpiddp.mpi.recorder import append, program_files
 from mpiddp.mpi.reduction import ReduceOp, is_half
 from mpiddp.mpi.requests import READY, Awaited, Failed, Steps
 from mpiddp.mpi.work import Ended, Work, abandon
-from mpiddp.shm.eager import LOOKS, EagerBuffers, Round
+from mpiddp.shm.eager import LOOKS, EagerBuffers, Round, SpinWait
 from mpiddp.typing import Array
 
 from .local_reduce import accumulated_in, finish, premultiply, reduce_rows
@@ -36,8 +36,8 @@ _ELEMENT_BYTES = 1 << 16
 """Larger elements may exceed a buffer, and are cut as bytes."""
 _BYTES_PER_LOOK = 1 << 9
 _MOST_LOOKS = 1 << 12
-_abandoned: list[tuple[Sequence[Any], Awaited | None]] = []
-"""Arguments and rests of calls that have failed here, to which MPI and other ranks may still write."""
+_abandoned: list[tuple[Sequence[Any], Awaited | None, Steps]] = []
+"""Arguments, events and steps of calls that have failed here, to which MPI and other ranks may still write."""
 
 
 ENOUGH = Failed(DistError("nobody waits for this"))
@@ -77,6 +77,7 @@ class OneShot:
         self._apart = apart
         """Returns the input, or a copy if it shares memory with the output."""
         self.shots = list(shots)
+        self._waits = self.shots[-1].awaited is not None
         self._looks = min(LOOKS + size_bytes // _BYTES_PER_LOOK, _MOST_LOOKS)
         """So long a wait for the others' part of an array of ``size_bytes`` is not yet shown to other ranks."""
         self._caller: CodeType | None = None
@@ -91,32 +92,23 @@ class OneShot:
         output, x = args[self._output], args[self._input]
         if self._apart is not None:
             x = self._apart(x, output)
-        record = sequence.to_bytes(8, "little") + self._record
-        operation = rest = None  # the first is made now for a call that waits, else at its end
+        steps = self.shoot(output, x, sequence.to_bytes(8, "little") + self._record)
+        event = operation = None  # the second is made now for a call that waits, else at its end
         try:
-            for index, (rounds, shown, result, change, awaited, end) in enumerate(self.shots):
-                if not eager.writable() and not eager.spin(eager.writable):
-                    if outputs is not None:
-                        return self._submit(args, outputs, self.shoot(output, x, record, index))
-                    operation = self._wait(eager.writable, operation)
-                part = x if shown is whole else None if shown is None else shown(x)
-                current = eager.begin(rounds, record, part, change)
-                if awaited is not None and not awaited() and not eager.spin(awaited, self._looks):
-                    if outputs is not None:
-                        return self._submit(args, outputs, self.shoot(output, x, record, index, current))
-                    operation = self._wait(awaited, operation)
-                if end is not None:
-                    rest = end(current, output if result is whole else result(output))
-                    if rest is ENOUGH:
-                        break
-                    if rest is not None:
-                        if outputs is not None:
-                            return self._submit(args, outputs, self.shoot(output, x, record, index, current, rest))
-                        operation = self._finish(rest, operation)
-        except BlockError:  # after the last message
-            raise
-        except BaseException:  # also Ctrl-C
-            _abandoned.append((args, rest))
+            for event in steps:
+                soon = outputs is None or type(event) is SpinWait  # else it may be all the work of a long array
+                if soon and eager.spin(event.Test, self._looks):
+                    continue
+                if outputs is not None:
+                    return self._submit(args, outputs, _continued(event, steps))
+                operation = self._wait(event, operation)
+        except BaseException as error:  # also Ctrl-C
+            if not isinstance(error, BlockError):  # that comes after the last message
+                _abandoned.append((args, event, steps))
+            if isinstance(error, DistError):
+                if operation is None:
+                    self._monitor.publish(recorder.begin(self._call, sequence).number, self._call.record)
+                self._monitor.verify_failed(sequence, error)
             raise
         if operation is not None:
             self._monitor.verify(sequence)
@@ -130,7 +122,7 @@ class OneShot:
         if code is not self._caller:
             code, frame = self._find_caller(frame)
         append((self._call, sequence, code, frame.f_lasti, now := monotonic(), now))
-        if awaited is None and not self._published.publish_later(sequence, self._call.record):
+        if not self._waits and not self._published.publish_later(sequence, self._call.record):
             self._monitor.publish(sequence, self._call.record)
         return None if outputs is None else Ended(outputs)
 
@@ -143,21 +135,6 @@ class OneShot:
                 steps = monitor.verifying(link.sequence, steps)
             return link.queue.submit(steps, operation, outputs, sorted(spans_of(args)))
 
-    def _finish(self, rest: Awaited, operation: Operation | None) -> Operation | None:
-        """Wait for the rest of a call, and return its operation if it has been made."""
-        try:
-            if not rest.Test() and not self._eager.spin(rest.Test, self._looks):
-                operation = self._wait(rest.Test, operation)
-        except DistError as error:
-            if operation is None:
-                self._monitor.publish(recorder.begin(self._call, self._link.sequence).number, self._call.record)
-            self._monitor.verify_failed(self._link.sequence, error)
-            raise
-        except MPI.Exception as error:
-            abandon(rest, error)
-            raise
-        return operation
-
     def _find_caller(self, frame: FrameType) -> tuple[CodeType, FrameType]:
         frame = recorder.program_frame(frame)
         code = frame.f_code
@@ -165,7 +142,7 @@ class OneShot:
             self._caller = code
         return code, frame
 
-    def _wait(self, happened: Callable[[], bool], operation: Operation | None) -> Operation:
+    def _wait(self, event: Awaited, operation: Operation | None) -> Operation:
         """Publish the call to other ranks and the watchdog, and compare calls during a long wait.
 
         Returns its operation in the flight recorder, made here if None.
@@ -175,7 +152,7 @@ class OneShot:
             operation = recorder.begin(self._call, link.sequence)
             operation.limited = True
             monitor.publish(link.sequence, self._call.record)
-        began, waiting = requests.begin_wait(operation), self._eager.spin_wait(happened)
+        began, waiting = requests.begin_wait(operation), self._eager.spin_wait(event.Test)
         try:
             if not waiting.wait_checking(self._check, link.timeout_s):
                 error = requests.timed_out(operation, link.timeout_s)
@@ -205,31 +182,27 @@ class OneShot:
             x = self._apart(x, output)
         yield from self.shoot(output, x, record)
 
-    def shoot(
-        self,
-        output: Any,
-        x: Any,
-        record: bytes,
-        first: int = 0,
-        current: Round | None = None,
-        rest: Awaited | None = None,
-    ) -> Steps:
-        """Make the shots from the ``first`` one on, of which some may have been done."""
+    def shoot(self, output: Any, x: Any, record: bytes, first: int = 0) -> Steps:
+        """Make the shots from the ``first`` one on."""
         eager = self._eager
-        for rounds, shown, result, change, awaited, end in self.shots[first:]:
-            if current is None:
-                if not eager.writable():
-                    yield eager.spin_wait(eager.writable)
-                current = eager.begin(rounds, record, None if shown is None else shown(x), change)
+        for rounds, shown, result, change, awaited, end in self.shots[first:] if first else self.shots:
+            if not eager.writable():
+                yield eager.spin_wait(eager.writable)
+            part = x if shown is whole else None if shown is None else shown(x)
+            current = eager.begin(rounds, record, part, change)
             if awaited is not None and not awaited():
                 yield eager.spin_wait(awaited)
-            if rest is None and end is not None:
-                rest = end(current, result(output))
-            if rest is ENOUGH:
-                return
-            if rest is not None:
-                yield rest
-            current = rest = None
+            if end is not None:
+                rest = end(current, output if result is whole else result(output))
+                if rest is ENOUGH:
+                    return
+                if rest is not None:
+                    yield rest
+
+
+def _continued(event: Awaited, steps: Steps) -> Steps:
+    yield event
+    yield from steps
 
 
 def shots(
@@ -355,9 +328,9 @@ def _reduction(op: ReduceOp, dtype: np.dtype[Any]) -> Callable[[Round, Array], N
 
     def combined(current: Round, out: Array) -> None:
         rows = current.rows
-        combine(rows[0], rows[1], out=out)
+        combine(rows[0], rows[1], out)
         for row in rows[2:]:
-            combine(out, row, out=out)
+            combine(out, row, out)
         if averages:
             finish(op, out, len(rows))
 
