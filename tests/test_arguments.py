@@ -12,7 +12,7 @@ from harness.inputs import Op, calls as every_call
 import mpiddp as dist
 from mpiddp.errors import ArrayError
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
+pytestmark = pytest.mark.mpi
 
 
 def good(shape=(4,)):

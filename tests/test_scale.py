@@ -158,6 +158,6 @@ def test_a_group_of_a_large_node_is_small_until_it_moves_something_large():
 
 
 def test_a_rank_populates_its_own_region_only():
-    _, small, _ = work.memory_of_a_group(8 * 16, 16)
-    _, large, _ = work.memory_of_a_group(8 * 128, 128)
+    _, small, _ = work.memory_of_a_group(4 * 16, 16)
+    _, large, _ = work.memory_of_a_group(4 * 128, 128)
     assert large == small

@@ -11,7 +11,7 @@ import mpiddp as dist
 from mpiddp import ReduceOp
 from mpiddp.algorithms import exact_sum
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 3)]
 
 EXACT = ReduceOp.EXACT_SUM
 

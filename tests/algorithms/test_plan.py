@@ -16,7 +16,7 @@ from mpiddp.distributed.groups import default_group
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.shm import eager
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 3)]
 
 
 @pytest.fixture(autouse=True)

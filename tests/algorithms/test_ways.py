@@ -14,7 +14,7 @@ from mpiddp.mpi.requests import READY, Steps, drive
 from mpiddp.shm.cma import CrossMemory
 from mpiddp.shm.eager import EagerBuffers
 
-pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.ranks(2, 3), pytest.mark.core]
+pytestmark = pytest.mark.mpi(min_size=2)
 
 
 @pytest.fixture

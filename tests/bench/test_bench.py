@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 
 import numpy as np
@@ -47,22 +48,21 @@ def wrong_after(here: Bench, who: Contender, buffers: Buffers) -> int:
     return here.sum(buffers.count_wrong())
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("name", ["mpiddp", "symmetric", "mpi4py"])
-def test_operations_are_right(here, operation, name):
+def test_operations_are_right(here, name):
     allocate = symmetric(max(SIZES) + 64) if name == "symmetric" else np.empty
-    for size_bytes in SIZES:
+    for operation, size_bytes in itertools.product(OPERATIONS, SIZES):
         buffers = Buffers(operation, here.rank, here.size, size_bytes, np.dtype("float32"), "sum", allocate)
-        assert wrong_after(here, contender(name, here), buffers) == 0
+        assert wrong_after(here, contender(name, here), buffers) == 0, operation
         if here.rank == 0 and buffers.count:
             buffers.output[-1] += 1
             assert buffers.count_wrong() == 1
 
 
 @pytest.mark.parametrize(("dtype", "op"), [("float16", "sum"), ("int8", "max"), ("float64", "avg")])
-@pytest.mark.parametrize("operation", ["all_reduce", "reduce", "reduce_scatter"])
-def test_reductions_are_right(here, operation, dtype, op):
-    for who in (contender("mpiddp", here), contender("mpi4py", here)):
+def test_reductions_are_right(here, dtype, op):
+    for name, operation in itertools.product(["mpiddp", "mpi4py"], ["all_reduce", "reduce", "reduce_scatter"]):
+        who = contender(name, here)
         buffers = Buffers(operation, here.rank, here.size, 50_000, np.dtype(dtype), op)
         if who.prepare(buffers) is None:
             assert (who.name, dtype) == ("mpi4py", "float16")

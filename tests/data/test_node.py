@@ -18,7 +18,7 @@ from mpiddp.data import shared_on_node
 from mpiddp.distributed.groups import default_group
 from mpiddp.shm import segment
 
-pytestmark = [pytest.mark.mpi, pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 3)]
 
 Array = Any
 

@@ -6,7 +6,7 @@ from harness.inputs import Op, same
 
 import mpiddp as dist
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3), pytest.mark.core]
 
 SHAPES = [(3,), (), (2, 5), (0,), (280_001,)]
 DTYPES = [np.float32, np.float64, np.int64, np.float16]

@@ -12,7 +12,7 @@ from harness.inputs import finish
 import mpiddp as dist
 from mpiddp.distributed import debug
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3), pytest.mark.core]
 
 
 @pytest.fixture

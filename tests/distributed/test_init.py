@@ -9,7 +9,7 @@ from harness.inputs import total
 import mpiddp as dist
 from mpiddp.mpi import lazy
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 3), pytest.mark.core]
 
 NON_MEMBER = dist.GroupMember.NON_GROUP_MEMBER
 

@@ -12,7 +12,7 @@ import mpiddp as dist
 from mpiddp.mpi import requests
 from mpiddp.shm.eager import EagerBuffers
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3), pytest.mark.core, pytest.mark.usefixtures("alert")]
 
 
 def finish_barrier(world, group):
@@ -28,7 +28,6 @@ def finish_barrier(world, group):
     dist.destroy_process_group(group)
 
 
-@pytest.mark.ranks(3)
 @pytest.mark.mpi(min_size=2)
 def test_barrier_names_the_missing_rank(world):
     group = dist.new_group()
@@ -41,7 +40,6 @@ def test_barrier_names_the_missing_rank(world):
     finish_barrier(world, group)
 
 
-@pytest.mark.ranks(3)
 @pytest.mark.parametrize("whose", ["the call's", "the group's"])
 @pytest.mark.mpi(min_size=2)
 def test_timeout_of_an_asynchronous_barrier(world, whose):
@@ -57,7 +55,6 @@ def test_timeout_of_an_asynchronous_barrier(world, whose):
     finish_barrier(world, group)
 
 
-@pytest.mark.ranks(3)
 def test_timeout_of_a_short_blocking_call_ends_the_group(world):
     """Some ranks have made the call and some have not, so no later one would meet its like."""
     group = dist.new_group(timeout=0.3)

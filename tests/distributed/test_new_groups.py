@@ -7,7 +7,7 @@ from harness.inputs import total
 
 import mpiddp as dist
 
-pytestmark = [pytest.mark.mpi, pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3, 4), pytest.mark.core]
 
 NON_MEMBER = dist.GroupMember.NON_GROUP_MEMBER
 

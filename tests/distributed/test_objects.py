@@ -5,7 +5,7 @@ import pytest
 
 import mpiddp as dist
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 3), pytest.mark.core]
 
 OBJECTS = [None, 0, "text", {"a": [1, 2]}, (), b"\0" * 100_000, {1.5, 2}, [np.arange(3).tolist()] * 50]
 

@@ -12,7 +12,7 @@ import mpiddp as dist
 from mpiddp.distributed import parting
 from mpiddp.mpi import lazy
 
-pytestmark = [pytest.mark.mpi, pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 3), pytest.mark.core]
 
 
 @pytest.fixture
@@ -26,7 +26,6 @@ def afterwards(monkeypatch):
     dist.init_process_group()
 
 
-@pytest.mark.ranks(1, 3)
 @pytest.mark.parametrize("place", ["first", "all but one"])
 def test_world_without_some_ranks(world, afterwards, place):
     excluded = {"first": [0], "all but one": list(range(1, world.size))}[place]

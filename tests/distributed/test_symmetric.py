@@ -24,7 +24,7 @@ from mpiddp.mpi import requests
 from mpiddp.shm import segment
 from mpiddp.shm.segment import NOWHERE, find
 
-pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.ranks(2, 3), pytest.mark.core]
+pytestmark = pytest.mark.mpi(min_size=2)
 
 
 @pytest.fixture(autouse=True)
@@ -111,8 +111,9 @@ def test_memory_lives_as_long_as_any_view(world: Any) -> None:
         segment.segment(number)
 
 
-@pytest.mark.ranks(2)
-def test_memory_of_a_wait_that_the_watchdog_has_seen_is_gone_with_it(world: Any, group: Any, monkeypatch: Any) -> None:
+def test_memory_of_a_wait_that_the_watchdog_has_seen_is_gone_with_it(
+    world: Any, group: Any, alert: None, monkeypatch: Any
+) -> None:
     judge = watchdog.Watchdog._judge
 
     def slow(*args: Any) -> None:
@@ -125,7 +126,7 @@ def test_memory_of_a_wait_that_the_watchdog_has_seen_is_gone_with_it(world: Any,
         x[...] = 1
         number = find(x).segment
         if world.rank == 0:
-            time.sleep(1.1)  # the others are seen waiting
+            time.sleep(0.6)  # the others are seen waiting
         if world.rank == 0 and submit.__code__.co_names[1] == "recv":
             for peer in range(1, world.size):
                 dist.send(x, peer, group)
@@ -257,7 +258,6 @@ def test_ordinary_arrays_where_the_scratch_cannot_be_made(
     assert (output == np.arange(world.size)[:, None]).all()
 
 
-@pytest.mark.ranks(2)
 def test_making_and_freeing_does_not_grow(world: Any) -> None:
     def cycles(number: int) -> None:
         for _ in range(number):

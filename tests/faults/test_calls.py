@@ -6,6 +6,7 @@ A blocking call whose mismatch is found elsewhere ends the job: see ``test_calls
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 
 import numpy as np
@@ -23,7 +24,7 @@ from mpiddp.mpi import lazy
 from mpiddp.shm import eager, segment
 from mpiddp.shm.eager import EagerBuffers
 
-pytestmark = [pytest.mark.mpi, pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3), pytest.mark.core]
 
 LARGE = 1 << 20
 
@@ -95,8 +96,13 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("late", ["the odd one", "the others", "nobody"])
-@pytest.mark.parametrize("name", CALLS)
+LATE = ("the odd one", "the others")
+
+
+@pytest.mark.parametrize(
+    ("name", "late"),
+    [*((name, "nobody") for name in CALLS), *itertools.product(("count", "by messages", "all_to_all"), LATE)],
+)
 @pytest.mark.mpi(min_size=2)
 def test_all_ranks_hear_of_it(world, group, name, late):
     submit, other, first, second = CALLS[name]
@@ -171,9 +177,13 @@ MOVING = {
 }
 
 
-@pytest.mark.parametrize("kinds", OTHER_DTYPES)
-@pytest.mark.parametrize("count", [5, LARGE // 4])
-@pytest.mark.parametrize("name", MOVING)
+@pytest.mark.parametrize(
+    ("name", "count", "kinds"),
+    [
+        *((name, count, "text") for name in MOVING for count in (5, LARGE // 4)),
+        *(("all_gather_single", 5, kinds) for kinds in OTHER_DTYPES if kinds != "text"),
+    ],
+)
 @pytest.mark.mpi(min_size=2)
 def test_dtypes_without_a_code_are_told_apart(world, group, name, count, kinds):
     odd = world.rank == world.size - 1
@@ -235,13 +245,12 @@ ROOTED = {
 }
 
 
-@pytest.mark.parametrize("later", [0, 20])
-@pytest.mark.parametrize("name", ROOTED)
+@pytest.mark.parametrize(("name", "later"), [*((name, 0) for name in ROOTED), ("root", 20), ("reduce", 20)])
 @pytest.mark.mpi(min_size=2)
 def test_every_rank_hears_of_it_at_the_end_where_not_all_wait(world, group, name, later):
     submit, other, first, second = ROOTED[name]
     odd = world.rank == world.size - 1
-    time.sleep(0.1 * odd)
+    time.sleep(0.05 * odd)
     with pytest.raises(dist.MismatchError, match=f"(?s)disagree: rank . calls .*{first}.*rank . calls .*{second}"):
         (other if odd else submit)(group).wait()
         for _ in range(later):  # in which the ranks agree

@@ -13,15 +13,15 @@ from mpiddp.mpi import lazy
 
 @pytest.mark.mpi
 @pytest.mark.core
-@pytest.mark.ranks(1, 3)
+@pytest.mark.ranks(3)
 def test_a_late_rank_is_named_and_meets_those_that_begin_again(world, capfd, monkeypatch):
-    monkeypatch.setenv("MPIDDP_WARN_AFTER", "0.3")
+    monkeypatch.setenv("MPIDDP_WARN_AFTER", "0.2")
     part = lazy.MPI.COMM_WORLD.Split(0, -world.rank)
     lazy.MPI.COMM_WORLD.Barrier()
     if part.rank == 0:
-        time.sleep(2 if part.size > 1 else 0)
+        time.sleep(1.4 if part.size > 1 else 0)
     else:
-        meeting, late = Meeting(part, 1), rf"rank 0 \({world.size - 1} of the world, pid \d+\) has not called it"
+        meeting, late = Meeting(part, 0.4), rf"rank 0 \({world.size - 1} of the world, pid \d+\) has not called it"
         with pytest.raises(DistTimeoutError, match=late), meeting.held():
             meeting.duplicate()
         assert (" s in init_process_group:\n  rank 0 (" in capfd.readouterr().err) == (part.rank == 1)
@@ -40,7 +40,7 @@ def test_a_meeting_that_was_given_up_goes_on_and_keeps_no_other_communicator_fro
     part, other = (lazy.MPI.COMM_WORLD.Split(0, world.rank) for _ in range(2))
 
     def give_up():
-        meeting = Meeting(part, 0.5)
+        meeting = Meeting(part, 0.2)
         with pytest.raises(DistTimeoutError), meeting.held():
             meeting.allgather(meeting.duplicate(), world.rank)
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
+from mpiddp.faults import watchdog
 from mpiddp.mpi import requests
 
 
@@ -72,6 +73,12 @@ def everybody(value: Any) -> list[Any]:
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return found
+
+
+@pytest.fixture
+def alert(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the ranks answer questions soon, which errors of a wait ask."""
+    monkeypatch.setattr(watchdog, "LOOK_S", 0.02)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import mpiddp as dist
 from mpiddp.mpi import operation
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
+pytestmark = pytest.mark.mpi
 
 
 def test_future(world):

@@ -21,7 +21,7 @@ from mpiddp.faults import this_job
 from mpiddp.faults.dumps import Dumps
 from mpiddp.mpi import recorder, requests
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
+pytestmark = pytest.mark.mpi
 
 
 def entries(group):
@@ -136,7 +136,7 @@ def test_messages(world, group):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_call_that_never_ended_stays_started(world):
+def test_a_call_that_never_ended_stays_started(world, alert):
     group = dist.new_group()
     if world.rank:
         with pytest.raises(TimeoutError, match=r"(?s)barrier #1 .* did not finish in 0\.1 s.*    rank 0 \(node "):

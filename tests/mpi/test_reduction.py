@@ -12,7 +12,7 @@ from harness.inputs import Op
 import mpiddp as dist
 from mpiddp.algorithms.local_reduce import premultiply
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
+pytestmark = pytest.mark.mpi
 
 HALF = ["float16"]
 if importlib.util.find_spec("ml_dtypes"):

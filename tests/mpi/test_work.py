@@ -19,7 +19,7 @@ from mpiddp.distributed import dispatch
 from mpiddp.mpi import lazy, recorder, requests
 from mpiddp.shm.eager import EagerBuffers
 
-pytestmark = [pytest.mark.mpi, pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 3), pytest.mark.core]
 
 
 def test_work(world):
@@ -141,11 +141,13 @@ def test_a_receive_is_open_while_a_group_is_made(world):
         dist.destroy_process_group(each)
 
 
+@pytest.mark.core
+@pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("nodes", ["0000", "0101", "0123"])
 def test_random_program(world, nodes):
     with pretended_nodes([int(node) for node in nodes[: world.size]]):
         program = RandomProgram(world.rank, world.size, world.rng, np.random.default_rng([world.rank, *nodes.encode()]))
-        program.run(200)
+        program.run(200 if world.long else 60)
         dist.barrier()
         program.destroy()
 
@@ -192,7 +194,7 @@ def test_ring_beside_blocks(world, kind, reverse):
 
 @pytest.mark.ranks(3)
 @pytest.mark.mpi(min_size=2)
-def test_operations_know_their_own_number(world, group):
+def test_operations_know_their_own_number(world, group, alert):
     """An operation is named by its own number, not by that of the last one."""
     if world.rank == 0:
         works = [dist.barrier(group, async_op=True) for _ in range(3)]

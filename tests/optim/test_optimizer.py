@@ -42,15 +42,14 @@ def start(dtype: Any) -> list[Any]:
     return [np.asarray(rng.standard_normal(shape), dtype=dtype) for shape in SHAPES]
 
 
-@pytest.mark.parametrize("missing", [0.0, 0.4])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("cls", "options"), CASES)
-def test_equals_torch(cls: Any, options: dict[str, Any], dtype: str, missing: float) -> None:
+def test_equals_torch(cls: Any, options: dict[str, Any], dtype: str) -> None:
     torch = pytest.importorskip("torch")
     params = [Parameter(data.copy()) for data in start(dtype)]
     theirs = [torch.nn.Parameter(torch.tensor(data)) for data in start(dtype)]
     mine, twin = cls(params, **options), getattr(torch.optim, cls.__name__)(theirs, **options)
-    steps = 100
+    steps, missing = 50, 0.2
     train(mine, params, 1, steps, missing, lambda grad: grad.astype(dtype))
     train(twin, theirs, 1, steps, missing, lambda grad: torch.tensor(grad.astype(dtype)))
     # torch fuses some multiplications with additions, so each step may differ by a rounding of what is added up.

@@ -166,9 +166,7 @@ class Mixed(nn.Module):
         return {"y": hidden * scale, "norm": (hidden * hidden).sum()}
 
 
-@pytest.mark.parametrize("output", [None, 1, "cpu"])
-@pytest.mark.parametrize("n", [1, 5, 8])
-@pytest.mark.parametrize("current", [0, 1])
+@pytest.mark.parametrize(("n", "output", "current"), [(1, 1, 0), (5, None, 0), (5, "cpu", 1), (8, None, 1)])
 def test_several_devices_give_what_one_thread_gives(
     cupy: Any, monkeypatch: pytest.MonkeyPatch, n: int, output: Any, current: int
 ) -> None:

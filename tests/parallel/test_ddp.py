@@ -28,7 +28,7 @@ import mpiddp as dist
 from mpiddp import nn, optim
 from mpiddp.nn import functional as F  # noqa: N812
 
-pytestmark = [pytest.mark.mpi, pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 3), pytest.mark.core]
 
 DDP = dist.DistributedDataParallel
 

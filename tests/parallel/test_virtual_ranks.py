@@ -10,7 +10,7 @@ from mpiddp import nn, optim
 from mpiddp.data import ArrayDataset, DataLoader, GlobalBatchSampler
 from mpiddp.nn import functional as F  # noqa: N812
 
-pytestmark = [pytest.mark.mpi, pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2, 3, 4)]
 
 V, BATCH, SEED = 7, 12, 3
 RNG = np.random.default_rng(8)

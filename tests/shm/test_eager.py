@@ -23,7 +23,7 @@ from mpiddp.shm import eager
 from mpiddp.shm.eager import EagerBuffers
 from mpiddp.shm.segment import address_of
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2, 3, 4), pytest.mark.core]
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.ranks(2, 3)]
 
 
 def full(world):
@@ -240,6 +240,8 @@ def test_elements_longer_than_a_buffer(world, group, dtype):
     assert x.tobytes() == rows[-1].tobytes()
 
 
+@pytest.mark.core
+@pytest.mark.ranks(3)
 def test_messages_on_their_way_move_while_a_rank_waits(world, group):
     """The sender may be done with a message that has not left; the other comes only when he has it."""
     x = np.full(1 << 18, world.rank, np.uint8)

@@ -39,11 +39,11 @@ time.sleep(60)
     ],
 )
 def test_launcher_whose_rank_0_is_gone_is_ended(monkeypatch, tmp_path, host, seconds, waits, ended):
-    monkeypatch.setattr(supervisor, "_GONE_S", 1.0)
+    monkeypatch.setattr(supervisor, "_GONE_S", 0.5)
     monkeypatch.setattr("socket.gethostname", lambda: "here")
     program = LAUNCHER.format(word=f"watched {host}", seconds=seconds, waits=waits)
     command = supervisor.Command([sys.executable, "-c", program])
-    lost_after_s = 4.0
+    lost_after_s = 4.0 if ended else 1.5
     one = supervisor.Supervisor(command, None, tmp_path / "marker", lost_after_s, supervisor._Forwarding())
     began = time.monotonic()
     end = one._job(command.words)
@@ -93,9 +93,10 @@ def test_job_whose_ranks_survive_rank_0_is_not_gone_with_it(monkeypatch, tmp_pat
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_marker_that_is_deleted_ends_no_supervisor(tmp_path, ends):
+def test_marker_that_is_deleted_ends_no_supervisor(monkeypatch, tmp_path, ends):
+    monkeypatch.setattr(supervisor, "_GONE_S", 0.2)
     program = "import os, pathlib, time; marker = pathlib.Path(os.environ['MPIDDP_MARKER']); marker.unlink();"
-    program += f"time.sleep(1.5); {ends} and marker.write_text('{marker.ENDED}')"
+    program += f"time.sleep(0.6); {ends} and marker.write_text('{marker.ENDED}')"
     command = supervisor.Command([sys.executable, "-c", program])
     one = supervisor.Supervisor(command, None, tmp_path / "marker", 300.0, supervisor._Forwarding())
     end = one._job(command.words)

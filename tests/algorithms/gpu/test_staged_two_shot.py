@@ -16,7 +16,7 @@ import mpiddp as dist
 from mpiddp.algorithms.gpu import staged_two_shot
 from mpiddp.errors import MismatchError
 
-pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.ranks(2, 3), pytest.mark.core]
+pytestmark = pytest.mark.mpi(min_size=2)
 
 __all__ = ["cupy"]  # a fixture
 
