@@ -105,8 +105,7 @@ def _missing(liveness: Liveness, operation: Operation, ask: _Ask, long_s: float)
         return ""  # it waits for itself
     if operation.peers is None and index and ask(ranks[index - 1 : index])[ranks[index - 1]].waits_in(operation):
         return ""
-    answers = ask(awaited)
-    states = {rank: answers[rank] for rank in (liveness.rank, *awaited)}
+    states = {rank: told[rank] for told in [ask(awaited)] for rank in (liveness.rank, *awaited)}
     if operation.peers is None:
         if any(states[rank].waits_in(operation) for rank in ranks[:index]):
             return ""
