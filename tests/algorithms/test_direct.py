@@ -75,21 +75,6 @@ def test_random_calls_have_numpy_s_results(world: Any, link: Link, monkeypatch: 
             check(world, name, np.dtype(np.float32), (count,), how, op=op, make=make)
 
 
-def test_pending_calls_on_one_array_take_place_in_their_order(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    if link.resource(CrossMemory).fault:
-        pytest.skip("the kernel does not copy between processes here")
-    fix(link, "attach", monkeypatch)
-    size = link.size
-    for step in range(10):
-        x = np.full(COUNT, float(link.rank + 1))
-        works = [dist.all_reduce(x, async_op=True) for _ in range(3)]
-        works.append(dist.broadcast(x, step % size, async_op=True))
-        for work in works if (link.rank + step) % 2 else reversed(works):
-            assert work is not None
-            work.wait()
-        assert (x == size * (size + 1) / 2 * size**2).all()
-
-
 def test_array_of_a_call_that_failed_is_kept(link: Link, alert: None) -> None:
     """Another rank may still write to it."""
     if link.resource(CrossMemory).fault:

@@ -150,8 +150,9 @@ class OddError(Exception):
         super().__init__(f"{a} and {b}")
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError("no x.npy"), OddError(1, 2), KeyError("x")], ids=repr)
-@pytest.mark.parametrize("where", ["everywhere", "last node"])
+@pytest.mark.parametrize(
+    ("error", "where"), [(FileNotFoundError("no x.npy"), "everywhere"), (OddError(1, 2), "last node")], ids=str
+)
 def test_every_rank_raises_what_one_has(world: Any, error: Exception, where: str) -> None:
     last = default_group()._link.nodes[world.rank] == max(default_group()._link.nodes)
 

@@ -67,6 +67,7 @@ def _in_order(world, steps):
 
 
 @pytest.mark.core
+@pytest.mark.ranks(3)
 @pytest.mark.parametrize("where", ["a node", "several nodes", "symmetric memory"])
 @pytest.mark.parametrize("size", [3, 1 << 17, 150_000])
 def test_asynchronous_calls_on_one_array_take_place_in_their_order(world, where, size):

@@ -113,15 +113,6 @@ def test_zero_grad() -> None:
     assert params[0].grad is None and params[1].grad is None
 
 
-def test_data_and_gradient_stay_where_they_are() -> None:
-    data, grad = np.ones(2), np.array([1.0, 2.0])
-    param = Parameter(data, grad)
-    for opt in (SGD([param], weight_decay=0.1, momentum=0.9), Adam([param], weight_decay=0.1)):
-        for _ in range(2):
-            opt.step()
-    assert param.data is data and param.grad is grad and grad.tolist() == [1, 2]
-
-
 def test_closure() -> None:
     param = Parameter(np.ones(2))
 

@@ -29,8 +29,9 @@ def parts(world: World, kind: str) -> tuple[slice, int]:
 
 
 @pytest.mark.parametrize("kind", COUNTS)
-@pytest.mark.parametrize("shape", [(5,), (5, 7), (2, 3, 4)], ids=str)
-@pytest.mark.parametrize(("affine", "momentum"), [(True, 0.1), (False, 0.3)])
+@pytest.mark.parametrize(
+    ("shape", "affine", "momentum"), [((5,), False, 0.1), ((5, 7), True, 0.3), ((2, 3, 4), True, 0.1)], ids=str
+)
 def test_forward_backward_and_statistics_are_those_of_the_joined_batch(
     world: World, kind: str, shape: tuple[int, ...], affine: bool, momentum: float
 ) -> None:

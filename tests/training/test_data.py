@@ -126,8 +126,7 @@ def test_mnist_is_read_from_its_folder(world: Any, folder: Path) -> None:
     assert np.array_equal(whole(train)[0], mnist(folder).arrays[0])
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 100])
-@pytest.mark.parametrize("n", [1, 2, 5, 29])
+@pytest.mark.parametrize(("n", "batch_size"), [(1, 4), (2, 1), (5, 100), (29, 4)])
 def test_evaluation_counts_every_sample_once(world: Any, n: int, batch_size: int) -> None:
     rng = np.random.default_rng(n)
     x, y = rng.standard_normal((n, 6)).astype(np.float32), rng.integers(0, 3, n)
