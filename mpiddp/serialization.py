@@ -16,7 +16,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from .device import is_device_array
+from .device import is_device_array, is_masked
 from .typing import Array
 
 _STATE = "mpiddp.state"
@@ -147,8 +147,8 @@ def _array_of(value: Any, at: str) -> Array:
             f"{where} is a {type(value).__name__}: expected arrays, numbers, strings and None in dicts, lists and"
             " tuples; convert it, or leave it out"
         )
-    if array.dtype.name not in _DTYPES or isinstance(array, np.ma.MaskedArray):
-        kind = "a masked array" if isinstance(array, np.ma.MaskedArray) else "an array"
+    if array.dtype.name not in _DTYPES or is_masked(array):
+        kind = "a masked array" if is_masked(array) else "an array"
         raise TypeError(
             f"{where} is {kind} of {array.dtype}, which a safetensors file cannot hold; convert it to or view it as"
             f" one of {', '.join(sorted(_DTYPES))}"

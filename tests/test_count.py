@@ -45,7 +45,7 @@ BUDGET = {
     "mpiddp/autograd": 927,
     "mpiddp/bench": 1227,
     "mpiddp/data": 1313,
-    "mpiddp/device": 529,
+    "mpiddp/device": 533,
     "mpiddp/distributed": 1927,
     "mpiddp/examples": 612,
     "mpiddp/faults": 2401,

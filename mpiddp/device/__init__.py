@@ -23,6 +23,7 @@ from .namespace import (
     device_arrays_of as device_arrays_of,
     empty as empty,
     is_device_array as is_device_array,
+    is_masked as is_masked,
 )
 from .transfer import (
     download as download,

@@ -31,6 +31,12 @@ def is_device_array(x: object) -> bool:
     return cupy is not None and isinstance(x, cupy.ndarray)
 
 
+def is_masked(x: object) -> bool:
+    """Return True for a masked array, whose module takes a tenth of a job's start; who has one has imported it."""
+    masked = sys.modules.get("numpy.ma")
+    return masked is not None and isinstance(x, masked.MaskedArray)
+
+
 def array_namespace(x: object) -> Any:
     """Return ``numpy`` or ``cupy``."""
     return sys.modules["cupy"] if is_device_array(x) else np

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from mpiddp.device import dlpack, is_device_array
+from mpiddp.device import dlpack, is_device_array, is_masked
 from mpiddp.device.half import bfloat16
 from mpiddp.errors import ArrayError
 from mpiddp.typing import Array
@@ -79,7 +79,7 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
             f"{operation} needs numbers, got an array of Python objects as `{name}`; use the object collectives"
             " (all_gather_object, broadcast_object_list, send_object_list)"
         )
-    if isinstance(array, np.ma.MaskedArray):
+    if is_masked(array):
         raise TypeError(f"{operation} got a masked array as `{name}`, whose mask would be lost; pass x.filled(value)")
     got = f"got {array.dtype} {array.shape}"
     if not array.flags.c_contiguous:
