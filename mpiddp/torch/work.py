@@ -150,8 +150,9 @@ class Work(torch.distributed.Work):
     def get_future(self) -> Future[Any]:
         """Return a future of the result tensors.
 
-        In a backward it completes when the backward's own work is done, before DistributedDataParallel looks at it, or
-        when Python waits for it; elsewhere it is complete, because C++ that waits lets nobody make progress.
+        In a node of a backward it completes when the backward's own work is done, before DistributedDataParallel looks
+        at it, or when Python waits for it. Elsewhere it is complete, because C++ that waits lets nobody make progress;
+        so it is in the callbacks at a backward's end, in which a static graph's first step reduces all its buckets.
         """
         in_backward = torch._C._current_graph_task_id() != -1
         future = self._future
@@ -162,7 +163,7 @@ class Work(torch.distributed.Work):
                 self._future = None
             elif self.is_completed():
                 pass  # this has completed the future too
-            elif in_backward:
+            elif torch._C._current_autograd_node() is not None:
                 Variable._execution_engine.queue_callback(self.wait)
             else:
                 self._wait_quietly()
