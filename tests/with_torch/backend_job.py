@@ -219,6 +219,36 @@ def check_errors(rank: int, size: int) -> None:
     dist.barrier()
 
 
+def check_messages(rank: int, size: int) -> None:
+    """Of known and of any source, with tags, in batches, and of objects."""
+    if size == 1:
+        return
+    right, left = (rank + 1) % size, (rank - 1) % size
+    works = [dist.isend(torch.full((n,), float(rank)), right, tag=n) for n in (3, 5)]
+    assert dist.recv(x := torch.empty(5), left, tag=5) == left and (x == left).all()
+    dist.irecv(x := torch.empty(3), left, tag=3).wait()
+    assert (x == left).all()
+    for work in works:
+        work.wait()
+    dist.barrier()
+    if rank:
+        dist.send(torch.full((2,), float(rank)), 0)
+    else:
+        sources = [dist.recv(x := torch.empty(2)) for _ in range(size - 1)]
+        assert sorted(sources) == list(range(1, size)) and x[0] == sources[-1]
+    dist.barrier()  # else the next message may come before another rank's
+    y = torch.full((2,), float(rank))
+    batch = [dist.P2POp(dist.isend, y, right), dist.P2POp(dist.irecv, x := torch.empty(2), left)]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    assert (x == left).all()
+    if rank == 0:
+        dist.send_object_list(["object", {"of": 0}], 1)
+    if rank == 1:
+        dist.recv_object_list(found := [None, None], 0)
+        assert found == ["object", {"of": 0}]
+
+
 def _network(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     head = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
@@ -250,11 +280,13 @@ def check_python_comm_hooks(rank: int) -> None:
 
 def check_own_ddp(rank: int, size: int) -> None:
     """mpiddp's DistributedDataParallel does on a torch module what torch's does."""
-    theirs = nn.parallel.DistributedDataParallel(_network(rank))
+    options = {"static_graph": True, "gradient_as_bucket_view": True}
+    theirs, other = (nn.parallel.DistributedDataParallel(_network(rank), **each) for each in ({}, options))
     ours = mpiddp.torch.DistributedDataParallel(_network(rank))
-    for one in (theirs, ours):
+    for one in (theirs, ours, other):
         _train(one, 3, rank)
     _same(theirs.module.state_dict(), ours.module.state_dict())
+    _same(theirs.module.state_dict(), other.module.state_dict())
     for one in (theirs, ours):
         _train(one, 2, rank, accumulate=True)
     _same(dict(theirs.module.named_parameters()), dict(ours.module.named_parameters()))
@@ -516,6 +548,7 @@ def main() -> None:
     check_zero_copy()
     check_asynchronous(rank, size)
     check_groups(rank, size)
+    check_messages(rank, size)
     check_python_comm_hooks(rank)
     check_own_ddp(rank, size)
     check_failing_hooks(rank, size)

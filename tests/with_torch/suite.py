@@ -40,16 +40,6 @@ SKIPPED_BY_TORCH = {
     "test_broadcast_object_list": "torch skips it: it fails there",
 }
 NEEDS_FOUR_RANKS = ("test_new_subgroups_with_group_param", "LargeCommTest.test_new_group_local_sync")
-SHORT = (
-    *("test_get_rank_size_group", "test_destroy_group", "test_send_recv", "test_send_recv_any_source", "test_isend"),
-    *("test_broadcast_group", "test_reduce_sum", "test_all_reduce_sum", "test_all_reduce_sum_async"),
-    *("test_all_reduce_sum_complex", "test_sparse_all_reduce_sum", "test_all_reduce_coalesced_group_sum"),
-    *("test_scatter_group", "test_gather_group", "test_all_gather_group", "test_all_gather_coalesced_with_empty"),
-    *("test_all_to_all_single_unequal_split_group", "test_all_to_all_group", "test_barrier_group"),
-    *("test_all_gather_object_subgroup", "test_scatter_object_list", "test_DistributedDataParallelCPU"),
-    *("test_DistributedDataParallelCPU_grad_is_view", "test_ddp_logging_data_cpu", "test_static_graph_api_cpu"),
-)
-"""Some of each kind, for every change."""
 
 
 def load(backend: str) -> Any:
@@ -181,7 +171,6 @@ def run(names: list[str], ranks: int) -> dict[str, tuple[str, str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--short", action="store_true", help="some tests of each kind")
     parser.add_argument("--plan", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("names", nargs="*", metavar="TEST", help="these tests only")
     options = parser.parse_args()
@@ -189,7 +178,7 @@ def main() -> int:
         run_rank(json.loads(options.plan.read_text()))
     sys.path[:0] = [str(HERE.parents[2]), str(HERE.parents[1])]
     os.environ.update(WORLD_SIZE=str(options.ranks), RANK="0", TEMP_DIR=tempfile.gettempdir())
-    names = options.names or (SHORT if options.short else applicable(load("mpiddp")))
+    names = options.names or applicable(load("mpiddp"))
     for variable in ("WORLD_SIZE", "RANK", "BACKEND", "TEMP_DIR", "INIT_METHOD"):
         os.environ.pop(variable, None)
     began = time.monotonic()

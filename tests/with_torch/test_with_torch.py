@@ -35,7 +35,6 @@ def test_torch_on_some_ranks(tmp_path: Path) -> None:
     assert ended.rc == 0 and ended.stdout.count("all right") == 2, ended
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("ranks", thinned([1, 2, 3], 2))
 def test_cuda_tensors_go_as_cupy_arrays(ranks: int) -> None:
     """Tensors that only say so, on the fake device: there is no CUDA here."""
@@ -45,7 +44,6 @@ def test_cuda_tensors_go_as_cupy_arrays(ranks: int) -> None:
     assert ended.rc == 0 and ended.stdout.count("all right") == ranks, ended
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("nodes", thinned(["0,0,0", "0,0,1"], "0,0,1"))
 def test_other_backends_meet_through_mpi_and_nobody_else_does(nodes: str) -> None:
     """The store is at a Unix socket on one node, and else at a port."""
@@ -56,8 +54,8 @@ def test_other_backends_meet_through_mpi_and_nobody_else_does(nodes: str) -> Non
 TORCH = ("-m", "mpiddp.torch")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 WORLD = {  # what else runs on torch.distributed: the package, and the scripts that use it
-    "torch.nn": ("ddp_snapshot", "fsdp2", "tensor_parallel", "dcp", "wrappers"),
-    "torch": ("pipeline", "meshes", "helpers_of_ddp", "beside_training"),
+    "torch.nn": ("ddp_snapshot", "fsdp2", "tensor_parallel", "dcp"),
+    "torch": ("wrappers", "pipeline", "meshes", "helpers_of_ddp", "beside_training"),
     "lightning": ("world_lightning",),
     "accelerate": ("world_accelerate",),
     "transformers": ("world_transformers",),
@@ -66,7 +64,7 @@ WORLD = {  # what else runs on torch.distributed: the package, and the scripts t
 
 
 CASES = [pytest.param(package, ranks, marks=pytest.mark.long) for package in WORLD for ranks in (2, 4)]
-CASES[0] = pytest.param("torch.nn", 2, marks=pytest.mark.once)
+CASES[0] = pytest.param("torch.nn", 2)
 
 
 def losses_of(ended: launcher.Completed) -> list[list[str]]:
@@ -106,31 +104,6 @@ def test_the_torch_world_has_gloo_s_losses(package: str, ranks: int, tmp_path: P
     assert len(ours) == 2 and len(gloos) > 2 * len(names), ended
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ray_train_is_undisturbed_and_mpiddp_says_that_it_needs_mpirun(
-    ranks: int, tmp_path: Path, installed: list[Path]
-) -> None:
-    pytest.importorskip("ray")
-    script, losses = SCRIPTS / "world_ray.py", {way: tmp_path / way for way in ("torchrun", "gloo", "mpiddp")}
-    one = {"OMP_NUM_THREADS": "1", "ranks": None, "search": installed, "limit_s": 300}
-    ended = {"torchrun": job(*TORCHRUN, ranks, script, losses["torchrun"], **one)}
-    for backend in ("gloo", "mpiddp"):
-        ended[backend] = job(script, losses[backend], ranks, backend, **one)
-    assert ended["torchrun"].rc == ended["gloo"].rc == 0, ended
-    torchrun, gloo = (figures([losses[way].read_text()]) for way in ("torchrun", "gloo"))
-    assert torchrun == pytest.approx(gloo, rel=1e-5) and len(gloo) == 5, (torchrun, gloo)
-    assert f"start with `mpirun -np {ranks}" in ended["mpiddp"].stderr, ended
-    assert ended["mpiddp"].rc != 0 and not losses["mpiddp"].exists(), ended
-
-
-@pytest.mark.long
-@pytest.mark.skipif(importlib.util.find_spec("mpi4py_fft") is None, reason="mpi4py-fft is not installed")
-def test_mpi4py_fft_in_one_program() -> None:
-    ended = job(SCRIPTS / "beside_mpi4py_fft.py", ranks=2, limit_s=240)
-    assert ended.rc == 0 and ended.stdout.count("right") == 2, ended
-
-
 @pytest.fixture
 def installed(tmp_path: Path) -> list[Path]:
     """Return the folders that show an installed mpiddp: its entry points, as pip lays them down."""
@@ -144,26 +117,39 @@ def installed(tmp_path: Path) -> list[Path]:
     return [tmp_path]
 
 
-@pytest.mark.once
-@pytest.mark.parametrize("first", thinned(["torch", "mpiddp.torch"], "torch"))
-def test_import_torch_finds_the_backend_and_starts_no_mpi(first: str, installed: list[Path]) -> None:
-    """It meets through MPI, whatever address the program has left."""
-    code = (
-        f"import os, sys, {first}, torch, torch.distributed as dist\n"
-        "assert 'mpi4py.MPI' not in sys.modules and 'mpiddp.parallel' not in sys.modules\n"
-        "assert dist.is_backend_available('mpiddp')\n"
-        "os.environ.update(MASTER_ADDR='localhost', MASTER_PORT=str(29600 + int(os.environ['RANK'])))\n"
-        "dist.init_process_group('mpiddp'); dist.all_reduce(x := torch.ones(1)); print('sum', x.item())\n"
-        "dist.destroy_process_group(); size = x.item()\n"
-        "dist.init_process_group('mpiddp', 'tcp://nowhere:1', rank=int(os.environ['RANK']), world_size=int(size))\n"
-    )
-    ended = job("-c", code, ranks=2, search=installed, limit_s=120)
-    assert ended.rc == 0 and ended.stdout.count("sum 2.0") == 2, ended
+FOUND = """
+import contextlib, os, sys, torch, torch.distributed as dist
+assert "mpi4py.MPI" not in sys.modules and "mpiddp.parallel" not in sys.modules
+assert dist.is_backend_available("mpiddp")
+rank, size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+dist.init_process_group("gloo", sys.argv[1], rank=rank, world_size=size)
+if rank == 0:
+    with contextlib.suppress(dist.DistBackendError):
+        dist.new_group([0], backend="mpiddp", use_local_synchronization=True)
+        raise AssertionError("MPI has not started on rank 1")
+for group in (dist.new_group(backend="mpiddp"), dist.group.WORLD):
+    dist.all_reduce(x := torch.ones(1), group=group)
+    assert x == 2
+dist.destroy_process_group()
+os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(29600 + rank))
+dist.init_process_group("mpiddp")
+dist.all_reduce(x := torch.ones(1))
+assert x == 2
+dist.destroy_process_group()
+dist.init_process_group("mpiddp", "tcp://nowhere:1", rank=rank, world_size=size)
+print("right")
+"""
+
+
+def test_import_torch_finds_the_backend_and_starts_no_mpi(installed: list[Path], tmp_path: Path) -> None:
+    """It stands beside Gloo, whose ranks have met at a file, and meets through MPI, whatever address is left."""
+    ended = job(FOUND, f"file://{tmp_path}/meet", ranks=2, search=installed, limit_s=120)
+    assert ended.rc == 0 and ended.stdout.count("right") == 2, ended
     assert ended.stderr.count("meet through MPI, not at MASTER_ADDR=localhost MASTER_PORT=29600") == 1, ended
     assert ended.stderr.count("meet through MPI, not at tcp://nowhere:1") == 1, ended
+    assert "ran on Gloo in this job" not in ended.stderr, ended
 
 
-@pytest.mark.once
 def test_without_mpirun_is_a_world_of_one_rank(installed: list[Path]) -> None:
     code = (
         "import sys; sys.modules['torch.distributed._dist2'] = None\n"  # as before torch 2.9
@@ -173,31 +159,10 @@ def test_without_mpirun_is_a_world_of_one_rank(installed: list[Path]) -> None:
     assert ended.rc == 0 and "size 1" in ended.stdout, ended
 
 
-GLOO = """
-import contextlib, os, sys, torch, torch.distributed as dist
-if __name__ == "__main__":
-    backend, *url = sys.argv[1:]
-    claims = {name: int(os.environ[name.upper()]) for name in ("rank", "world_size") if url}
-    dist.init_process_group("gloo", *url, **claims)
-    if url and dist.get_rank() == 0:
-        with contextlib.suppress(dist.DistBackendError):
-            dist.new_group([0], backend=backend, use_local_synchronization=True)
-            raise AssertionError("MPI has not started on rank 1")
-    dist.all_reduce(x := torch.ones(1), group=dist.new_group(backend=backend))
-    assert x == 2
-    dist.destroy_process_group()
-"""
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(("backend", "lines"), [("gloo", 1), ("mpiddp", 0)])
-def test_a_job_on_gloo_alone_says_so_at_its_end(
-    backend: str, lines: int, installed: list[Path], tmp_path: Path
-) -> None:
-    """A group of mpiddp's stands beside Gloo's, also where Gloo's ranks have met without MPI."""
-    url = [f"file://{tmp_path}/meet"] if backend == "mpiddp" else []
-    ended = job(GLOO, backend, *url, ranks=2, search=installed, limit_s=120)
-    assert ended.rc == 0 and ended.stderr.count("ran on Gloo in this job") == lines, ended
+def test_a_job_on_gloo_alone_says_so_at_its_end(installed: list[Path]) -> None:
+    code = "import torch.distributed as dist; dist.init_process_group('gloo'); dist.new_group(); dist.barrier()"
+    ended = job("-c", code, ranks=2, search=installed, limit_s=120)
+    assert ended.rc == 0 and ended.stderr.count("ran on Gloo in this job") == 1, ended
 
 
 SPAWN = """
@@ -210,7 +175,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.once
 def test_a_spawn_left_in_a_script_for_torchrun_is_named(installed: list[Path], tmp_path: Path) -> None:
     (script := tmp_path / "spawns.py").write_text(SPAWN)
     ended = job(*TORCH, script, ranks=2, search=installed, limit_s=120)
@@ -220,6 +184,7 @@ def test_a_spawn_left_in_a_script_for_torchrun_is_named(installed: list[Path], t
 needs_ulfm = pytest.mark.skipif(not launcher.is_open_mpi(), reason="only Open MPI's mpirun lets ranks live on")
 
 
+@pytest.mark.core
 @needs_ulfm
 def test_a_killed_rank_raises_on_the_others_and_training_goes_on() -> None:
     ended = job(SCRIPTS / "survive.py", ranks=3, options=launcher.ULFM, search=[HERE.parent], limit_s=120)
@@ -228,6 +193,7 @@ def test_a_killed_rank_raises_on_the_others_and_training_goes_on() -> None:
     assert ended.stdout.count("12 steps, 2 ranks, equal: True") == 2, ended
 
 
+@pytest.mark.core
 @needs_ulfm
 def test_a_spare_takes_the_place_of_a_killed_rank_and_the_model_has_the_same_bits() -> None:
     ended = job(SCRIPTS / "elastic.py", ranks=3, options=launcher.ULFM, search=[HERE.parent], limit_s=240)
@@ -241,23 +207,15 @@ def _torch_has_backends() -> bool:
     return tuple(map(int, importlib.metadata.version("torch").split("+")[0].split(".")[:2])) >= (2, 15)
 
 
-@pytest.mark.once
 @pytest.mark.skipif(not _torch_has_backends(), reason="torch takes Backends written in Python since 2.15")
 def test_torch_s_own_shrink_group() -> None:
     ended = job(HERE / "shrink_job.py", ranks=4, limit_s=240)
     assert ended.rc == 0 and ended.stdout.count("all right") == 3, ended
 
 
-@pytest.mark.parametrize(
-    ("options", "passed"),
-    [
-        pytest.param(["--short", "--ranks", "3"], 25, marks=pytest.mark.once),
-        pytest.param(["--ranks", "3"], 121, marks=pytest.mark.long),
-        pytest.param(["--ranks", "4"], 122, marks=pytest.mark.long),
-    ],
-    ids=["short", "3", "4"],
-)
-def test_torch_s_own_suite(options: list[str], passed: int) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize(("ranks", "passed"), [(3, 121), (4, 122)])
+def test_torch_s_own_suite(ranks: int, passed: int) -> None:
     pytest.importorskip("expecttest", reason="torch's suite needs pip install expecttest")
-    ended = job(HERE / "suite.py", *options, limit_s=1200)
+    ended = job(HERE / "suite.py", "--ranks", ranks, limit_s=1200)
     assert ended.rc == 0 and f"{{'passed': {passed}}}" in ended.stdout, ended
