@@ -17,9 +17,8 @@ pytest_plugins = ["harness.ranks", "harness.world"] if UNDER_LAUNCHER else ["har
 
 MARKS = {
     "launch": "starts jobs itself",
-    "core": "an mpi test that touches MPI, so run on 1 to 4 ranks, with both MPI libraries and without eager buffers",
+    "core": "says something of MPI or its launcher: run with both libraries; an mpi test on 1 to 4 ranks",
     "ranks(*numbers)": "an mpi test, run on these numbers of ranks",
-    "once": "says nothing of the MPI library, so to run it with one of them is enough",
     "long": "run by --long only: another case of a promise that an everyday test holds",
 }
 """``mpi``, which runs under mpiexec, is pytest-mpi's own; a test with neither runs in this process."""

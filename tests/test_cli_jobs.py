@@ -26,7 +26,6 @@ def run(ranks: int | None, *arguments: object, **env: str | None) -> Completed:
     return launcher.job("-m", "mpiddp", *arguments, ranks=ranks, limit_s=120, **env)
 
 
-@pytest.mark.once
 def test_train_prints_and_writes_what_it_promises(tmp_path):
     done = run(3, "train", "--epochs", "2", "--metrics", tmp_path / "m.jsonl", "--output", tmp_path / "out")
     assert done.rc == 0, done
@@ -51,7 +50,6 @@ def test_train_prints_and_writes_what_it_promises(tmp_path):
     assert not [path for path in (tmp_path / "out").rglob("*") if path.name.startswith(".")]
 
 
-@pytest.mark.once
 def test_the_tutorials_run_reaches_97_percent():
     """With the figures of the first page. Seconds are not tested: the machine may be busy."""
     done = run(4, "train", **NO_THREADS)
@@ -68,7 +66,6 @@ def test_the_tutorials_run_reaches_97_percent():
     assert accuracies[-1] >= 0.96, done
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_info(ranks):
     done = run(ranks, "info")
@@ -83,7 +80,6 @@ def test_info(ranks):
     assert ("started plainly" in done.stdout) == (ranks is None)
 
 
-@pytest.mark.once
 def test_info_json_on_pretended_nodes():
     done = run(4, "info", "--json", MPIDDP_NODES="0,0,1,1", MPIDDP_TIMOUT="5", **NO_THREADS)
     assert done.rc == 0, done
@@ -134,39 +130,11 @@ def wrong() -> dict[str, list[tuple[int, str, str]]]:
     return dict(zip(WRONG, zip(*json.loads(done.stdout), strict=True), strict=True))
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", WRONG)
 def test_users_error_is_told_by_rank_0(wrong, name):
     first, *others = wrong[name]
     assert_one_line(*first, WRONG[name][1])
     assert others == [[2, "", ""]] * 2
-
-
-def parameters(output: Path) -> dict[str, bytes]:
-    arrays = safetensors.numpy.load_file(output / "model.safetensors")
-    return {name: x.tobytes() for name, x in arrays.items()}
-
-
-RUN = ("train", "--epochs", "3", "--checkpoint-steps", "3", "--batch-size", "128")
-
-
-def losses(output: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (output / "metrics.jsonl").read_text().splitlines()]
-
-
-def test_sigusr1_checkpoints_exits_with_75_and_resumes_to_the_same_bits(tmp_path):
-    assert run(2, *RUN, "--output", tmp_path / "unbroken").rc == 0
-    assert (tmp_path / "unbroken" / "checkpoints" / "step-0000000033").is_dir(), "of 36, none at the end of an epoch"
-    with start(2, *RUN, "--output", tmp_path / "out") as job:
-        job.wait_for("epoch 1/3")
-        job.signal(signal.SIGUSR1)
-        stopped = job.wait(60)
-    assert stopped.rc == 75, stopped
-    assert len(re.findall(r"SIGUSR1 on rank 0: stopped after step \d+, saved a checkpoint", stopped.stdout)) == 1
-    resumed = run(2, *RUN, "--output", tmp_path / "out", "--resume", "auto")
-    assert resumed.rc == 0 and resumed.stdout.count("resumed after step") == 1, resumed
-    assert parameters(tmp_path / "out") == parameters(tmp_path / "unbroken")
-    assert losses(tmp_path / "out") == losses(tmp_path / "unbroken")
 
 
 @pytest.mark.long
@@ -178,6 +146,7 @@ def test_a_signal_that_comes_while_a_stopped_run_saves_does_not_end_it(tmp_path)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-0000000003", "step-0000000004"]
 
 
+@pytest.mark.core
 def test_ranks_that_have_stopped_say_so_whatever_the_launcher_does_to_them_then(tmp_path):
     options = ("train", "--model", "mlp", "--max-time", "1", "--margin", "1", "--output", str(tmp_path))
     stopped = launcher.job("cli", "signal at the end", *options, ranks=2)
@@ -189,7 +158,6 @@ def test_a_signal_that_comes_while_the_data_are_loaded_stops_the_run_after_a_ste
     assert stopped.rc == 75 and "SIGUSR1 on rank 0: stopped after step 1, saved" in stopped.stdout, stopped
 
 
-@pytest.mark.once
 def test_the_model_is_saved_even_if_the_last_checkpoint_cannot_be(tmp_path):
     (tmp_path / "checkpoints").touch()  # in the folder's place
     done = run(2, "train", "--model", "mlp", "--epochs", "1", "--output", tmp_path)
@@ -197,7 +165,6 @@ def test_the_model_is_saved_even_if_the_last_checkpoint_cannot_be(tmp_path):
     assert "saved" in done.stdout and (tmp_path / "model.safetensors").exists(), done
 
 
-@pytest.mark.once
 def test_steps_that_are_left_out_are_said(tmp_path):
     """Of a run that a file configures."""
     (tmp_path / "run.toml").write_text('model = "mlp"\nepochs = 2\nlr = 1e30\non_nan = "skip"\n')
@@ -216,20 +183,20 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
 
 
-@pytest.mark.once
 def test_a_run_that_is_refused_leaves_the_folder_as_it_was(tmp_path):
-    begun = run(2, "train", "--epochs", "1", "--model", "mlp", "--output", tmp_path)
+    begun = run(None, "train", "--epochs", "1", "--model", "mlp", "--output", tmp_path)
     assert begun.rc == 0, begun
     before = contents(tmp_path)
     for options, said in (
         (["--model", "net", "--resume", "auto"], "made with model=mlp"),
         (["--model", "mlp", "--lr", "0.5"], "--resume auto goes on with it"),
     ):
-        refused = run(2, "train", *options, "--output", tmp_path)
+        refused = run(None, "train", *options, "--output", tmp_path)
         assert_one_line(refused.rc, refused.stdout, refused.stderr, said)
     assert contents(tmp_path) == before
 
 
+@pytest.mark.core
 def test_ctrl_c_is_one_message(tmp_path):
     with start(2, "train", "--epochs", "500") as job:
         job.wait_for("epoch   2/500")

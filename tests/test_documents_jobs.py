@@ -30,7 +30,8 @@ def name(page):
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.core
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_first_program(ranks):
     (program,) = programs(PAGES[0].read_text())
     done = job(program, ranks=ranks, limit_s=120)
@@ -39,7 +40,6 @@ def test_first_program(ranks):
     assert found is not None and int(found[1]) == ranks and float(found[2]) > 0.94, done
 
 
-@pytest.mark.once
 def test_guides():
     """To an algorithm, an operation and a hook, one after the other in one job."""
     ended = "\ndist.destroy_process_group()\n"
@@ -47,7 +47,6 @@ def test_guides():
     assert done.rc == 0, done
 
 
-@pytest.mark.once
 def test_guide_to_a_model(tmp_path):
     (tmp_path / "mymodel.py").write_text(programs(GUIDE)[3])
     options = ("--model", "mymodel:Wide", "--epochs", 2, "--batch-size", 64, "--lr", 0.05)
@@ -55,7 +54,6 @@ def test_guide_to_a_model(tmp_path):
     assert done.rc == 0 and "epoch 2/2" in done.stdout, done
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links(page):
     text = page.read_text()
@@ -72,7 +70,6 @@ def test_links(page):
             assert anchor in anchors, f"{name(page)} leads to {target}"
 
 
-@pytest.mark.once
 def test_contributing_has_all_marks():
     described = dict(
         re.findall(r"^\| `([a-z]+(?:\(\*numbers\))?)` \| (.*) \|$", CONTRIBUTING.read_text(), re.MULTILINE)
@@ -81,7 +78,6 @@ def test_contributing_has_all_marks():
     assert described == conftest.MARKS
 
 
-@pytest.mark.once
 def test_the_version_stands_in_one_place():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert "version" not in project and project["dynamic"] == ["version"]
@@ -91,12 +87,10 @@ def test_the_version_stands_in_one_place():
     assert re.search(r"^## (.*)$", changes, re.MULTILINE)[1] == release
 
 
-@pytest.mark.once
 def test_size():
     assert PAGES[0].stat().st_size < MAX_README_BYTES
 
 
-@pytest.mark.once
 def test_recipes_have_this_version_and_its_dependencies():
     recipes = ROOT / "slurm/packages"
     conda, spack = (recipes / "recipe.yaml").read_text(), (recipes / "package.py").read_text()

@@ -23,7 +23,10 @@ from harness.tiers import thinned
 
 KILLS = int(os.environ.get("MPIDDP_TEST_KILLS", "4"))
 SEED = int(os.environ.get("MPIDDP_TEST_SEED", time.time_ns() % 2**32))
-pytestmark = pytest.mark.skipif(not is_open_mpi(), reason="only Open MPI's mpirun lets ranks live on")
+pytestmark = [
+    pytest.mark.core,
+    pytest.mark.skipif(not is_open_mpi(), reason="only Open MPI's mpirun lets ranks live on"),
+]
 
 COMMON = ("--batch-size", 96, "--output")
 OPTIONS = ("--epochs", 4, "--model", "mlp", "--dropout", 0.2, "--optimizer", "adam", *COMMON)
@@ -78,7 +81,7 @@ SAME = {
 }
 
 
-@pytest.mark.parametrize("case", thinned(SAME, "rank 0 in backward", "a spare that sleeps"))
+@pytest.mark.parametrize("case", thinned(SAME, "rank 0 in backward"))
 def test_run_with_a_spare_ends_with_the_bits_of_one_without_a_death(tmp_path, undisturbed, case):
     spares, victims = SAME[case]
     done = train(3 + spares, *OPTIONS, tmp_path / "run", "--spares", spares, victims=victims)
@@ -101,7 +104,7 @@ STARTS = {
 }
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", thinned(STARTS, "init_process_group"))
 def test_death_during_the_start_is_survived_or_ends_the_job_with_its_reason(tmp_path, start):
     victims, said = STARTS[start]
     done = train(3, *OPTIONS, tmp_path / "run", "--epochs", 1, victims=victims, limit_s=40)
@@ -158,6 +161,7 @@ def test_virtual_ranks_of_the_dead_are_taken_over_without_a_change_of_bits(tmp_p
     assert "other masks" not in done.stderr and model(tmp_path / "run") == model(expected), done
 
 
+@pytest.mark.long
 def test_epoch_that_one_had_completed_and_another_had_not_is_in_all_files(tmp_path):
     done = train(3, *FEWER, tmp_path, "--epochs", 2, race="epoch")
     assert done.rc == 0 and "going on after step 15 with 2 of 3 ranks" in done.stderr, done

@@ -39,6 +39,7 @@ def told(done: launcher.Completed):
     return json.loads(done.stdout.partition("\n")[0])
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("ranks", "cyclic", "expected"),
     [
@@ -82,6 +83,7 @@ def test_a_job_ends_when_a_host_is_cut_off():
 
 
 @needs_ulfm
+@pytest.mark.core
 @pytest.mark.parametrize(("cyclic", "victim"), [(False, 3), (True, 0)], ids=["block", "cyclic"])
 def test_others_go_on_when_a_rank_of_a_host_dies(two, cyclic, victim):
     on = two.cyclic if cyclic else two.block
@@ -94,6 +96,7 @@ def test_others_go_on_when_a_rank_of_a_host_dies(two, cyclic, victim):
 
 
 @needs_ulfm
+@pytest.mark.core
 @pytest.mark.parametrize("victim", thinned([0, 3], 3))
 def test_death_before_mpi_ends_the_job_with_its_reason(two, victim):
     options = {"ranks": 4, "on": two.block, "options": launcher.ULFM, "limit_s": 50}

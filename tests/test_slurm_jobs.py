@@ -173,7 +173,6 @@ def losses(metrics: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
 
 
-@pytest.mark.once
 def test_scripts_pass_shellcheck():
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed: apt-get install shellcheck")
@@ -181,7 +180,6 @@ def test_scripts_pass_shellcheck():
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("script", sorted(SLURM.glob("*.sbatch")), ids=lambda path: path.name)
 def test_script_begins_with_what_to_edit_and_how_to_submit(script):
     comment = re.match(r"#!/bin/bash\n((?:#.*\n)+)", script.read_text())
@@ -192,6 +190,7 @@ def test_script_begins_with_what_to_edit_and_how_to_submit(script):
 
 
 @needs_slurm
+@pytest.mark.core
 def test_train_on_one_node(jobs):
     end = jobs.end("cpu")
     assert (end.state, end.rc) == ("COMPLETED", 0), end
@@ -202,6 +201,7 @@ def test_train_on_one_node(jobs):
 
 
 @needs_slurm
+@pytest.mark.core
 def test_train_on_two_nodes(jobs):
     end = jobs.end("multinode")
     assert (end.state, end.rc) == ("COMPLETED", 0), end
@@ -267,6 +267,7 @@ def test_bad_option_fails_with_what_helps(jobs):
 
 
 @needs_slurm
+@pytest.mark.core
 @pytest.mark.parametrize("name", ["wrong-plugin", "unknown-plugin"])
 def test_plugin_that_does_not_fit_is_named_with_the_cure(jobs, name):
     end = jobs.end(name)
@@ -278,6 +279,7 @@ def test_plugin_that_does_not_fit_is_named_with_the_cure(jobs, name):
 
 
 @needs_slurm
+@pytest.mark.core
 def test_failing_rank_ends_the_step_whatever_way_it_fails(jobs):
     end = jobs.end("fails")
     codes = dict(line.split() for line in jobs.file("fails/codes").read_text().splitlines())

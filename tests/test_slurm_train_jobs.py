@@ -30,7 +30,6 @@ SCONTROL = """#!/bin/bash
 printf 'JobId=%s\\n   Command=%s\\n   WorkDir=/nowhere\\n' "$SLURM_JOB_ID" "$SCRIPT"
 """
 pytestmark = [
-    pytest.mark.once,
     pytest.mark.skipif(not SCRIPT.exists(), reason="no checkout: the batch scripts are not installed"),
 ]
 

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import pytest
 from harness.launcher import job
 
 
-@pytest.mark.once
 def test_hierarchical_keeps_few_pieces():
     done = job("peak", ranks=2, MPIDDP_NODES="0,1")
     peaks = [float(line.split()[1]) for line in done.stdout.splitlines()]

@@ -3,17 +3,15 @@ from __future__ import annotations
 import json
 
 import pytest
-from harness.launcher import job
+from harness.launcher import PROGRAMS, job
 
 from mpiddp.bench.cli import OPERATIONS
-
-pytestmark = pytest.mark.once
 
 
 def bench(program: str, *commands: str):
     """Run commands one after the other in one job."""
     program += f"\nfrom mpiddp.cli import main\nfor words in {commands}: assert main(['bench', *words.split()]) == 0"
-    done = job(program, ranks=2, limit_s=180)
+    done = job(program, ranks=2, search=[PROGRAMS.parent], limit_s=180)
     assert done.rc == 0, done
     return done
 
@@ -22,7 +20,7 @@ def test_beside_torch(tmp_path):
     pytest.importorskip("torch")
     compared, trained = tmp_path / "compare.json", tmp_path / "ddp.json"
     done = bench(
-        "",
+        "from harness import without_dynamo",
         f"compare -b 8 -e 512 --rounds 1 -n 2 --json {compared}",
         f"ddp --batch 2 --rounds 1 -n 1 --json {trained}",
     )

@@ -6,12 +6,13 @@ import importlib.util
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from harness import launcher
 from harness.faking import FOLDER
 from harness.launcher import Completed, job
 
-pytestmark = [pytest.mark.once, pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)]
+pytestmark = pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)
 without_cupy = pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
 
 
@@ -24,10 +25,12 @@ def train(*arguments: str | Path, ranks: int = 2, cupy: Path | None = None) -> C
 def test_a_run_on_the_device_is_that_of_the_host(model: str, ranks: int, tmp_path: Path) -> None:
     """The fake has two GPUs: three ranks share one, and the run, which asks for NCCL, says so."""
     pytest.importorskip("ml_dtypes")  # of the fake
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "few.npz", x=rng.integers(0, 256, (300, 28, 28), np.uint8), y=rng.integers(0, 10, 300))
     found = {}
     for device in ("cpu", "cuda"):
         file = tmp_path / device
-        arguments = ("--model", model, "--device", device, "--metrics", file, "--batch-size", "256")
+        arguments = ("--model", model, "--device", device, "--metrics", file, "--data", f"npz:{tmp_path}/few.npz")
         done = train(*arguments, ranks=ranks, cupy=FOLDER)
         assert done.rc == 0, done
         assert f"device={device}" in done.stdout

@@ -6,11 +6,12 @@ import json
 import os
 import sys
 from ctypes.util import find_library
+from functools import partial
 from pathlib import Path
 
 import pytest
 from harness import launcher
-from harness.launcher import job, line_of, start
+from harness.launcher import job, line_of, side_by_side
 from harness.tiers import thinned
 
 from mpiddp import cores
@@ -38,7 +39,7 @@ CONTRADICTIONS = {
     "name",
     thinned(
         CONTRADICTIONS,
-        *("arguments", "environment", "pretended nodes", "after Finalize", "other comm", "one rank's algorithm"),
+        *("environment", "after Finalize", "other comm", "one rank's algorithm"),
     ),
 )
 def test_contradiction_is_printed_once(name):
@@ -55,26 +56,36 @@ def test_rank_that_stalls_ends_the_job():
     assert done.rc == 110 and "init_process_group" in done.stderr and "went on" not in done.stdout, done
 
 
-@pytest.mark.parametrize(
-    "env",
-    [
-        {"PMI_RANK": "{}", "PMI_SIZE": "2", "MPI_LOCALRANKID": "{}"},
-        {"OMPI_COMM_WORLD_RANK": "{}", "OMPI_COMM_WORLD_SIZE": "2"},
-        {"SLURM_PROCID": "{}", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "{}"},
-    ],
-    ids=["Hydra", "Open MPI", "srun"],
-)
-def test_singletons(env):
+ANNOUNCED = {
+    "Hydra": {"PMI_RANK": "{}", "PMI_SIZE": "2", "MPI_LOCALRANKID": "{}"},
+    "Open MPI": {"OMPI_COMM_WORLD_RANK": "{}", "OMPI_COMM_WORLD_SIZE": "2"},
+    "srun": {"SLURM_PROCID": "{}", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "{}"},
+}
+
+
+@pytest.fixture(scope="module")
+def singletons():
+    """Start all of them at the same time, for mostly they wait for each other."""
+    calls = {
+        (name, rank): partial(job, "init", **{variable: value.format(rank) for variable, value in env.items()})
+        for name, env in ANNOUNCED.items()
+        for rank in (0, 1)
+    }
+    with side_by_side(calls, len(calls)) as jobs:
+        yield jobs
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", ANNOUNCED)
+def test_singletons(singletons, name):
     """The launcher announced two ranks, and the library sees a world of one: rank 0 says so, rank 1 nothing."""
-    jobs = [start("init", **{name: value.format(rank) for name, value in env.items()}) for rank in (0, 1)]
-    with jobs[0] as first, jobs[1] as second:
-        done = [first.wait(60), second.wait(60)]
+    done = [singletons[name, rank].result() for rank in (0, 1)]
     assert all(each.rc not in (0, 124) for each in done), done
     text = done[0].stderr
     if "SetupError" not in text:
         pytest.skip(f"the library itself ends such a process: {text[-200:]}")
     assert "started 2 ranks, but each sees a world of its own" in text, done[0]
-    assert ("--mpi=pmix" if "SLURM_PROCID" in env else "start with the mpirun that belongs to this library") in text
+    assert ("--mpi=pmix" if name == "srun" else "start with the mpirun that belongs to this library") in text
     assert "SetupError" not in done[1].stderr, done[1]
 
 
@@ -85,6 +96,7 @@ def other_mpiexec() -> str | None:
     return os.environ.get("MPIDDP_TEST_OTHER_MPIEXEC") or next(iter(found), None)
 
 
+@pytest.mark.core
 def test_launcher_of_the_other_mpi():
     other = other_mpiexec()
     if other is None:
@@ -97,7 +109,6 @@ def test_launcher_of_the_other_mpi():
     assert done.stderr.count(cure) + done.stderr.count(cure.replace("it", "start", 1)) == 1, done
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("case", ["alone", "backend mpi, alone"])
 def test_rank_without_launcher(case):
     done = job("init", case)
@@ -106,7 +117,6 @@ def test_rank_without_launcher(case):
     assert "mp.spawn" in done.stderr or "mpi" in case, done
 
 
-@pytest.mark.once
 def test_rank_and_world_size_of_the_backend_mpi_are_ignored_as_in_torch():
     done = job("init", "backend mpi", ranks=2)
     assert done.rc == 0 and done.stdout.count("went on 2") == 2, done
@@ -124,7 +134,6 @@ def test_no_library(ranks, tmp_path):
     assert all(done.stderr.count(cure) == 1 for cure in cures), done
 
 
-@pytest.mark.once
 def test_python_without_the_global_lock():
     done = job("init", "free-threaded")
     assert done.rc == 1 and "went on" not in done.stdout, done
@@ -137,6 +146,7 @@ def test_plain_launch_is_a_world_of_one():
     assert done.rc == 0 and not done.stderr and json.loads(done.stdout) == [[-1, -1, -1], [0, 1, 0]], done
 
 
+@pytest.mark.core
 def test_variables_are_filled_before_mpi_starts_and_corrected_after():
     done = job("ranks", ranks=4, MPIDDP_NODES="0,1,0,1")
     assert done.rc == 0, done
@@ -146,7 +156,6 @@ def test_variables_are_filled_before_mpi_starts_and_corrected_after():
     assert [late for _, late in found] == [[rank, 4, rank // 2] for rank in range(4)], done
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("threads", "warns"), [(None, True), ("1", False)])
 def test_too_many_blas_threads(threads, warns):
     done = job("init", ranks=2, **dict.fromkeys(cores.THREAD_VARIABLES, threads))

@@ -21,8 +21,6 @@ from harness.tiers import thinned
 
 from mpiddp import cores
 
-pytestmark = pytest.mark.once
-
 EXAMPLES = Path(importlib.util.find_spec("mpiddp.examples").submodule_search_locations[0])
 HELPERS = {"__init__", "__main__", "printing"}
 ALONE = "ends here"

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from harness import hosts
 from harness.launcher import is_open_mpi, job, line_of, side_by_side
-from harness.tiers import thinned
+from harness.tiers import chosen, thinned
 from measure import disagreeing
 
 # Of programs/disagree: the rank that comes later, and the texts for most ranks' call and for the last one's.
@@ -21,12 +21,13 @@ CASES = {
 }
 DTYPES = "rank 0 calls all_reduce #1 of 4 float32 elements with SUM, rank 2 calls all_reduce #1 of 4 int32"
 ROOT = "rank 0 calls broadcast #1 of 4 float32 elements and group rank 0 as root, rank 2 calls all_gather #1"
+STAYED = ("0,0,1", "a root that went on", "")
 # Between nodes, in algorithms that compare nothing: what follows, and the text.
 BETWEEN_NODES = {
     ("0,0,1", "dtype", "barrier"): DTYPES,
     ("0,1,2", "dtype", "long all_reduce"): DTYPES,
     ("0,0,1", "dtype", "fast loop"): "disagree: rank",  # with both calls, or the range of calls long gone
-    ("0,0,1", "a root that went on", ""): ROOT,
+    STAYED: ROOT,
 }
 # The last calls of a job, which nobody waits for: variables, and texts for both sides. Without eager buffers a root may
 # wait inside of MPI, where no rank can raise.
@@ -43,11 +44,11 @@ LAST = {
 
 
 @pytest.fixture(scope="module")
-def jobs():
+def jobs(request):
     disagree = partial(job, "disagree", ranks=3, limit_s=40)
     calls = {name: partial(disagree, name, "barrier", late) for name, (late, *_) in CASES.items()}
     calls["caught"] = partial(disagree, "caught", "", 2, MPIDDP_EAGER="0")
-    for case in BETWEEN_NODES:
+    for case in chosen(request, "case"):
         nodes, name, then = case
         calls[case] = partial(disagree, name, then, 2, MPIDDP_NODES=nodes)
     with side_by_side(calls, places=3) as futures:
@@ -68,11 +69,12 @@ def test_a_rank_that_waits_ends_the_job_where_the_other_goes_on(jobs):
     assert_ended(jobs["caught"].result(), "Waiting (most recent call last)", "rank 2 calls barrier #1")
 
 
-@pytest.mark.parametrize("case", BETWEEN_NODES, ids=", ".join)
+@pytest.mark.parametrize("case", thinned(BETWEEN_NODES, ("0,0,1", "dtype", "barrier"), STAYED), ids=", ".join)
 def test_between_nodes_it_is_found_later(jobs, case):
     assert_ended(jobs[case].result(), BETWEEN_NODES[case])
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("last", LAST)
 def test_the_end_of_a_job_compares_its_last_calls(last):
     env, texts = LAST[last]
@@ -85,7 +87,8 @@ def test_the_end_of_a_job_compares_its_last_calls(last):
     assert done.rc == 111, done
 
 
-@pytest.mark.parametrize("seed", thinned(range(19), 0))
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(19))
 def test_both_sides_of_drawn_calls_are_named(seed):
     """Made-up nodes; ``python -m tests.measure.disagreeing`` runs as many as one likes."""
     assert disagreeing.run(seed) == ""

@@ -15,7 +15,10 @@ from harness.launcher import ULFM, Completed, is_open_mpi, side_by_side
 from harness.tiers import chosen, thinned
 
 SEED = int(os.environ.get("MPIDDP_TEST_SEED", time.time_ns() % 2**32))
-pytestmark = pytest.mark.skipif(not is_open_mpi(), reason="only Open MPI's mpirun lets ranks live on")
+pytestmark = [
+    pytest.mark.core,
+    pytest.mark.skipif(not is_open_mpi(), reason="only Open MPI's mpirun lets ranks live on"),
+]
 
 # Of programs/survivors: the others' waits when a rank dies.
 EVERYDAY = (

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 from harness.launcher import Completed, job, side_by_side, start
-from harness.tiers import chosen
+from harness.tiers import chosen, thinned
 
 # Of programs/waits: the wait of ranks 0 and 2 while rank 1 is in its own code, and its text.
 WAITS = {
@@ -63,7 +63,7 @@ def jobs(request, tmp_path_factory):
         yield futures
 
 
-@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize("wait", thinned(WAITS, "all_reduce"))
 def test_a_rank_in_its_own_code_is_named_with_its_line(jobs, wait) -> None:
     job, operation = jobs[wait].result(), WAITS[wait]
     assert job.rc == 0, job

@@ -9,7 +9,7 @@ import pytest
 from harness import launcher
 from harness.launcher import job
 
-pytestmark = [pytest.mark.once, pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)]
+pytestmark = pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from harness import launcher
 
+pytestmark = pytest.mark.core
+
 ROOT = Path(__file__).parents[2]
 
 

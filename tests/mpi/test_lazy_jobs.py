@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from harness.launcher import job
 
 from mpiddp.mpi.cuda_aware import loaded_libraries
-
-pytestmark = pytest.mark.once
 
 PROGRAM = "import mpiddp\nmpiddp.init_process_group()\n"
 

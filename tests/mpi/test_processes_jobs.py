@@ -8,6 +8,8 @@ import pytest
 from harness.launcher import SHARED, job, mpiexec
 from harness.tiers import thinned
 
+pytestmark = pytest.mark.core
+
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_spawn_that_was_left_in(method):

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from harness.launcher import Completed, job, side_by_side
 
-pytestmark = pytest.mark.once
-
 NEVER = "never began #6; last all_reduce #5 of 200000 float64 elements with SUM, which has ended\n"
 # Exit code, and what rank 1 does.
 CASES = {
@@ -49,9 +47,3 @@ def test_every_rank_writes_and_flight_finds_where_they_part(jobs, folder, case) 
     found = rf"part at #6\n    rank 1 \(node \S+, pid \d+\)  +parting.py:\d+ in \S+ +{found}"
     assert re.search(found, read.stdout), read
     assert "group 1." in read.stdout and ": all made the same calls up to #1, and all have ended" in read.stdout, read
-
-
-def test_nothing_is_written_unasked(tmp_path) -> None:
-    """After an error of one rank's own."""
-    done = job("endings", "raise on all", ranks=2, MPIDDP_FLIGHT_RECORDER=None, TMPDIR=str(tmp_path))
-    assert "flight recorder" not in done.stderr and not list(tmp_path.glob("mpiddp-*")), done

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import pytest
 from harness.launcher import job, start
+
+pytestmark = pytest.mark.core
 
 LINES, RANKS = 300, 3
 

@@ -84,7 +84,6 @@ def test_training_is_that_of_one_process_on_the_joined_batch(world: World, make:
     assert_same_bits_everywhere(values(ddp))
 
 
-@pytest.mark.once
 def test_accumulation_and_steps_are_those_of_torch(world: World) -> None:
     torch = gloo()
     model = mlp()

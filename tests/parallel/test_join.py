@@ -40,7 +40,6 @@ def test_gradients_are_divided_by_all_or_by_those_with_inputs(world: World, by_a
 
 
 @pytest.mark.parametrize(("kind", "by_all"), [("rising", True), ("falling", False), ("none", False)])
-@pytest.mark.once
 def test_training_is_that_of_torch(world: World, kind: str, by_all: bool) -> None:
     torch = gloo()
     model = mlp()

@@ -3,10 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from harness.launcher import job
-
-pytestmark = pytest.mark.once
 
 
 def test_the_environment_alone_makes_a_trace(tmp_path: Path) -> None:

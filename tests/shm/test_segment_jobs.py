@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from harness import launcher
 
+pytestmark = pytest.mark.core
+
 
 @pytest.mark.parametrize("way", ["memfd", "files"])
 def test_a_killed_rank_leaves_no_shared_memory(way: str) -> None:

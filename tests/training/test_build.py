@@ -11,7 +11,7 @@ from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.training.build import build_trainer
 from mpiddp.training.config import UsageError
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3), pytest.mark.once]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
 
 class Regression(nn.Module):

@@ -30,7 +30,7 @@ from mpiddp.training.config import Config, UsageError
 from mpiddp.training.models import MLP
 from mpiddp.training.ranks import raise_on_all_ranks
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3), pytest.mark.once]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
 
 @functools.cache

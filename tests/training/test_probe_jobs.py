@@ -10,7 +10,7 @@ from harness import launcher
 from harness.faking import FOLDER
 from harness.launcher import Completed, job
 
-pytestmark = [pytest.mark.once, pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)]
+pytestmark = pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)
 
 
 def info(cache: Path, *options: str, fake: bool = True) -> Completed:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import signal
 
-import pytest
 from harness.launcher import job, start
 
-pytestmark = pytest.mark.once
 TRAIN = ("-m", "mpiddp", "train", "--model", "mlp", "--epochs", "5000")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import sys
 
@@ -27,6 +29,7 @@ def expect_complete(done: launcher.Completed, starts: int = 2) -> None:
     assert steps == sorted(set(steps)) and steps[:5] == [1, 2, 3, 4, 5], str(done)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("event", ["kill", "leave", pytest.param("raise", marks=pytest.mark.long)])
 def test_job_that_ends_badly_goes_on_from_its_last_state(tmp_path, event):
     with supervised(tmp_path, event) as job:
@@ -34,13 +37,13 @@ def test_job_that_ends_badly_goes_on_from_its_last_state(tmp_path, event):
     assert not list(tmp_path.glob(".mpiddp-run-*"))
 
 
+@pytest.mark.core
 def test_job_whose_rank_0_shows_no_life_is_ended_and_started_again(tmp_path):
     with supervised(tmp_path, "stop", "--lost-after", "4") as job:
         expect_complete(done := job.wait(60))
     assert "showed no life any more and was ended" in done.stderr
 
 
-@pytest.mark.once
 def test_restarts_without_progress_are_given_up(tmp_path):
     with supervised(tmp_path, "always", "--restarts", "9", "--watch", str(tmp_path / "saved")) as job:
         done = job.wait(60)
@@ -49,6 +52,7 @@ def test_restarts_without_progress_are_given_up(tmp_path):
     assert "given up: 2 restarts in a row without progress" in done.stderr
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_signal_ends_the_job_and_no_other_is_started(tmp_path, number):
     with supervised(tmp_path, "wait") as job:
@@ -61,23 +65,31 @@ def test_signal_ends_the_job_and_no_other_is_started(tmp_path, number):
     assert "it is not started again" in done.stderr
 
 
-@pytest.mark.once
-def test_train_resumes_to_the_bits_of_an_undisturbed_run(tmp_path):
+@pytest.mark.core
+def test_train_that_is_killed_and_stopped_resumes_to_the_bits_of_an_undisturbed_run(tmp_path):
     """Every rank writes shards: its part of the optimizer's state, and the compression's remainder."""
     shards = ("--zero", "--optimizer", "adamw", "--average", "models:compressed")
-    options = ("--epochs", 6, "--batch-size", 128, "--checkpoint-steps", 2, *shards, "--output")
+    options = ("--epochs", 5, "--batch-size", 128, "--checkpoint-steps", 3, *shards, "--output")
     train, how = ("-m", "mpiddp", "train", *options), {"ranks": 2, "search": [launcher.PROGRAMS], "cwd": tmp_path}
-    with start(*train, "killed", before=[*RUN, "--"], **how) as supervised:
-        supervised.wait_for("epoch 2/6")
+    with start(*train, "disturbed", before=[*RUN, "--"], **how) as supervised:
+        supervised.wait_for("epoch 1/5")
         os.kill(supervised.rank_0(), signal.SIGKILL)
-        done = supervised.wait(90)
-    assert done.rc == 0, str(done)
-    assert "start 2 of at most 4: " in done.stderr
-    assert "--resume auto" in done.stderr
+        supervised.wait_for("resumed after step", 60)
+        supervised.signal(signal.SIGUSR1)
+        stopped = supervised.wait(90)
+    assert stopped.rc == 75 and "start 2 of at most 4: " in stopped.stderr, stopped
+    assert "--resume auto" in stopped.stderr and "start 3" not in stopped.stderr, stopped
+    assert len(re.findall(r"SIGUSR1 on rank 0: stopped after step \d+, saved a checkpoint", stopped.stdout)) == 1
+    resumed = job(*train, "disturbed", "--resume", "auto", **how)
+    assert resumed.rc == 0 and resumed.stdout.count("resumed after step") == 1, resumed
     assert job(*train, "whole", **how).rc == 0
-    models = [safetensors.numpy.load_file(tmp_path / name / "model.safetensors") for name in ("killed", "whole")]
+    models = [safetensors.numpy.load_file(tmp_path / name / "model.safetensors") for name in ("disturbed", "whole")]
     assert models[0].keys() == models[1].keys()
     assert all(models[0][name].tobytes() == models[1][name].tobytes() for name in models[0])
+    lines = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("disturbed", "whole")]
+    losses = [[json.loads(line)["loss"] for line in each] for each in lines]
+    assert losses[0] == losses[1] and len(losses[0]) == 5
+    assert (tmp_path / "whole/checkpoints/step-0000000057").is_dir(), "of 60, none at the end of an epoch"
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from mpiddp.optim import SGD
 from mpiddp.parallel import SyncBatchNorm
 from mpiddp.training.models import ResNet
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2), pytest.mark.once]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2)]
 
 
 def plain_resnet(accumulate: int) -> list[np.ndarray]:

@@ -35,7 +35,7 @@ def compiled(folder: Path, solver: str) -> Path:
     return program
 
 
-@pytest.mark.parametrize("solver", ["heat.c", "heat.f90"])
+@pytest.mark.parametrize("solver", [pytest.param("heat.c", marks=pytest.mark.core), "heat.f90"])
 def test_a_solver_that_knows_no_more_than_the_header_trains_a_model(tmp_path, solver):
     """On two ranks, one of whose streams may end first, in a job of two programs; no sample touches the disk."""
     program = compiled(tmp_path, solver)

@@ -36,6 +36,7 @@ def solver(tmp_path_factory):
     return made
 
 
+@pytest.mark.core
 def test_a_solver_trains_a_model_from_its_own_ranks(solver):
     with Program([mpiexec(), "-n", "3", solver, SOLVER / "train.py", "101"], PYTHON) as started:
         done = started.wait(90)
@@ -54,6 +55,7 @@ def test_python_in_a_program_in_c_does_not_end_it(solver, level):
     assert done.stderr.count("UserWarning: no watchdog runs") == (level == "FUNNELED"), done
 
 
+@pytest.mark.core
 def test_ranks_of_another_program(solver):
     python = [sys.executable, PROGRAMS / "guest.py", "MPMD"]
     with Program([mpiexec(), "-n", "1", solver, "none", "3", ":", "-n", "2", *python]) as started:
