@@ -328,9 +328,9 @@ def _reduction(op: ReduceOp, dtype: np.dtype[Any]) -> Callable[[Round, Array], N
 
     def combined(current: Round, out: Array) -> None:
         rows = current.rows
-        combine(rows[0], rows[1], out)
+        combine(rows[0], rows[1], out=out)  # positional is deprecated for maximum and minimum
         for row in rows[2:]:
-            combine(out, row, out)
+            combine(out, row, out=out)
         if averages:
             finish(op, out, len(rows))
 
