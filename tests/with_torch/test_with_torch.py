@@ -31,7 +31,7 @@ def test_backend(ranks: int) -> None:
 
 
 def test_torch_on_some_ranks(tmp_path: Path) -> None:
-    ended = job(HERE / "guest_job.py", tmp_path / "end", ranks=3, limit_s=240)
+    ended = job(HERE / "guest_job.py", tmp_path / "end", ranks=3, search=[HERE.parent], limit_s=240)
     assert ended.rc == 0 and ended.stdout.count("all right") == 2, ended
 
 
