@@ -36,7 +36,7 @@ def test_folders(tmp_path):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("x = 1\n")
     found = {folder: sizes.code for folder, sizes in count(tmp_path).items()}
-    assert found == {"mpiddp": 1, "mpiddp, all": 3, "mpiddp/nn": 2, "tests": 1, "tests, all": 1}
+    assert found == {"mpiddp": 1, "mpiddp, all": 3, "mpiddp/nn": 2, "tests": 1, "tests, all": 25_742}
 
 
 BUDGET = {
@@ -48,7 +48,7 @@ BUDGET = {
     "mpiddp/device": 533,
     "mpiddp/distributed": 1927,
     "mpiddp/examples": 612,
-    "mpiddp/faults": 2401,
+    "mpiddp/faults": 2370,
     "mpiddp/mpi": 2153,
     "mpiddp/nn": 1120,
     "mpiddp/optim": 438,
@@ -56,7 +56,7 @@ BUDGET = {
     "mpiddp/shm": 439,
     "mpiddp/torch": 1495,
     "mpiddp/training": 2373,
-    "tests, all": 25_687,
+    "tests, all": 25_742,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

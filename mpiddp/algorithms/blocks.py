@@ -202,6 +202,7 @@ class Blocks:
         eager = self.eager
         buffer = (eager.number + 1) % BUFFERS
         if eager.told[buffer] is not self:  # else the sizes stand there from an earlier call
+            eager.told[buffer] = None  # an interrupt may leave some of each
             for size, size_bytes in self._sizes[buffer]:
                 eager.words[size] = size_bytes
             eager.told[buffer] = self

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpiddp.errors import DistError
-from mpiddp.faults.calls import NO_ROOT, BlockError, Calls
+from mpiddp.faults.calls import NO_ROOT, BlockError
 from mpiddp.faults.monitor import GroupMonitor
 from mpiddp.mpi import recorder, requests
 from mpiddp.mpi.lazy import MPI
@@ -71,7 +71,6 @@ class OneShot:
         size_bytes: int = 0,
     ) -> None:
         self._link, self._eager, self._monitor, self._call = link, link[EagerBuffers], link[GroupMonitor], call
-        self._published = link[Calls]
         self._record = call.record.pack(0)[8:]  # without the sequence number
         self._output, self._input = places
         self._apart = apart
@@ -122,7 +121,7 @@ class OneShot:
         if code is not self._caller:
             code, frame = self._find_caller(frame)
         append((self._call, sequence, code, frame.f_lasti, now := monotonic(), now))
-        if not self._waits and not self._published.publish_later(sequence, self._call.record):
+        if not self._waits:
             self._monitor.publish(sequence, self._call.record)
         return None if outputs is None else Ended(outputs)
 

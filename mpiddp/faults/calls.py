@@ -1,11 +1,10 @@
 """Calls: the record of a collective call, its comparison over the ranks, and the text of a mismatch.
 
 A `Record` is what the ranks compare of a call: three numbers, equal in every process. `Calls` holds the ranks' records
-in memory of the node. A rank publishes its call before it sends, and compares it with the others'; a short call that
-waits for nobody is published later, if no rank has published its own. Of two ranks that disagree, the later one raises
-before its data moves; the earlier one raises in its wait, when the group is destroyed, or at the job's end. Between
-nodes, `handshake` compares calls before their data moves, and `between_nodes` the others in the background. An
-operation that compares calls itself is marked: all ranks raise, and the group goes on.
+in memory of the node. A rank publishes its call before it sends, and compares it with the others'. Of two ranks that
+disagree, the later one raises before its data moves; the earlier one raises in its wait, when the group is destroyed,
+or at the job's end. Between nodes, `handshake` compares calls before their data moves, and `between_nodes` the others
+in the background. An operation that compares calls itself is marked: all ranks raise, and the group goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import mmap
 import struct
 import time
 import zlib
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -257,69 +255,32 @@ class Calls(Resource):
         self._table = np.frombuffer(memory, RECORD, _ROWS * self._size).reshape(_ROWS, self._size)
         self.ordered = shared and ORDERED
         """Whether a rank's record means that it has made its call."""
-        self._words = memoryview(memory).cast("q")
         self._row_bytes = self._size * _PACKED.size
-        words = self._row_bytes // _NUMBER_BYTES
-        self._numbers = [
-            self._words[row * words : (row + 1) * words : _PACKED.size // _NUMBER_BYTES] for row in range(_ROWS)
-        ]
+        words, step = memoryview(memory).cast("q"), _PACKED.size // _NUMBER_BYTES
+        self._numbers = [words[row * self._size * step :: step][: self._size] for row in range(_ROWS)]
+        """Of each row."""
         self._own = self._rank * _PACKED.size
         self._distant = not link.one_node
         self.latest = 0
         """The number of the last call, in a group on several nodes."""
-        self._unconfirmed: dict[int, bytes] = {}
-        """Calls that some rank of the node had not made at the last look."""
-        self._unpublished: deque[tuple[int, Record]] = deque(maxlen=_ROWS)
+        self._unconfirmed: dict[int, int] = {}
+        """By row the number of a call that some rank of the node had not made at the last look."""
 
     def publish(self, sequence: int, call: Record) -> bool:
         """Return True if all ranks of the node have made the call; MismatchError if one made another."""
-        if self._unpublished:
-            self.catch_up()
-        record = self._store(sequence, call)
+        number, place = _MARK | sequence, sequence % _ROWS
+        numbers, own = self._numbers[place], place * self._row_bytes + self._own
+        numbers[self._rank] = 0
+        self._memory[own + _NUMBER_BYTES : own + _PACKED.size] = _rest(call)
+        numbers[self._rank] = number
         if self._distant:
             if not call.self_comparing:
                 self.link.history = hash((self.link.history, *call))
             self.latest = sequence
-        start = sequence % _ROWS * self._row_bytes
-        row = self._memory[start : start + self._row_bytes]
-        if self._size == 1 or row == record * self._size:
-            return True
-        self._await_others(sequence, record)
-        if row.count(record[:_NUMBER_BYTES]) != row.count(record):
-            self._judge(sequence)
-        return False
-
-    def publish_later(self, sequence: int, call: Record) -> bool:
-        """Let the next call that waits, or the watchdog, publish this one, which does not: now it would take too long.
-
-        Return False if another rank has published its own, which this one is to be compared with.
-        """
-        if max(self._numbers[sequence % _ROWS]) >= _MARK | sequence:
+        self._unconfirmed[place] = sequence
+        if numbers.tolist().count(number) == 1 < self._size:
             return False
-        self._unpublished.append((sequence, call))
-        return True
-
-    def catch_up(self) -> None:
-        """Publish the calls of `publish_later`. Any thread may call."""
-        with contextlib.suppress(IndexError):  # another thread has taken the last one
-            while self._unpublished:
-                sequence, call = self._unpublished.popleft()
-                self._await_others(sequence, self._store(sequence, call))
-
-    def _store(self, sequence: int, call: Record) -> bytes:
-        """Write this rank's record of a call, and return its bytes."""
-        number, rest, words = _MARK | sequence, _rest(call), self._words
-        own = sequence % _ROWS * self._row_bytes + self._own
-        first = own // _NUMBER_BYTES
-        words[first] = 0
-        self._memory[own + _NUMBER_BYTES : own + _PACKED.size] = rest
-        words[first] = number
-        return number.to_bytes(_NUMBER_BYTES, "little") + rest
-
-    def _await_others(self, sequence: int, record: bytes) -> None:
-        self._unconfirmed[sequence] = record
-        if len(self._unconfirmed) > _ROWS:
-            self._unconfirmed.pop(next(iter(self._unconfirmed)), None)  # another thread may have taken it out
+        return self._compare(sequence)
 
     def _judge(self, sequence: int) -> None:
         if not ORDERED:
@@ -348,24 +309,28 @@ class Calls(Resource):
 
     def verify(self, sequence: int) -> None:
         """Compare a finished call, and later again if a rank has not made it yet."""
-        record = self._unconfirmed.get(sequence)
-        if record is not None:
-            self._compare(sequence, record)
+        if self._unconfirmed.get(sequence % _ROWS) == sequence:
+            self._compare(sequence)
 
     def check(self) -> None:
-        self.catch_up()
-        for sequence, record in tuple(self._unconfirmed.items()):
-            self._compare(sequence, record)
+        for sequence in tuple(self._unconfirmed.values()):
+            self._compare(sequence)
 
-    def _compare(self, sequence: int, record: bytes) -> None:
-        """Forget a call that all ranks of the node have made, or whose row is reused; MismatchError if one differs."""
-        start = sequence % _ROWS * self._row_bytes
-        row = self._memory[start : start + self._row_bytes]
-        alike = row.count(record)
-        if row.count(record[:_NUMBER_BYTES]) != alike:
+    def _compare(self, sequence: int) -> bool:
+        """Return True if all ranks of the node have made the call; MismatchError if one made another.
+
+        It is forgotten then, or if its row is reused.
+        """
+        place = sequence % _ROWS
+        row = self._memory[place * self._row_bytes : (place + 1) * self._row_bytes]
+        record = row[self._own : self._own + _PACKED.size]
+        number, alike = record[:_NUMBER_BYTES], row.count(record)
+        reused = number != (_MARK | sequence).to_bytes(_NUMBER_BYTES, "little")
+        if not reused and row.count(number) != alike:
             self._judge(sequence)
-        if alike in (0, self._size):
-            self._unconfirmed.pop(sequence, None)
+        if (reused or alike == self._size) and self._unconfirmed.get(place) == sequence:
+            self._unconfirmed.pop(place, None)  # another thread may have taken it out
+        return alike == self._size
 
     def recent(self, rank: int | None = None) -> Array:
         """Return the last records of a rank of this node, this one's by default; sequence 0: unused."""
@@ -382,7 +347,7 @@ class Calls(Resource):
         """Unmap at once; the watchdog's thread then finds no records."""
         self._unconfirmed.clear()
         self._table = np.empty((0, self._size), RECORD)
-        del self._memory, self._words, self._numbers
+        del self._memory, self._numbers
 
 
 def last_call(link: Link, rank: int) -> str:

@@ -25,7 +25,7 @@ from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.world import World
 
 from . import activity
-from .calls import Calls, last_call
+from .calls import last_call
 from .picture import State, packed
 
 T = TypeVar("T")
@@ -192,9 +192,6 @@ class Liveness:
         for group, link in alive(self._links):
             if self._progress.get(group, (-1, now))[0] != link.sequence:
                 self._progress[group] = link.sequence, now
-                published = link.find(Calls)
-                if published is not None:
-                    published.catch_up()
         with self._lock:
             self._forget_sent()
             status = MPI.Status()

@@ -7,6 +7,7 @@ import pytest
 from harness.collectives import UNEVEN, check
 
 import mpiddp.distributed as dist
+from mpiddp.algorithms import one_shot
 from mpiddp.shm.eager import EagerBuffers
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -68,3 +69,32 @@ class Silent:
 
     def __init__(self, comm):
         self.Iprobe = comm.Iprobe
+
+
+def test_sizes_are_told_again_after_an_interrupt(world, group):
+    if group._link.find(EagerBuffers) is None:
+        pytest.skip("needs eager buffers")
+
+    def call(count):
+        x = np.full(count * world.size, float(world.rank))
+        dist.all_to_all_single(x, x, group=group)
+        assert (x.reshape(world.size, count) == np.arange(world.size)[:, None]).all()
+
+    call(3)
+    [plan] = group._plans._plans.values()
+    blocks = plan.run.__self__.shots[0].shown.__self__
+    for _ in range(4):
+        call(2)
+    sizes = blocks._sizes
+    blocks._sizes = [itertools.chain(each, map(interrupt, [0])) for each in sizes]
+    with pytest.raises(KeyboardInterrupt):
+        call(3)
+    one_shot._abandoned.clear()
+    blocks._sizes = sizes
+    for count in (2, 3):
+        for _ in range(4):
+            call(count)
+
+
+def interrupt(_):
+    raise KeyboardInterrupt

@@ -96,6 +96,45 @@ def test_a_wait_for_each_piece_is_one_wait(world, group):
 
 
 @pytest.mark.parametrize("late", [False, True])
+def test_different_calls_at_once_are_an_error_on_every_rank(world, group, late):
+    """Of short arrays, so that no rank publishes anything else before it waits."""
+    odd = world.rank == world.size - 1
+    if late and odd:
+        time.sleep(0.05)
+    started = time.monotonic()
+    with pytest.raises(dist.MismatchError, match=r"(?s)all_reduce #1 of 4 float64 .*barrier #1|all_reduce #1 of 4 "):
+        if odd:
+            dist.all_reduce(np.ones(4), group=group)
+        else:
+            dist.barrier(group)
+    assert time.monotonic() - started < 5
+    with pytest.raises(dist.MismatchError, match="cannot be used any more"):
+        dist.barrier(group)
+    dist.barrier()
+
+
+def test_a_rank_that_is_slow_to_find_out_is_not_ended_by_its_watchdog(world, group, monkeypatch):
+    monkeypatch.setattr(eager, "_CHECK_S", 1.2)  # the watchdog has looked twice by then
+    with pytest.raises(dist.MismatchError, match=r"(?s)rank 0 calls all_reduce #1 of 4 .*calls barrier #1"):
+        if world.rank == 0:
+            dist.all_reduce(np.ones(4), group=group)
+        else:
+            dist.barrier(group)
+    dist.barrier()
+
+
+def test_a_short_call_against_one_that_is_not_eager(world, group):
+    """One waits in its round and publishes its call late, the other has published first, or comes later."""
+    odd = world.rank == world.size - 1
+    with pytest.raises(dist.MismatchError, match=r"(?s)barrier #1.*all_reduce by ring #1|all_reduce by .*barrier #1"):
+        if odd:  # a blocking one the watchdog would find
+            dist.all_reduce(np.ones(9), group=group, async_op=True, algorithm="ring").wait()
+        else:
+            dist.barrier(group)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("late", [False, True])
 def test_a_root_that_does_not_wait_against_a_call_that_is_not_eager(world, group, late):
     """It has gone on before they come, or comes when they wait: all that learn of both calls raise."""
     if world.rank == 0:
