@@ -267,4 +267,4 @@ class EagerBuffers(Resource):
         return calls
 
     def close(self) -> None:
-        del self._memory, self._numbers, self.words
+        del self._memory, self._numbers, self.words, self.told  # which hold the memory
