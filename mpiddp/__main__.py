@@ -1,7 +1,5 @@
 """``python -m mpiddp``, and the console script ``mpiddp``."""
 
-from __future__ import annotations
-
 import sys
 
 from .cli import main

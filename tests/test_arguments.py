@@ -1,7 +1,5 @@
 """Wrong arguments: a clear error on the rank that gave them, the job alive, the next collective right."""
 
-from __future__ import annotations
-
 import math
 from datetime import timedelta
 

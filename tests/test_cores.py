@@ -1,7 +1,5 @@
 """BLAS threads: the share of the cores, unless the user has said a number."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Lines and words are counted as ``python -m tests.count`` says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from count import count, size
@@ -40,14 +38,14 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 1006,
-    "mpiddp/algorithms": 2888,
+    "mpiddp": 1005,
+    "mpiddp/algorithms": 2887,
     "mpiddp/autograd": 927,
     "mpiddp/bench": 1227,
     "mpiddp/data": 1313,
     "mpiddp/device": 533,
     "mpiddp/distributed": 1927,
-    "mpiddp/examples": 612,
+    "mpiddp/examples": 611,
     "mpiddp/faults": 2370,
     "mpiddp/mpi": 2153,
     "mpiddp/nn": 1120,
@@ -56,7 +54,7 @@ BUDGET = {
     "mpiddp/shm": 439,
     "mpiddp/torch": 1495,
     "mpiddp/training": 2373,
-    "tests, all": 25_742,
+    "tests, all": 25_685,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

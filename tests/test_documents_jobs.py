@@ -1,7 +1,5 @@
 """The documents: their programs run as they stand, and their links lead somewhere."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Importing mpiddp, or asking it for help, starts nothing."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import types

@@ -1,7 +1,5 @@
 """Names that are elsewhere: the error says where, and the table is right."""
 
-from __future__ import annotations
-
 import importlib
 import re
 

@@ -1,7 +1,5 @@
 """Programs that a rank has started, in made-up environments."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

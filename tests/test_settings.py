@@ -1,7 +1,5 @@
 """Settings from made-up environments."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

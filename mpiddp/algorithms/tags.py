@@ -3,8 +3,6 @@
 Among messages of one tag, a receive matches in the order of submission, which is the same on all ranks.
 """
 
-from __future__ import annotations
-
 import enum
 
 

@@ -1,7 +1,5 @@
 """``python -m mpiddp.examples``: the list of examples; with a name, that example."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import runpy

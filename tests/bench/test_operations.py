@@ -1,7 +1,5 @@
 """The reference finds all that is wrong, and nothing else."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

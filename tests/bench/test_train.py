@@ -1,7 +1,5 @@
 """Steps of training on teams of ranks."""
 
-from __future__ import annotations
-
 import pytest
 
 from mpiddp.bench import results, train

@@ -1,7 +1,5 @@
 """Names of torch that scripts ask for, whatever they run on."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

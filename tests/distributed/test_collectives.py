@@ -1,7 +1,5 @@
 """Every collective on every dtype and shape, blocking and asynchronous, against NumPy."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 

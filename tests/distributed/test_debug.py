@@ -1,7 +1,5 @@
 """MPIDDP_DEBUG: the log."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 

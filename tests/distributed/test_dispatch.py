@@ -1,7 +1,5 @@
 """The bracket of a call: short calls, which do it by themselves, leave the same behind as `calling` does."""
 
-from __future__ import annotations
-
 import random
 import time
 

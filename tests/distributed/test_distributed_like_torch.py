@@ -3,8 +3,6 @@
 Meant differences have no case here but a line in the README's table.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import itertools

@@ -1,7 +1,5 @@
 """The default group: its beginning, its end, and another communicator."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness.inputs import total

@@ -1,7 +1,5 @@
 """A group of a communicator takes part in a program whose other ranks never hear of it."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """Missing ranks: they are named, and the job goes on."""
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 

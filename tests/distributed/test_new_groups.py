@@ -1,7 +1,5 @@
 """Groups of some ranks: subgroups, parts of groups, and what is wrong with a list of ranks."""
 
-from __future__ import annotations
-
 import pytest
 from harness.inputs import total
 

@@ -1,7 +1,5 @@
 """Point to point: by tag, from any source, to oneself, too long, too short, of another dtype."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness.inputs import CLASSES, DTYPES, SHAPES, draw, dtype_of, finish, same

@@ -1,7 +1,5 @@
 """Making the world smaller while all live; jobs with dead ranks are marked as ``launch``."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -3,8 +3,6 @@
 A blocking call whose mismatch is found elsewhere ends the job: see ``test_calls_jobs.py``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time

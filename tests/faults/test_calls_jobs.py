@@ -1,7 +1,5 @@
 """Ranks that disagree in blocking calls, and between nodes: the job ends soon, with an error that names both sides."""
 
-from __future__ import annotations
-
 import re
 import signal
 from functools import partial

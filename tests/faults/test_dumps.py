@@ -1,7 +1,5 @@
 """The flight recorder's files, in a folder whose name any user of the machine can guess."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from types import SimpleNamespace

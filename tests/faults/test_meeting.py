@@ -1,7 +1,5 @@
 """The first meeting of ranks: who is missing, and what is left of a meeting that was given up."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

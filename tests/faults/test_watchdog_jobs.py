@@ -1,7 +1,5 @@
 """Ctrl-C ends the job at once with one message, also while every rank waits inside MPI."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The socket of `python -m mpiddp where`: who asks, and who answers."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

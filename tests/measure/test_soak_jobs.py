@@ -1,7 +1,5 @@
 """``tests.measure.soak`` for a moment: random programs of two threads give right results and leave nothing behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """MPI's abilities with device pointers, and our evidence for them, from libraries that are not there."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Futures: of operations, made by hand, and their callbacks."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """A process without an MPI library."""
 
-from __future__ import annotations
-
 from harness.launcher import job
 
 from mpiddp.mpi.cuda_aware import loaded_libraries

@@ -1,7 +1,5 @@
 """Arrays with more elements than MPI can count, represented by a small pretended limit."""
 
-from __future__ import annotations
-
 import itertools
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Operations of several threads, interrupted ones, and ones that are given up: in jobs of their own."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

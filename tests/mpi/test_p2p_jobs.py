@@ -1,7 +1,5 @@
 """Messages that cannot arrive."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

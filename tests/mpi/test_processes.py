@@ -1,7 +1,5 @@
 """The processes that a launcher has started: here this one, with children that are ranks or not."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Processes that ranks start, by multiprocessing or as commands, are no ranks."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

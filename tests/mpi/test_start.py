@@ -1,7 +1,5 @@
 """Ranks that have ended before MPI starts, told from those that are still to be started."""
 
-from __future__ import annotations
-
 import os
 import threading
 

@@ -1,7 +1,5 @@
 """Work; and programs in which ranks wait at different places, which torch allows."""
 
-from __future__ import annotations
-
 import threading
 import time
 import weakref

@@ -1,7 +1,5 @@
 """Collectives with gradients: against central differences over all ranks, in groups, and on ranks that differ."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The same model on any number of ranks: ``train --virtual-ranks``. The long tier is the table of the documents."""
 
-from __future__ import annotations
-
 import pytest
 from harness.tiers import thinned
 from measure import same_bits

@@ -1,7 +1,5 @@
 """Eager buffers: ranks that run ahead, arrive late, call different things or leave, and short arrays of all kinds."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """The files of a run's metrics are whole after every epoch."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

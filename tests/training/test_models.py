@@ -1,7 +1,5 @@
 """The models: the tutorial's network to the letter."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness.oracle import compare_modules, draw

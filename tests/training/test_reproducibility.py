@@ -1,7 +1,5 @@
 """The surroundings of the last bits go with a checkpoint; a resumed run reports differences."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The folder of a run has one job at a time."""
 
-from __future__ import annotations
-
 import signal
 
 from harness.launcher import job, start

@@ -1,7 +1,5 @@
 """A launcher that stays when its ranks are gone; jobs with ranks are in test_supervisor_jobs."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Training on several ranks: the first loss, the same bits on all, and errors that name a rank."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

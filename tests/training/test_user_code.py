@@ -1,7 +1,5 @@
 """MODULE:CALLABLE, and the errors without one."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

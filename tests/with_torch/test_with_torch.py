@@ -24,6 +24,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("ranks", thinned([1, 2, 3], 3))
 def test_backend(ranks: int) -> None:
     ended = job(HERE / "backend_job.py", ranks=ranks, search=[HERE.parent], limit_s=240)
@@ -54,8 +55,8 @@ def test_other_backends_meet_through_mpi_and_nobody_else_does(nodes: str) -> Non
 TORCH = ("-m", "mpiddp.torch")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 WORLD = {  # what else runs on torch.distributed: the package, and the scripts that use it
-    "torch.nn": ("ddp_snapshot", "fsdp2", "tensor_parallel", "dcp"),
-    "torch": ("wrappers", "pipeline", "meshes", "helpers_of_ddp", "beside_training"),
+    "torch.nn": ("ddp_snapshot", "fsdp2", "tensor_parallel", "dcp", "wrappers"),
+    "torch": ("pipeline", "meshes", "helpers_of_ddp", "beside_training"),
     "lightning": ("world_lightning",),
     "accelerate": ("world_accelerate",),
     "transformers": ("world_transformers",),

@@ -1,7 +1,5 @@
 """Python in a program in C that has started MPI, on some of its ranks."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
