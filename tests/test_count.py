@@ -39,7 +39,7 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 1005,
-    "mpiddp/algorithms": 2887,
+    "mpiddp/algorithms": 2889,
     "mpiddp/autograd": 927,
     "mpiddp/bench": 1227,
     "mpiddp/data": 1313,
@@ -54,7 +54,7 @@ BUDGET = {
     "mpiddp/shm": 439,
     "mpiddp/torch": 1495,
     "mpiddp/training": 2373,
-    "tests, all": 25_685,
+    "tests, all": 25_691,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -81,7 +81,9 @@ class Direct:
         self._x = x
         self._way, self._tries = self._decide()
         place = find(x)
-        words, me, told = self._eager.words, self._link.rank, self._told[(self._eager.number + 1) % BUFFERS]
+        buffer = (self._eager.number + 1) % BUFFERS
+        words, me, told = self._eager.words, self._link.rank, self._told[buffer]
+        self._eager.told[buffer] = None  # the sizes of blocks that stood here are overwritten
         words[told[0] + me] = place.segment
         if self._way == PIECES and not self._tries and not place.segment:
             return None if self._first.shown is None else self._first.shown(x)

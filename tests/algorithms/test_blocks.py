@@ -71,29 +71,38 @@ class Silent:
         self.Iprobe = comm.Iprobe
 
 
+def exchange(world, group, count):
+    x = np.full(count * world.size, float(world.rank))
+    dist.all_to_all_single(x, x, group=group)
+    assert (x.reshape(world.size, count) == np.arange(world.size)[:, None]).all()
+
+
+def test_sizes_are_told_again_after_long_arrays(world, group):
+    """They tell of themselves in the same words."""
+    for turn in range(12):
+        for _ in range(turn % 5):
+            exchange(world, group, 2)
+        dist.all_reduce(x := np.ones(1 << 17), group=group)
+        assert (x == world.size).all()
+
+
 def test_sizes_are_told_again_after_an_interrupt(world, group):
     if group._link.find(EagerBuffers) is None:
         pytest.skip("needs eager buffers")
-
-    def call(count):
-        x = np.full(count * world.size, float(world.rank))
-        dist.all_to_all_single(x, x, group=group)
-        assert (x.reshape(world.size, count) == np.arange(world.size)[:, None]).all()
-
-    call(3)
+    exchange(world, group, 3)
     [plan] = group._plans._plans.values()
     blocks = plan.run.__self__.shots[0].shown.__self__
     for _ in range(4):
-        call(2)
+        exchange(world, group, 2)
     sizes = blocks._sizes
     blocks._sizes = [itertools.chain(each, map(interrupt, [0])) for each in sizes]
     with pytest.raises(KeyboardInterrupt):
-        call(3)
+        exchange(world, group, 3)
     one_shot._abandoned.clear()
     blocks._sizes = sizes
     for count in (2, 3):
         for _ in range(4):
-            call(count)
+            exchange(world, group, count)
 
 
 def interrupt(_):
