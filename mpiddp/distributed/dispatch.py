@@ -23,6 +23,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import spans_of
 from mpiddp.mpi.operation import Call, Operation, waiting
+from mpiddp.mpi.p2p import Route
 from mpiddp.mpi.requests import IN_TURN, Steps, drive
 from mpiddp.mpi.work import Work, abandon
 from mpiddp.typing import Array
@@ -38,31 +39,24 @@ def begin(group: ProcessGroup, call: Call, depth: int = 3) -> tuple[Operation, b
     """
     link, record = group._link, call.record
     if record is None:
-        return begin_message(group, call, depth + 1), True
-    link.sequence = number = link.sequence + 1
+        link.message_count = number = link.message_count + 1
+    else:
+        link.sequence = number = link.sequence + 1
     operation = recorder.begin(call, number, depth)
     if debug.on:
         debug.log(operation)
-    return operation, group._monitor.publish(number, record)
+    return operation, record is None or group._monitor.publish(number, record)
 
 
-def ended(group: ProcessGroup, call: Call, depth: int = 3) -> None:
-    """Record a message that was on its way, or here, before anybody had to wait."""
-    link, frame = group._link, recorder.caller(depth)
+def begin_message(route: Route, depth: int = 3) -> list[Any]:
+    """Record a message with its number; return its entry. The caller sets its last item, the end."""
+    link, frame = route.mailbox.link, recorder.caller(depth)
     link.message_count = number = link.message_count + 1
-    recorder.append((call, number, frame.f_code, frame.f_lasti, now := monotonic(), now))
+    entry: list[Any] = [route.call, number, frame.f_code, frame.f_lasti, monotonic(), 0.0]
+    recorder.append(entry)
     if debug.on:
-        debug.log(Operation(call, number, frame.f_code, frame.f_lasti))
-
-
-def begin_message(group: ProcessGroup, call: Call, depth: int = 3) -> Operation:
-    """Begin a call of some ranks, such as a message: number and record it."""
-    link, frame = group._link, recorder.caller(depth)
-    link.message_count = number = link.message_count + 1
-    recorder.append(operation := Operation(call, number, frame.f_code, frame.f_lasti, monotonic()))
-    if debug.on:
-        debug.log(operation)
-    return operation
+        debug.log(Operation(*entry))
+    return entry
 
 
 class calling:  # noqa: N801 - a statement's context

@@ -229,7 +229,7 @@ def get_world_size(group: GroupLike = None) -> int:
 
 def known(given: GroupLike) -> ProcessGroup:
     """Return the group of a call; ValueError on a rank that is no member."""
-    group = resolve(given)
+    group = default_group() if given is None else resolve(given)
     if group is None:
         raise ValueError("Invalid process group specified: this rank is not a member of it")
     return group

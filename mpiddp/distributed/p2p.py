@@ -7,57 +7,70 @@ an `ArrayError` on the receiver and is removed, so that the next one is received
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
-from typing import Any
+from time import monotonic
+from typing import Any, TypeVar
 
-import numpy as np
+from numpy import ndarray
 
 from mpiddp.mpi import requests
 from mpiddp.mpi.message import as_array
-from mpiddp.mpi.operation import Call
-from mpiddp.mpi.p2p import ANY_SOURCE, code_of
+from mpiddp.mpi.operation import Operation
+from mpiddp.mpi.p2p import ANY_SOURCE, Mailbox, Route
 from mpiddp.mpi.work import Ended, Work
 from mpiddp.typing import Array, ArrayLike
 
-from .dispatch import begin_message, calling, ended, root_rank
+from .dispatch import begin_message, root_rank
 from .groups import GroupLike, ProcessGroup, as_rank, known, member
 
-_MAX_CALLS = 256
+T = TypeVar("T")
+_NO_OPS = "Invalid ``p2p_op_list``. Each op is expected to be of type P2POp."
 
 
-def _checked_tag(group: ProcessGroup, tag: int, name: str) -> int:
-    largest = group._mailbox.max_tag
-    if type(tag) is int and 0 <= tag <= largest:
-        return tag
+def _message(
+    name: str, tensor: ArrayLike, rank: int | None, group: GroupLike, tag: int, group_rank: int | None
+) -> tuple[Array, Route] | None:
+    """Return the checked array and all else of a message; None on a rank that is no member."""
+    group = member(group, name)
+    if group is None:
+        return None
+    peer = group._group_rank_of.get(rank) if type(rank) is int and group_rank is None else None
+    if peer is not None and type(tensor) is ndarray and type(tag) is int and tensor.flags.carray:
+        route = group._mailbox.route((name, peer, tag, tensor.dtype, tensor.shape))
+        if route is not None:
+            return tensor, route
+    return _checked(name, tensor, rank, group, tag, group_rank)
+
+
+def _checked(
+    name: str, tensor: ArrayLike, rank: int | None, group: ProcessGroup, tag: int, group_rank: int | None
+) -> tuple[Array, Route]:
+    mailbox, receives = group._mailbox, name.endswith("recv")
+    peer = ANY_SOURCE if receives and rank is group_rank is None else root_rank(group, rank, group_rank)
+    if name == "send" and peer == group._link.rank:
+        raise ValueError("Invalid destination rank: destination rank should not be the same as the current rank.")
+    x = as_array(tensor, name, writable=receives)
     try:
         number = as_rank(tag)  # tags and ranks may have the same types
     except TypeError:
         number = -1
-    if not 0 <= number <= largest:
-        raise ValueError(f"{name} needs a tag from 0 to {largest}, got {tag!r}")
-    return number
+    if not 0 <= number <= mailbox.max_tag:
+        raise ValueError(f"{name} needs a tag from 0 to {mailbox.max_tag}, got {tag!r}")
+    route = mailbox.route((name, peer, number, x.dtype, x.shape)) if type(x) is ndarray else None
+    return x, route or mailbox.add_route(name, peer, number, x, group.ranks)
 
 
-def _message(name: str, group: ProcessGroup, x: Array, peer: int, tag: int) -> tuple[Call, int]:
-    """Return the call of a message to or from a rank of the group, or `ANY_SOURCE`, and its code."""
-    if type(tag) is not int:
-        tag = _checked_tag(group, tag, name)
-    calls = group._mailbox.calls
-    key = name, peer, tag, x.dtype, x.shape
-    found = calls.get(key)
-    if found is None:
-        _checked_tag(group, tag, name)
-        if len(calls) >= _MAX_CALLS:
-            calls.clear()
-        link = group._link
-        peers = link.others if peer == ANY_SOURCE else (link.ranks[peer],)
-        calls[key] = found = Call(link.members, name, x.dtype, x.shape, peers, tag), code_of(x, tag)
-    return found
+def _at_once(mailbox: Mailbox, x: Array) -> bool:
+    """Return True if a blocking call may wait in MPI."""
+    return not (requests.pending or mailbox.polls) and type(x) is ndarray
 
 
-def _at_once(group: ProcessGroup, x: Array) -> bool:
-    """Return True if a blocking call may go straight to MPI."""
-    return not (requests.pending or group._monitor.polls) and type(x) is np.ndarray
+def _wait(wait: Callable[..., T], entry: list[Any], *args: Any) -> T:
+    """Wait in MPI, seen by the watchdog."""
+    began = requests.begin_wait(Operation(*entry))
+    try:
+        return wait(*args)
+    finally:
+        requests.end_wait(*began)
 
 
 def send(
@@ -90,25 +103,20 @@ def send(
     >>> x.tolist()
     [0.0, 0.0]
     """
-    group = member(group, "send")
-    if group is None:
+    message = _message("send", tensor, dst, group, tag, group_dst)
+    if message is None:
         return
-    to = root_rank(group, dst, group_dst)
-    if to == group._link.rank:
-        raise ValueError("Invalid destination rank: destination rank should not be the same as the current rank.")
-    x = as_array(tensor, "send", writable=False)
-    call, code = _message("send", group, x, to, tag)
-    request, at_once = None, _at_once(group, x)
-    if at_once:
-        request = group._mailbox.send(x, to, code)
-        if request is None:
-            ended(group, call)
-            return
-    with calling(group, call) as operation:
-        if request is None:
-            group._mailbox.isend(x, to, code, operation).wait()
-        else:
-            request.Wait()
+    x, route = message
+    mailbox, request = route.mailbox, None
+    if at_once := _at_once(mailbox, x):
+        request = mailbox.send(x, route)
+    entry = begin_message(route)
+    if not at_once:
+        mailbox.isend(x, route, entry).wait()
+        return
+    if request is not None:
+        _wait(request.Wait, entry)
+    entry[-1] = monotonic()
 
 
 def isend(
@@ -131,26 +139,19 @@ def isend(
     >>> work.wait()
     True
     """
-    group = member(group, "isend")
-    if group is None:
-        return None
-    to = root_rank(group, dst, group_dst)
-    x = as_array(tensor, "isend", writable=False)
-    return _isend(group, x, to, *_message("isend", group, x, to, tag))
+    message = _message("isend", tensor, dst, group, tag, group_dst)
+    return None if message is None else _isend(*message)
 
 
-def _isend(group: ProcessGroup, x: Array, to: int, call: Call, code: int) -> Work:
-    mailbox, request = group._mailbox, None
-    if not group._monitor.polls and mailbox.takes_no_turn(x, to):
-        request = mailbox.send(x, to, code)
+def _isend(x: Array, route: Route) -> Work:
+    mailbox, request = route.mailbox, None
+    if not mailbox.polls and mailbox.takes_no_turn(x, route.peer):
+        request = mailbox.send(x, route)
         if request is None:
-            ended(group, call, 4)
+            entry = begin_message(route, 4)
+            entry[-1] = entry[-2]
             return Ended((x,))
-    return mailbox.isend(x, to, code, begin_message(group, call, 4), request)
-
-
-def _source(group: ProcessGroup, src: int | None, group_src: int | None) -> int:
-    return ANY_SOURCE if src is group_src is None else root_rank(group, src, group_src)
+    return mailbox.isend(x, route, begin_message(route, 4), request)
 
 
 def recv(
@@ -181,30 +182,24 @@ def recv(
     ... else:
     ...     assert dist.recv(x) == 1 and x.item() == 3.0
     """
-    group = member(group, "recv")
-    if group is None:
+    message = _message("recv", tensor, src, group, tag, group_src)
+    if message is None:
         return -1
-    source = _source(group, src, group_src)
-    x = as_array(tensor, "recv")
-    call, code = _message("recv", group, x, source, tag)
-    mailbox = group._mailbox
-    found, at_once = None, _at_once(group, x)
-    if at_once:
-        found = mailbox.recv(x, source, code, requests.look_for)
-        if found is not None and found[1] is None:
-            ended(group, call)
-            return group.ranks[found[0]]
-    with calling(group, call) as operation:
-        if at_once and found is None:
-            found = mailbox.recv(x, source, code, requests.yielding_probe)
+    x, route = message
+    mailbox, entry, found = route.mailbox, begin_message(route), None
+    if _at_once(mailbox, x):
+        found = mailbox.recv(x, route, requests.look_for)
         if found is None:
-            receive = mailbox.irecv(x, source, code, operation)
-            receive.wait()
-            return group.ranks[receive.sender]
-        sender, request = found
-        if request is not None:
-            request.Wait()
-        return group.ranks[sender]
+            found = _wait(mailbox.recv, entry, x, route, requests.yielding_probe)
+    if found is None:
+        receive = mailbox.irecv(x, route, entry)
+        receive.wait()
+        return route.ranks[receive.sender]
+    sender, request = found
+    if request is not None:
+        _wait(request.Wait, entry)
+    entry[-1] = monotonic()
+    return route.ranks[sender]
 
 
 def irecv(
@@ -228,13 +223,11 @@ def irecv(
     >>> work.wait(), work.source_rank() == peer, work.count()
     (True, True, 2)
     """
-    group = member(group, "irecv")
-    if group is None:
+    message = _message("irecv", tensor, src, group, tag, group_src)
+    if message is None:
         return None
-    source = _source(group, src, group_src)
-    x = as_array(tensor, "irecv")
-    call, code = _message("irecv", group, x, source, tag)
-    return group._mailbox.irecv(x, source, code, begin_message(group, call), group.ranks)
+    x, route = message
+    return route.mailbox.irecv(x, route, begin_message(route))
 
 
 class P2POp:
@@ -259,7 +252,7 @@ class P2POp:
         tag: int = 0,
         group_peer: int | None = None,
     ) -> None:
-        if op not in (isend, irecv):
+        if op is not isend and op is not irecv:
             raise ValueError(f"Invalid ``op``. Expected ``op`` to be isend or irecv of this package, got {op!r}")
         self.op = op
         self.tensor = tensor
@@ -282,25 +275,20 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     >>> [work.wait() for work in works], y.item() == peer
     ([True, True], True)
     """
-    if not isinstance(p2p_op_list, (list, tuple)) or not all(isinstance(each, P2POp) for each in p2p_op_list):
-        raise ValueError("Invalid ``p2p_op_list``. Each op is expected to be of type P2POp.")
+    if not isinstance(p2p_op_list, (list, tuple)):
+        raise ValueError(_NO_OPS)
     if not p2p_op_list:
         raise ValueError("batch_isend_irecv needs at least one P2POp")
-    if any(each.group is not p2p_op_list[0].group for each in p2p_op_list):
-        raise ValueError("All ops need to use the same group.")
-    group = member(p2p_op_list[0].group, "batch_isend_irecv")
-    assert group is not None, "P2POp refuses it"
-    checked = []
-    for index, each in enumerate(p2p_op_list):
-        sends, peer = each.op is isend, each.group_peer
-        name = "isend" if sends else "irecv"
-        x = as_array(each.tensor, name, writable=not sends)
-        checked.append((sends, index, x, peer, *_message(name, group, x, peer, each.tag)))
-    works: list[Any] = [None] * len(checked)
-    checked.sort(key=itemgetter(0))  # receives first, so that messages find their memory
-    for sends, index, x, peer, call, code in checked:
-        if sends:
-            works[index] = _isend(group, x, peer, call, code)
-        else:
-            works[index] = group._mailbox.irecv(x, peer, code, begin_message(group, call), group.ranks)
+    messages, works = [], list[Work]()
+    for each in p2p_op_list:
+        if not isinstance(each, P2POp):
+            raise ValueError(_NO_OPS)
+        if each.group is not p2p_op_list[0].group:
+            raise ValueError("All ops need to use the same group.")
+        name = "isend" if each.op is isend else "irecv"
+        messages.append(_message(name, each.tensor, each.peer, each.group, each.tag, None))
+    for each, message in zip(p2p_op_list, messages, strict=True):
+        assert message is not None, "P2POp refuses a rank that is no member"
+        x, route = message
+        works.append(_isend(x, route) if each.op is isend else route.mailbox.irecv(x, route, begin_message(route)))
     return works

@@ -302,6 +302,11 @@ def movable(x: Array) -> Array:
     return x if _is_named(x.dtype) else as_bytes(x)
 
 
+def plain(x: Array) -> bool:
+    """Return True if MPI takes the array as it is, as its bytes."""
+    return isinstance(x, np.ndarray) and _is_named(x.dtype) and x.nbytes <= MAX_COUNT
+
+
 def countable(x: Array) -> bool:
     return x.size <= MAX_COUNT
 

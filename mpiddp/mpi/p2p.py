@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
+from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from mpiddp.errors import ArrayError, DistError, MismatchError
 from mpiddp.typing import Array
@@ -19,22 +23,35 @@ from mpiddp.typing import Array
 from . import p2p_device, requests
 from .lazy import MPI
 from .link import Link, Resource, aborted
-from .message import CODES, as_message, code_name, dtype_code, movable, size_of
+from .message import CODES, as_message, code_name, dtype_code, plain, size_of
 from .operation import Call, Operation
 from .p2p_device import Departure, DeviceReceive
-from .requests import Probe, activate, deactivate
+from .requests import Probe, active, lock
 from .work import Work
 
 _EAGER_BYTES = 1 << 10
 """A message of at most this length arrives together with its envelope, so that its receive does not wait."""
 _LOOKS = 10
 """Looks of a wait for one message before it yields the core; the other side is mostly about to send."""
+_MAX_ROUTES = 256
 ANY_SOURCE: int = -1
 
 
-def code_of(x: Array, tag: int) -> int:
-    """Return the number that MPI gets as the tag: of the program's tag, and of the dtype."""
-    return tag * CODES + dtype_code(x.dtype)
+@dataclass(slots=True, eq=False)
+class Route:
+    """All of a message but its memory; equal messages share one."""
+
+    mailbox: Mailbox
+    call: Call
+    peer: int
+    """The other rank of the group, or `ANY_SOURCE`."""
+    code: int
+    """The number that MPI gets as the tag: of the program's tag, and of the dtype."""
+    size_bytes: int
+    plain: bool
+    """True if MPI takes the array as it is."""
+    ranks: Sequence[int]
+    """The global ranks of the group's members."""
 
 
 class _Arrival(NamedTuple):
@@ -45,20 +62,30 @@ class _Arrival(NamedTuple):
 
 
 class Message(Work):
-    _mailbox: Mailbox
+    _route: Route
+    _entry: list[Any]
+    """Its entry in the flight recorder."""
+
+    def __init__(self, route: Route, x: Array, entry: list[Any]) -> None:
+        self._route, self._outputs, self._entry = route, (x,), entry
+        requests.pending += 1
+
+    @cached_property
+    def _operation(self) -> Operation:  # type: ignore[override]
+        return Operation(*self._entry)
+
+    def _finish(self, error: BaseException | None) -> None:
+        requests.pending -= 1
+        self._error, self._finished, self._awaited = error, True, None
+        if error is None:
+            self._entry[-1] = monotonic()
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         if not self._finished:
-            self._mailbox.progress_of(self)
+            self._route.mailbox.progress_of(self)
         if timeout is None and self._finished and self._error is None:
             return True
         return Work.wait(self, timeout)
-
-
-class Send(Message):
-    def __init__(self, mailbox: Mailbox, operation: Operation, x: Array, request: MPI.Request) -> None:
-        self._mailbox, self._operation, self._outputs, self._awaited = mailbox, operation, (x,), request
-        requests.pending += 1
 
 
 class Receive(Message):
@@ -68,48 +95,25 @@ class Receive(Message):
     _fault = ""
     _device: DeviceReceive | None = None
 
-    def __init__(
-        self, mailbox: Mailbox, operation: Operation, x: Array, source: int, code: int, global_ranks: Sequence[int]
-    ) -> None:
-        self._mailbox, self._operation, self._outputs = mailbox, operation, (x,)
-        self._x, self._source, self._code, self._global_ranks = x, source, code, global_ranks
-        requests.pending += 1
-        if type(x) is not np.ndarray:
-            self._device = DeviceReceive(x)
-
     def source_rank(self) -> int:
-        return self._global_ranks[self.sender] if self._finished else super().source_rank()
+        return self._route.ranks[self.sender] if self._finished else super().source_rank()
 
     def count(self) -> int:
-        return self.size_bytes // max(self._x.itemsize, 1) if self._finished else super().count()
+        return self.size_bytes // max(self._outputs[0].itemsize, 1) if self._finished else super().count()
+
+    def _fail(self, error: BaseException) -> None:
+        self._route.mailbox.withdraw(self)
+        super()._fail(error)
 
     def matches(self, arrival: _Arrival) -> bool:
-        return arrival.code // CODES == self._code // CODES and self._source in (ANY_SOURCE, arrival.source)
-
-    def takes(self, status: MPI.Status, message: MPI.Message) -> bool:
-        """Begin to receive a message, as the first of the posted receives; return False if it does not match or fit."""
-        x, source, size_bytes = self._x, status.Get_source(), status.Get_count(MPI.BYTE)
-        if (
-            status.Get_tag() != self._code
-            or not 0 <= size_bytes <= x.nbytes
-            or (self._source != source and self._source != ANY_SOURCE)
-            or self._device is not None
-        ):
-            return False
-        self.sender, self.size_bytes = source, size_bytes
-        self._mailbox.posted.popleft()
-        if size_bytes > _EAGER_BYTES:
-            self._awaited = message.Irecv(as_message(x, size_bytes))
-        else:
-            message.Recv([movable(x), size_bytes, MPI.BYTE])  # does not wait: all of it has arrived
-            self._finish(None)
-        return True
+        route = self._route
+        return arrival.code // CODES == route.code // CODES and route.peer in (ANY_SOURCE, arrival.source)
 
     def accept(self, arrival: _Arrival) -> None:
         """Begin to receive a message. One that does not fit is received into other memory, and `wait` raises."""
-        x, size_bytes = self._x, arrival.size_bytes
+        x, size_bytes = self._outputs[0], arrival.size_bytes
         self.sender, self.size_bytes = arrival.source, size_bytes
-        if arrival.code != self._code:
+        if arrival.code != self._route.code:
             self._fault = f"{code_name(arrival.code % CODES)}, but its buffer is {x.dtype}: use one dtype on both sides"
         elif size_bytes > x.nbytes:
             self._fault = (
@@ -133,7 +137,7 @@ class Receive(Message):
 
     def _refusal(self) -> ArrayError:
         sender = f"rank {self.sender} of the group"
-        return ArrayError(f"a receive met a message from {sender} (tag {self._code // CODES}) of {self._fault}")
+        return ArrayError(f"a receive met a message from {sender} (tag {self._route.call.tag}) of {self._fault}")
 
 
 class Mailbox(Resource):
@@ -143,18 +147,34 @@ class Mailbox(Resource):
     """
 
     def __init__(self, link: Link) -> None:
+        self.link = link
         self._comm = link.messages
         upper = self._comm.Get_attr(MPI.TAG_UB)
         self.max_tag: int = (upper if isinstance(upper, int) else 32767) // CODES - 2
+        self.polls = link.monitor.polls
         self._status = MPI.Status()
         self._arrived: list[_Arrival] = []
-        self.posted: deque[Receive] = deque()
-        self.calls: dict[Any, tuple[Call, int]] = {}
-        self._works: dict[Work, None] = {}
+        self._posted: deque[Receive] = deque()
+        self._routes: dict[Any, Route] = {}
+        self.route = self._routes.get
+        self._moving: dict[Work, None] = {}
+        """Messages that have begun to move: all pending ones but the posted receives."""
         self._departing: defaultdict[int, deque[Departure]] = defaultdict(deque)
 
+    def add_route(self, name: str, peer: int, tag: int, x: Array, ranks: Sequence[int]) -> Route:
+        """Remember a checked message, for `route`."""
+        if len(self._routes) >= _MAX_ROUTES:
+            self._routes.clear()
+        link = self.link
+        peers = link.others if peer == ANY_SOURCE else (link.ranks[peer],)
+        call, code = Call(link.members, name, x.dtype, x.shape, peers, tag), tag * CODES + dtype_code(x.dtype)
+        route = Route(self, call, peer, code, x.nbytes, plain(x), ranks)
+        if type(x) is ndarray:
+            self._routes[name, peer, tag, x.dtype, x.shape] = route
+        return route
+
     def pending(self) -> int:
-        return len(self._works)
+        return len(self._moving) + len(self._posted)
 
     def unmatched(self) -> list[tuple[int, int, str, int]]:
         """Return sender (group rank), tag, dtype and bytes of messages without a receive. Any thread may ask."""
@@ -172,27 +192,30 @@ class Mailbox(Resource):
 
     def takes_no_turn(self, x: Array, to: int) -> bool:
         """Return True if a message may leave at once: it is in host memory, and no earlier one is still to leave."""
-        return type(x) is np.ndarray and not self._departing.get(to)
+        return type(x) is ndarray and not (self._departing and self._departing.get(to))
 
-    def send(self, x: Array, to: int, code: int) -> MPI.Request | None:
+    def send(self, x: Array, route: Route) -> MPI.Request | None:
         """Send what `takes_no_turn`; return what is left to wait for."""
-        request = self._comm.Isend(as_message(x, x.nbytes), to, code)
+        what = (x, MPI.BYTE) if route.plain else as_message(x, route.size_bytes)
+        request = self._comm.Isend(what, route.peer, route.code)
         return None if request.Test() else request
 
-    def isend(self, x: Array, to: int, code: int, operation: Operation, request: MPI.Request | None = None) -> Work:
+    def isend(self, x: Array, route: Route, entry: list[Any], request: MPI.Request | None = None) -> Work:
         """Send, with the request if it is already on its way."""
-        requests.lock.acquire()
+        lock.acquire()
         try:
+            send, to = Message(route, x, entry), route.peer
             if request is None and not self.takes_no_turn(x, to):
-                steps = p2p_device.send(x, Departure(self._departing[to]), self._comm, to, code)
-                return self._submit(Work(steps, operation, (x,)))
-            return self._submit(
-                Send(self, operation, x, request or self._comm.Isend(as_message(x, x.nbytes), to, code))
-            )
+                send._steps = p2p_device.send(x, Departure(self._departing[to]), self._comm, to, route.code)
+                send._resume(send._steps)
+            else:
+                send._awaited = request or self._comm.Isend(as_message(x, route.size_bytes), to, route.code)
+            self._moving[send] = active[self] = None
         finally:
-            requests.lock.release()
+            lock.release()
+        return send
 
-    def recv(self, x: Array, source: int, code: int, probe: Probe) -> tuple[int, MPI.Request | None] | None:
+    def recv(self, x: Array, route: Route, probe: Probe) -> tuple[int, MPI.Request | None] | None:
         """Receive into a host array. Only while nothing is pending in this process.
 
         Return the sender and what is left to wait for; or None, and leave it to `irecv`, if ``probe`` finds no message,
@@ -200,54 +223,55 @@ class Mailbox(Resource):
         """
         if self._arrived:
             return None
-        status = self._status
+        status, source = self._status, route.peer
         message = probe(self._comm, MPI.ANY_SOURCE if source == ANY_SOURCE else source, MPI.ANY_TAG, status)
         if message is None:
             return None
         size_bytes = size_of(status)
-        if status.Get_tag() != code or size_bytes > x.nbytes:
+        if status.Get_tag() != route.code or size_bytes > route.size_bytes:
             self._arrived.append(self._arrival(message))
             return None
         sender = status.Get_source()
+        what = (x, MPI.BYTE) if route.plain and size_bytes == route.size_bytes else as_message(x, size_bytes)
         if size_bytes <= _EAGER_BYTES:
-            message.Recv([movable(x), size_bytes, MPI.BYTE])  # does not wait: all of it has arrived
+            message.Recv(what)  # does not wait: all of it has arrived
             return sender, None
-        request = message.Irecv(as_message(x, size_bytes))
+        request = message.Irecv(what)
         return sender, None if request.Test() else request
 
-    def irecv(
-        self, x: Array, source: int, code: int, operation: Operation, global_ranks: Sequence[int] = ()
-    ) -> Receive:
+    def irecv(self, x: Array, route: Route, entry: list[Any]) -> Receive:
         """Post a receive. Messages go to the receives in the order of these calls."""
-        requests.lock.acquire()
+        lock.acquire()
         try:
-            receive = Receive(self, operation, x, source, code, global_ranks)
+            receive = Receive(route, x, entry)
+            if type(x) is not ndarray:
+                receive._device = DeviceReceive(x)
+            active[self] = None
             arrival = self._take(receive) if self._arrived else None
             if arrival is None:
-                self.posted.append(receive)
+                self._posted.append(receive)
             else:
                 receive.accept(arrival)
-                if receive._advance():
-                    return receive
-            self._submit(receive)
+                if not receive._advance():
+                    self._moving[receive] = None
         finally:
-            requests.lock.release()
+            lock.release()
         return receive
 
-    def fail_pending(self, error: BaseException) -> None:
-        with requests.lock:
-            works = tuple(self._works)
-            self._works.clear()
-            self.posted.clear()
-            deactivate(self)
-            for work in works:
-                work._fail(error)
-                work._announce()
+    def withdraw(self, receive: Receive) -> None:
+        """Let a posted receive take no message, but let it end when the mailbox is polled."""
+        if receive in self._posted:
+            self._posted.remove(receive)
+            self._moving[receive] = None
 
-    def _submit(self, work: Work) -> Work:
-        self._works[work] = None
-        activate(self)
-        return work
+    def fail_pending(self, error: BaseException) -> None:
+        with lock:
+            messages = *self._posted, *self._moving
+            self._posted.clear()
+            self._moving.clear()
+            for each in messages:
+                each._fail(error)
+                each._announce()
 
     def _arrival(self, message: MPI.Message) -> _Arrival:
         status = self._status
@@ -259,57 +283,77 @@ class Mailbox(Resource):
                 return self._arrived.pop(index)
         return None
 
-    def _match(self) -> None:
-        posted, status = self.posted, self._status
+    def _match(self, awaited: Message | None = None) -> None:
+        """Receive what has come for the posted receives, at most until ``awaited`` has ended."""
+        posted, status = self._posted, self._status
         while posted:
             message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
             if message is None:
                 return
-            first = posted[0]
-            receive = first if first.takes(status, message) else self._sort(self._arrival(message))
-            if receive is not None and receive._advance():
-                self._end(receive)
+            receive = posted[0]
+            route, source, size_bytes = receive._route, status.Get_source(), status.Get_count(MPI.BYTE)
+            if (
+                status.Get_tag() == route.code
+                and 0 <= size_bytes <= route.size_bytes
+                and (source == route.peer or route.peer == ANY_SOURCE)
+                and route.plain
+            ):
+                # The usual case: the message is the first receive's, and fits.
+                (x,) = receive._outputs
+                what = (x, MPI.BYTE) if size_bytes == route.size_bytes else [x, size_bytes, MPI.BYTE]
+                receive.sender, receive.size_bytes = source, size_bytes
+                if size_bytes > _EAGER_BYTES:
+                    receive._awaited = message.Irecv(what)
+                else:
+                    message.Recv(what)  # does not wait: all of it has arrived
+                    receive._finish(None)
+                posted.popleft()
+            elif (taker := self._sort(self._arrival(message))) is not None:
+                receive = taker
+            else:
+                continue
+            if not receive._advance():
+                self._moving[receive] = None
+                continue
+            receive._announce()
+            if receive is awaited:
+                return
 
     def _sort(self, arrival: _Arrival) -> Receive | None:
         """Give a message to the first receive that it matches, or keep it."""
-        for receive in self.posted:
+        for receive in self._posted:
             if receive.matches(arrival):
-                self.posted.remove(receive)
+                self._posted.remove(receive)
                 receive.accept(arrival)
                 return receive
         self._arrived.append(arrival)
         return None
 
     def _end(self, message: Work) -> None:
-        del self._works[message]
-        if not self._works:
-            deactivate(self)
-        message._announce()
+        if message in self._moving and message._advance():  # else another thread, or a callback, has ended it
+            del self._moving[message]
+            message._announce()
 
     def progress_of(self, message: Message) -> None:
-        requests.lock.acquire()
+        lock.acquire()
         try:
             for _ in range(_LOOKS):
-                if self.posted:
-                    self._match()
+                if self._posted:
+                    self._match(message)
                 if message._finished:
                     break
-                if message._awaited is not None and message in self._works and message._advance():
-                    self._end(message)
-                    break
+                self._end(message)
         except MPI.Exception as error:  # a rank has failed
             self.fail_pending(error)
         finally:
-            requests.lock.release()
+            lock.release()
 
     def progress(self) -> None:
         try:
             self._match()
         except MPI.Exception as error:  # an error of wait(), not of the poll
             self.fail_pending(error)
-            return
-        for message in tuple(self._works):  # a copy, because callbacks may send and poll
-            if message in self._works and message._advance():
-                self._end(message)
-        if not self._works:
-            deactivate(self)
+        for message in tuple(self._moving):  # a copy, because callbacks may send and poll
+            self._end(message)
+        if not (self._moving or self._posted):
+            active.pop(self, None)

@@ -20,9 +20,10 @@ from .operation import Call, Operation
 
 SIZE = 2000
 
-Recorded: TypeAlias = Operation | tuple[Any, ...]
+Recorded: TypeAlias = Operation | tuple[Any, ...] | list[Any]
 """A short call that waited for no rank is recorded at its end, as a tuple of an operation's arguments. Its beginning
-and end are the same time, because a second look at the clock would be a third of the recorder's cost.
+and end are the same time, because a second look at the clock would be a third of the recorder's cost. A message is a
+list of them, whose last item is set at its end: an operation takes five times as long to make.
 """
 
 ring: deque[Recorded] = deque(maxlen=SIZE)
@@ -31,7 +32,7 @@ append = ring.append
 
 def entries() -> list[Operation]:
     """Return the last operations of this rank, oldest first."""
-    return [Operation(*each) if isinstance(each, tuple) else each for each in tuple(ring)]
+    return [each if isinstance(each, Operation) else Operation(*each) for each in tuple(ring)]
 
 
 def caller(depth: int) -> FrameType:

@@ -152,22 +152,15 @@ pending = 0
 """The number of pending operations in this process."""
 only_thread = 0
 """The only thread that may communicate, if MPI_THREAD_MULTIPLE is missing; 0: any thread may."""
-_active: dict[Source, None] = {}
-
-
-def activate(source: Source) -> None:
-    _active[source] = None
-
-
-def deactivate(source: Source) -> None:
-    _active.pop(source, None)
+active: dict[Source, None] = {}
+"""What `poll` drives. A source stays until it has nothing pending."""
 
 
 def poll() -> None:
     """Drive all that is pending in this process, without waiting."""
     lock.acquire()  # half the time of a with statement
     try:
-        for source in tuple(_active):
+        for source in tuple(active):
             source.progress()
     finally:
         lock.release()

@@ -26,7 +26,7 @@ from . import requests
 from .future import Future, call_all, call_logged
 from .lazy import MPI
 from .operation import Operation
-from .requests import IN_TURN, Awaited, Steps, activate, deactivate, poll, seconds, wait_for
+from .requests import IN_TURN, Awaited, Steps, active, poll, seconds, wait_for
 
 if TYPE_CHECKING:
     # The exception hook asks here, perhaps before NumPy may be imported.
@@ -286,7 +286,7 @@ class Queue:
         work._spans = spans
         if self._works or not work._finished:
             self._works.append(work)
-            activate(self)
+            active[self] = None
         return work
 
     def operations(self) -> list[Operation]:
@@ -315,4 +315,4 @@ class Queue:
             # A callback may submit an operation and wait for it, which comes here again.
             self._works.popleft()._announce()
         if not self._works:
-            deactivate(self)
+            active.pop(self, None)
