@@ -279,7 +279,8 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         raise ValueError(_NO_OPS)
     if not p2p_op_list:
         raise ValueError("batch_isend_irecv needs at least one P2POp")
-    messages, works = [], list[Work]()
+    messages: list[Any] = []
+    works: list[Work] = []
     for each in p2p_op_list:
         if not isinstance(each, P2POp):
             raise ValueError(_NO_OPS)
@@ -287,8 +288,9 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
             raise ValueError("All ops need to use the same group.")
         name = "isend" if each.op is isend else "irecv"
         messages.append(_message(name, each.tensor, each.peer, each.group, each.tag, None))
-    for each, message in zip(p2p_op_list, messages, strict=True):
-        assert message is not None, "P2POp refuses a rank that is no member"
-        x, route = message
-        works.append(_isend(x, route) if each.op is isend else route.mailbox.irecv(x, route, begin_message(route)))
+    for x, route in messages:
+        if route.call.operation == "isend":
+            works.append(_isend(x, route))
+        else:
+            works.append(route.mailbox.irecv(x, route, begin_message(route)))
     return works

@@ -26,7 +26,7 @@ from .link import Link, Resource, aborted
 from .message import CODES, as_message, code_name, dtype_code, plain, size_of
 from .operation import Call, Operation
 from .p2p_device import Departure, DeviceReceive
-from .requests import Probe, active, lock
+from .requests import Probe, Steps, active, lock
 from .work import Work
 
 _EAGER_BYTES = 1 << 10
@@ -92,7 +92,6 @@ class Receive(Message):
     sender = -1
     size_bytes = 0
     """The message's size, which may be less than the array's."""
-    _fault = ""
     _device: DeviceReceive | None = None
 
     def source_rank(self) -> int:
@@ -111,33 +110,27 @@ class Receive(Message):
 
     def accept(self, arrival: _Arrival) -> None:
         """Begin to receive a message. One that does not fit is received into other memory, and `wait` raises."""
-        x, size_bytes = self._outputs[0], arrival.size_bytes
+        x, size_bytes, fault = self._outputs[0], arrival.size_bytes, ""
         self.sender, self.size_bytes = arrival.source, size_bytes
         if arrival.code != self._route.code:
-            self._fault = f"{code_name(arrival.code % CODES)}, but its buffer is {x.dtype}: use one dtype on both sides"
+            fault = f"{code_name(arrival.code % CODES)}, but its buffer is {x.dtype}: use one dtype on both sides"
         elif size_bytes > x.nbytes:
-            self._fault = (
+            fault = (
                 f"{size_bytes // x.itemsize} elements ({size_bytes} bytes), but its buffer has {x.size} ({x.nbytes}"
                 " bytes): receive into an array at least as large"
             )
+        if fault:
+            self._steps = self._refuse(arrival, fault)
+            self._resume(self._steps)
         elif self._device is not None:
             self._awaited = self._device.receive(arrival.message, size_bytes)
-            return
-        memory = np.empty(size_bytes, np.uint8) if self._fault else x
-        self._awaited = arrival.message.Irecv(as_message(memory, size_bytes))
+        else:
+            self._awaited = arrival.message.Irecv(as_message(x, size_bytes))
 
-    def _advance(self) -> bool:
-        if not self._finished and self._awaited is not None:
-            try:
-                if self._awaited.Test():
-                    self._finish(self._refusal() if self._fault else None)
-            except Exception as error:
-                self._finish(error)
-        return self._finished
-
-    def _refusal(self) -> ArrayError:
-        sender = f"rank {self.sender} of the group"
-        return ArrayError(f"a receive met a message from {sender} (tag {self._route.call.tag}) of {self._fault}")
+    def _refuse(self, arrival: _Arrival, fault: str) -> Steps:
+        yield arrival.message.Irecv(as_message(np.empty(arrival.size_bytes, np.uint8), arrival.size_bytes))
+        sender = f"rank {arrival.source} of the group"
+        raise ArrayError(f"a receive met a message from {sender} (tag {self._route.call.tag}) of {fault}")
 
 
 class Mailbox(Resource):
