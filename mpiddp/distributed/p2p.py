@@ -66,7 +66,8 @@ def _at_once(mailbox: Mailbox, x: Array) -> bool:
 
 def _wait(wait: Callable[..., T], entry: list[Any], *args: Any) -> T:
     """Wait in MPI, seen by the watchdog."""
-    began = requests.begin_wait(Operation(*entry))
+    operation = Operation(*entry)  # a name that the report of a Ctrl-C looks for
+    began = requests.begin_wait(operation)
     try:
         return wait(*args)
     finally:
