@@ -47,14 +47,14 @@ BUDGET = {
     "mpiddp/distributed": 1914,
     "mpiddp/examples": 611,
     "mpiddp/faults": 2370,
-    "mpiddp/mpi": 2178,
+    "mpiddp/mpi": 2184,
     "mpiddp/nn": 1120,
     "mpiddp/optim": 438,
     "mpiddp/parallel": 1869,
     "mpiddp/shm": 439,
     "mpiddp/torch": 1495,
     "mpiddp/training": 2373,
-    "tests, all": 25_694,
+    "tests, all": 25_723,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -95,7 +95,7 @@ class Receive(Message):
     _device: DeviceReceive | None = None
 
     def source_rank(self) -> int:
-        return self._route.ranks[self.sender] if self._finished else super().source_rank()
+        return self._route.ranks[self.sender] if self.sender >= 0 and self._finished else super().source_rank()
 
     def count(self) -> int:
         return self.size_bytes // max(self._outputs[0].itemsize, 1) if self._finished else super().count()
@@ -197,12 +197,15 @@ class Mailbox(Resource):
         """Send, with the request if it is already on its way."""
         lock.acquire()
         try:
-            send, to = Message(route, x, entry), route.peer
-            if request is None and not self.takes_no_turn(x, to):
+            to = route.peer
+            if request is None and self.takes_no_turn(x, to):
+                request = self._comm.Isend(as_message(x, route.size_bytes), to, route.code)
+            send = Message(route, x, entry)
+            if request is None:
                 send._steps = p2p_device.send(x, Departure(self._departing[to]), self._comm, to, route.code)
                 send._resume(send._steps)
             else:
-                send._awaited = request or self._comm.Isend(as_message(x, route.size_bytes), to, route.code)
+                send._awaited = request
             self._moving[send] = active[self] = None
         finally:
             lock.release()
@@ -236,6 +239,7 @@ class Mailbox(Resource):
         """Post a receive. Messages go to the receives in the order of these calls."""
         lock.acquire()
         try:
+            self._comm.Improbe  # noqa: B018 - raises if the group is aborted
             receive = Receive(route, x, entry)
             if type(x) is not ndarray:
                 receive._device = DeviceReceive(x)
@@ -297,27 +301,29 @@ class Mailbox(Resource):
                 receive.sender, receive.size_bytes = source, size_bytes
                 if size_bytes > _EAGER_BYTES:
                     receive._awaited = message.Irecv(what)
+                    posted.popleft()
                 else:
                     message.Recv(what)  # does not wait: all of it has arrived
+                    posted.popleft()
                     receive._finish(None)
-                posted.popleft()
             elif (taker := self._sort(self._arrival(message))) is not None:
                 receive = taker
             else:
                 continue
-            if not receive._advance():
+            if receive._finished:
+                receive._announce()
+            else:
                 self._moving[receive] = None
-                continue
-            receive._announce()
-            if receive is awaited:
+                self._end(receive)
+            if receive is awaited and receive._finished:
                 return
 
     def _sort(self, arrival: _Arrival) -> Receive | None:
         """Give a message to the first receive that it matches, or keep it."""
         for receive in self._posted:
             if receive.matches(arrival):
-                self._posted.remove(receive)
                 receive.accept(arrival)
+                self._posted.remove(receive)
                 return receive
         self._arrived.append(arrival)
         return None

@@ -8,6 +8,7 @@ from harness.tiers import thinned
 import mpiddp as dist
 from mpiddp.autograd import Tensor
 from mpiddp.errors import ArrayError
+from mpiddp.mpi import lazy, requests
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
 
@@ -208,3 +209,43 @@ def test_a_tensor_that_lies_transposed_is_sent_in_order():
     np.testing.assert_array_equal(received, tensor.data)
     with pytest.raises(ArrayError, match="C-contiguous"):
         dist.all_reduce(tensor)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_messages_of_a_group_that_is_aborted_raise_and_leave_nothing(world, group, monkeypatch):
+    group._link.abort(dist.DistError("it is gone"))
+    for polls in (False, True):
+        monkeypatch.setattr(group._mailbox, "polls", polls)
+        for call in (dist.send, dist.isend, dist.recv, dist.irecv):
+            with pytest.raises(dist.DistError, match="it is gone"):
+                call(np.ones(2), (world.rank + 1) % world.size, group)
+    assert requests.pending == 0
+
+
+class Failing:
+    """A message, or a communicator whose messages cannot be received."""
+
+    def __init__(self, real):
+        self._real = real
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)
+
+    def Improbe(self, *what):  # noqa: N802 - MPI's name
+        message = self._real.Improbe(*what)
+        return message and Failing(message)
+
+    def Irecv(self, what):  # noqa: N802 - MPI's name
+        self._real.Recv(what)
+        raise lazy.MPI.Exception(lazy.MPI.ERR_OTHER)
+
+
+def test_a_receive_whose_message_cannot_be_taken_ends(world, group, monkeypatch):
+    """It is not the first one's."""
+    works = [dist.irecv(np.empty(4), world.rank, group, tag=tag) for tag in (9, 0)]
+    monkeypatch.setattr(group._mailbox, "_comm", Failing(group._mailbox._comm))
+    dist.isend(np.ones(4), world.rank, group)
+    for work in reversed(works):
+        with pytest.raises(lazy.MPI.Exception):
+            work.wait(timeout=5)
+    assert requests.pending == 0
