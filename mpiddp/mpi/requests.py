@@ -153,7 +153,7 @@ pending = 0
 only_thread = 0
 """The only thread that may communicate, if MPI_THREAD_MULTIPLE is missing; 0: any thread may."""
 active: dict[Source, None] = {}
-"""What `poll` drives. A source stays until it has nothing pending."""
+"""The sources that `poll` drives. One stays until it has nothing pending."""
 
 
 def poll() -> None:
