@@ -5,12 +5,11 @@ Reports come back through a pipe, in the order of the tests; no state of a fork 
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import signal
 import sys
 import time
+from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 from _pytest.runner import SetupState, runtestprotocol
@@ -42,39 +41,30 @@ class Child:
         sys.stderr.flush()
         self.owed = [item.nodeid for item in items]
         """Tests whose reports have not come."""
-        self.pipe, theirs = os.pipe()
+        self.pipe, theirs = connection.Pipe(duplex=False)
         self._job = launcher.new_job()
         self.pid = os.fork()
         if self.pid == 0:
-            os.close(self.pipe)
+            self.pipe.close()
             os.environ[launcher.JOB] = self._job
             signal.signal(signal.SIGTERM, _leave)
             # Ctrl-C reaches every process of the terminal; the parent tells its children. A handler, and no SIG_IGN,
             # which the jobs would inherit.
             signal.signal(signal.SIGINT, lambda number, frame: None)
             _run(items, theirs)
-        os.close(theirs)
-        os.set_blocking(self.pipe, False)
-        self._half_line = b""
+        theirs.close()
 
-    def reports(self) -> tuple[dict[str, list[dict[str, Any]]], bool]:
-        """Return the reports that have come, by test, and True while the child goes on."""
-        found, living = {}, True
-        while True:
-            try:
-                chunk = os.read(self.pipe, 1 << 20)
-            except BlockingIOError:
-                break
-            if not chunk:
-                living = False
-                break
-            *lines, self._half_line = (self._half_line + chunk).split(b"\n")
-            found.update(map(json.loads, lines))
-        self.owed = [nodeid for nodeid in self.owed if nodeid not in found]
-        return found, living
+    def reports(self) -> dict[str, list[dict[str, Any]] | str]:
+        """Return the next test's reports, by its name, or how the child has ended for each test that it owes."""
+        try:
+            nodeid, data = self.pipe.recv()
+        except (EOFError, OSError):  # OSError: in the middle
+            return dict.fromkeys(self.owed, self._wait())
+        self.owed.remove(nodeid)
+        return {nodeid: data}
 
-    def wait(self) -> str:
-        os.close(self.pipe)
+    def _wait(self) -> str:
+        self.pipe.close()
         _, status = os.waitpid(self.pid, 0)
         return f"exit code {os.waitstatus_to_exitcode(status)}"
 
@@ -87,7 +77,7 @@ class Child:
                 os.kill(self.pid, signal.SIGKILL)
             time.sleep(0.05)
         launcher.kill_members(self._job)
-        os.close(self.pipe)
+        self.pipe.close()
 
 
 def _leave(number: int, frame: object) -> None:
@@ -95,7 +85,7 @@ def _leave(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _run(items: list[pytest.Item], pipe: int) -> None:
+def _run(items: list[pytest.Item], pipe: connection.Connection) -> None:
     code = 1
     try:
         config, session = items[0].config, items[0].session
@@ -105,12 +95,10 @@ def _run(items: list[pytest.Item], pipe: int) -> None:
         # Files of its own for the tests' output.
         capture.stop_global_capturing()
         capture.start_global_capturing()
-        with os.fdopen(pipe, "wb") as file:
-            for item, following in zip(items, [*items[1:], None], strict=True):
-                reports = runtestprotocol(item, log=False, nextitem=following)
-                data = [config.hook.pytest_report_to_serializable(config=config, report=report) for report in reports]
-                file.write(json.dumps([item.nodeid, data], default=str).encode() + b"\n")
-                file.flush()
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            reports = runtestprotocol(item, log=False, nextitem=following)
+            data = [config.hook.pytest_report_to_serializable(config=config, report=report) for report in reports]
+            pipe.send((item.nodeid, data))
         code = 0
     except KeyboardInterrupt:
         session._setupstate.teardown_exact(None)
@@ -133,13 +121,11 @@ class Workers:
         while nodeid not in self._reports:
             while self._waiting and len(self._running) < self._places:
                 self._running.append(Child(self._waiting.pop(0)))
-            select.select([child.pipe for child in self._running], [], [])
-            for child in list(self._running):
-                found, living = child.reports()
-                self._reports.update(found)
-                if not living:
+            ready = connection.wait([child.pipe for child in self._running])
+            for child in [child for child in self._running if child.pipe in ready]:
+                self._reports.update(child.reports())
+                if child.pipe.closed:
                     self._running.remove(child)
-                    self._reports.update(dict.fromkeys(child.owed, child.wait()))
         return self._reports.pop(nodeid)
 
     def close(self) -> None:
