@@ -34,21 +34,16 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: 
             print(f"loss {total.item():.6f}", flush=True)
 
 
-def main() -> None:
-    dist.init_process_group(os.environ.get("BACKEND", "gloo"))
-    folder = Path(sys.argv[1]) / "checkpoint"
-    model, optimizer = make(seed=0)
-    train(model, optimizer, 3, seed=10)
-    weights, moments = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=folder)
+dist.init_process_group(os.environ.get("BACKEND", "gloo"))
+folder = Path(sys.argv[1]) / "checkpoint"
+model, optimizer = make(seed=0)
+train(model, optimizer, 3, seed=10)
+weights, moments = get_state_dict(model, optimizer)
+dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=folder)
 
-    model, optimizer = make(seed=1)
-    weights, moments = get_state_dict(model, optimizer)
-    dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=folder)
-    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
-    train(model, optimizer, 3, seed=20)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+model, optimizer = make(seed=1)
+weights, moments = get_state_dict(model, optimizer)
+dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=folder)
+set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+train(model, optimizer, 3, seed=20)
+dist.destroy_process_group()

@@ -50,15 +50,10 @@ def bits(state: State) -> str:
     return hashlib.sha256(whole).hexdigest()
 
 
-def main() -> None:
-    dist.init_process_group("mpiddp")
-    disturbed = bits(elastic.run(step, State, STEPS, spares=1))
-    undisturbed = State()
-    for number in range(STEPS):
-        step(undisturbed, number)  # without the rank that has died
-    print(f"{dist.get_world_size()} ranks, same bits: {bits(undisturbed) == disturbed}", flush=True)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+dist.init_process_group("mpiddp")
+disturbed = bits(elastic.run(step, State, STEPS, spares=1))
+undisturbed = State()
+for number in range(STEPS):
+    step(undisturbed, number)  # without the rank that has died
+print(f"{dist.get_world_size()} ranks, same bits: {bits(undisturbed) == disturbed}", flush=True)
+dist.destroy_process_group()

@@ -42,12 +42,7 @@ def train(kind: str) -> None:
         print(f"loss {weights.sum():.5f} after {kind}", flush=True)
 
 
-def main() -> None:
-    dist.init_process_group(os.environ.get("BACKEND", "gloo"))
-    for kind in ("zero", "powersgd", "post_local"):
-        train(kind)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+dist.init_process_group(os.environ.get("BACKEND", "gloo"))
+for kind in ("zero", "powersgd", "post_local"):
+    train(kind)
+dist.destroy_process_group()

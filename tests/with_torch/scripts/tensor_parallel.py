@@ -19,23 +19,18 @@ class FeedForward(nn.Module):
         return self.down(torch.relu(self.up(x)))
 
 
-def main() -> None:
-    if "BACKEND" in os.environ:
-        dist.init_process_group(os.environ["BACKEND"])
-    mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),), mesh_dim_names=("tp",))
-    torch.manual_seed(0)
-    model = parallelize_module(FeedForward(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for _ in range(6):
-        x = torch.randn(16, 24)  # tensor parallel ranks see the same batch
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x), x.flip(1))
-        loss.backward()
-        optimizer.step()
-        if dist.get_rank() == 0:
-            print(f"loss {loss.item():.6f}", flush=True)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+if "BACKEND" in os.environ:
+    dist.init_process_group(os.environ["BACKEND"])
+mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),), mesh_dim_names=("tp",))
+torch.manual_seed(0)
+model = parallelize_module(FeedForward(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+for _ in range(6):
+    x = torch.randn(16, 24)  # tensor parallel ranks see the same batch
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), x.flip(1))
+    loss.backward()
+    optimizer.step()
+    if dist.get_rank() == 0:
+        print(f"loss {loss.item():.6f}", flush=True)
+dist.destroy_process_group()

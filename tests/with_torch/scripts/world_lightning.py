@@ -31,30 +31,25 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def main() -> None:
-    lightning.seed_everything(1)
-    data = TensorDataset(x := torch.randn(64, 4), (x.sum(1) > 0).long())
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    strategy = DDPStrategy(process_group_backend=BACKEND)
-    trainer = lightning.Trainer(
-        accelerator="cpu", devices=SIZE, max_epochs=2, strategy=strategy, default_root_dir=Path(sys.argv[1]), **quiet
-    )
-    trainer.fit(Model(), DataLoader(data, batch_size=8))
-    if trainer.is_global_zero:
-        print(f"loss {trainer.callback_metrics['loss_epoch']:.6f} {trainer.callback_metrics['accuracy']:.6f}")
+lightning.seed_everything(1)
+data = TensorDataset(x := torch.randn(64, 4), (x.sum(1) > 0).long())
+quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+strategy = DDPStrategy(process_group_backend=BACKEND)
+trainer = lightning.Trainer(
+    accelerator="cpu", devices=SIZE, max_epochs=2, strategy=strategy, default_root_dir=Path(sys.argv[1]), **quiet
+)
+trainer.fit(Model(), DataLoader(data, batch_size=8))
+if trainer.is_global_zero:
+    print(f"loss {trainer.callback_metrics['loss_epoch']:.6f} {trainer.callback_metrics['accuracy']:.6f}")
 
-    fabric = lightning.Fabric(accelerator="cpu", devices=SIZE, strategy="ddp")
-    fabric.launch()
-    torch.manual_seed(2)
-    model = nn.Linear(4, 2)
-    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for x, y in fabric.setup_dataloaders(DataLoader(data, batch_size=8)):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
-        fabric.backward(loss)
-        optimizer.step()
-    fabric.print(f"loss {fabric.all_reduce(loss.detach()):.6f}")
-
-
-if __name__ == "__main__":
-    main()
+fabric = lightning.Fabric(accelerator="cpu", devices=SIZE, strategy="ddp")
+fabric.launch()
+torch.manual_seed(2)
+model = nn.Linear(4, 2)
+model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for x, y in fabric.setup_dataloaders(DataLoader(data, batch_size=8)):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    fabric.backward(loss)
+    optimizer.step()
+fabric.print(f"loss {fabric.all_reduce(loss.detach()):.6f}")
