@@ -59,7 +59,7 @@ def test_places_memory_and_collectives(two, ranks, cyclic, expected):
 )
 def test_hierarchical_sends_every_byte_once_and_the_ring_more(two, cyclic, ring):
     size = 4 << 20
-    found = measure_hosts.measure(two, "all_reduce", str(size), "1", cyclic=cyclic)
+    found = measure_hosts.measure(two, size, 1, cyclic=cyclic)
     # Headers and acknowledgements come on top.
     assert 1.0 <= found["hierarchical"]["bytes"] / size < 1.1
     assert ring <= found["ring"]["bytes"] / size < 1.1 * ring

@@ -72,6 +72,15 @@ class Blocks:
         return op if self.library is dist else getattr(self.library.ReduceOp, op.name)
 
 
+class Submitted(Blocks):
+    """Keeps what the call has returned, and waits for nothing."""
+
+    returned: Any = None
+
+    def call(self, name: str, *args: Any) -> None:
+        self.returned = getattr(dist, name)(*args, **self.how)
+
+
 Outcome = tuple[list[Any], list[np.ndarray]]
 """Arrays that were written to, and what they should be."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import mpiddp as dist
-from harness.collectives import COLLECTIVES, OF_ONE_BLOCK, REDUCTIONS, Blocks
+from harness.collectives import COLLECTIVES, OF_ONE_BLOCK, REDUCTIONS, Submitted
 from harness.inputs import close, same
 from mpiddp.algorithms import plan
 
@@ -31,15 +31,6 @@ def lists_of_ranks(size: int) -> list[list[int]]:
         list(range(max(1, size - 1))),
         list(range(size // 2, size)),
     ]
-
-
-class _Submitted(Blocks):
-    """Keeps what the call has returned, and waits for nothing."""
-
-    returned: Any = None
-
-    def call(self, name: str, *args: Any) -> None:
-        self.returned = getattr(dist, name)(*args, **self.how)
 
 
 def _expect(right: bool, *what: object) -> None:
@@ -131,7 +122,7 @@ class RandomProgram:
 
         receivers = range(1 if kind in OF_ONE_BLOCK else len(ranks))
         table = [[np.full(count, 10.0 * each + to + number) for to in receivers] for each in range(len(ranks))]
-        at = _Submitted(ranks.index(self._rank), table, drawn[0] % len(ranks), op, how, make, np.asarray, dist, ranks)
+        at = Submitted(ranks.index(self._rank), table, drawn[0] % len(ranks), op, how, make, np.asarray, dist, ranks)
         found, expected = COLLECTIVES[kind](at)
         compare = close if kind in REDUCTIONS else same
 

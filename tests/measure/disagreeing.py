@@ -21,8 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from harness import hosts
+from harness.collectives import COLLECTIVES, OF_ONE_BLOCK, Submitted
 from harness.launcher import job
+
+import mpiddp as dist
 
 _LIMIT_S = 120.0
 _CAUGHT = 6
@@ -88,28 +92,17 @@ def _drawn_pending(rng: random.Random) -> list[int]:
 
 
 def _made(call: Call, group: Any, *, later: bool) -> Any:
-    import numpy as np
-
-    import mpiddp as dist
-
-    size, rank, n = group.size(), group.rank(), call.count
+    size, n, op = group.size(), call.count, getattr(dist.ReduceOp, call.op)
+    given: dict[str, Any] = {"group": group, "async_op": later}
+    if call.name in COLLECTIVES:
+        row = [np.ones(n, call.dtype)] * (1 if call.name in OF_ONE_BLOCK else size)
+        ranks = dist.get_process_group_ranks(group)
+        at = Submitted(group.rank(), [row] * size, call.root, op, given, np.asarray, np.asarray, dist, ranks)
+        COLLECTIVES[call.name](at)
+        return at.returned
     x = np.ones(n, call.dtype)
-    rows, table = [x.copy() for _ in range(size)], np.ones(n * size, call.dtype)
-    op, at_root = getattr(dist.ReduceOp, call.op), rank == call.root
-    given = {"group": group, "async_op": later}
     calls: dict[str, Callable[[], Any]] = {
-        "all_reduce": lambda: dist.all_reduce(x, op, **given),
-        "broadcast": lambda: dist.broadcast(x, group_src=call.root, **given),
-        "reduce": lambda: dist.reduce(x, op=op, group_dst=call.root, **given),
-        "all_gather": lambda: dist.all_gather(rows, x, **given),
-        "all_gather_single": lambda: dist.all_gather_single(table, x, **given),
-        "reduce_scatter": lambda: dist.reduce_scatter(x, rows, op, **given),
-        "reduce_scatter_single": lambda: dist.reduce_scatter_single(x, table, op, **given),
         "all_reduce_coalesced": lambda: dist.all_reduce_coalesced([x, x[:1].copy()], op, **given),
-        "gather": lambda: dist.gather(x, rows if at_root else None, group_dst=call.root, **given),
-        "scatter": lambda: dist.scatter(x, rows if at_root else None, group_src=call.root, **given),
-        "all_to_all": lambda: dist.all_to_all(rows, [x] * size, **given),
-        "all_to_all_single": lambda: dist.all_to_all_single(table, table.copy(), **given),
         "barrier": lambda: dist.barrier(**given),
         "tree_all_reduce": lambda: dist.tree_all_reduce({"a": x}, group=group),
         "all_gather_object": lambda: dist.all_gather_object([None] * size, "x" * n, group),
@@ -127,10 +120,7 @@ def names_both(trial: Trial, text: str) -> bool:
 
 def _caught(trial: Trial, rank: int, pending: list[int], *, guest: bool) -> str:
     """Make a trial's call behind sums of these sizes, and destroy its group; return what is wrong."""
-    import numpy as np
     from mpi4py import MPI
-
-    import mpiddp as dist
 
     inside = rank in trial.members
     part = MPI.COMM_WORLD.Split(0 if inside else MPI.UNDEFINED) if guest else MPI.COMM_NULL
@@ -166,8 +156,6 @@ def is_guest(seed: str) -> bool:
 
 def main_of_a_rank(seed: str) -> None:
     from mpi4py import MPI
-
-    import mpiddp as dist
 
     if is_guest(seed):
         rng, world = random.Random(seed), MPI.COMM_WORLD
