@@ -22,7 +22,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel, Link, Resource
 from mpiddp.mpi.operation import Call
 from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.mpi.requests import Awaited, Steps
+from mpiddp.mpi.requests import All, Awaited, Steps
 from mpiddp.shm.segment import NOWHERE, Location, segment
 from mpiddp.typing import Array
 
@@ -123,33 +123,23 @@ def before(algorithm: Callable[..., Steps]) -> Callable[..., Steps]:
     return compared
 
 
-class _Direct:
-    """Persistent messages between all ranks, as one event. Receives come first."""
+class _Direct(All):
+    """Persistent messages between all ranks."""
 
-    __slots__ = ("_requests",)
+    __slots__ = ()
 
     def __init__(self, comm: MPI.Intracomm, rows: Sequence[memoryview]) -> None:
         others = [rank for rank in range(comm.size) if rank != comm.rank]
-        self._requests: list[MPI.Prequest] = [comm.Recv_init(rows[rank], rank, Tag.HANDSHAKE) for rank in others]
-        self._requests += [comm.Send_init(rows[comm.rank], rank, Tag.HANDSHAKE) for rank in others]
+        receives = [comm.Recv_init(rows[rank], rank, Tag.HANDSHAKE) for rank in others]
+        super().__init__(receives + [comm.Send_init(rows[comm.rank], rank, Tag.HANDSHAKE) for rank in others])
 
     def start(self) -> _Direct:
-        for request in self._requests:
+        for request in self.requests:
             request.Start()
         return self
 
-    def Test(self) -> bool:  # noqa: N802 - MPI's name
-        for request in self._requests:  # noqa: SIM110 - half the time of all()
-            if not request.Test():
-                return False
-        return True
-
-    def Wait(self) -> None:  # noqa: N802 - MPI's name
-        for request in self._requests:
-            request.Wait()
-
     def free(self) -> None:
-        for request in self._requests:
+        for request in self.requests:
             request.Free()
 
 

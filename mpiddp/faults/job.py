@@ -10,7 +10,6 @@ from typing import NamedTuple, Self
 
 from mpiddp.mpi import finalize, world
 from mpiddp.mpi.lazy import MPI
-from mpiddp.mpi.requests import All
 from mpiddp.mpi.world import World
 
 from .abort import ThisRank
@@ -38,7 +37,6 @@ class Job(NamedTuple):
         """Return the job of ``comm``, of which ``gathered`` tells; collective."""
         failures, questions = Failures(comm, gathered.outer), comm.Dup()
         failures.register_comm(questions)
-        All.one_by_one = failures.survivable
         liveness = Liveness(questions, gathered, raises)
         reports = Reports(liveness, Dumps(liveness, gathered).collect)
         return cls(gathered, liveness, failures, BetweenNodes(liveness), reports, own, raises)

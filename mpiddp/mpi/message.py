@@ -11,7 +11,7 @@ import ctypes
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -81,20 +81,17 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
         )
     if is_masked(array):
         raise TypeError(f"{operation} got a masked array as `{name}`, whose mask would be lost; pass x.filled(value)")
-    got = f"got {array.dtype} {array.shape}"
+    got, need = f"got {array.dtype} {array.shape}", ""
     if not array.flags.c_contiguous:
-        cure = "numpy.ascontiguousarray(x)" if ours else "x.contiguous()"
-        _refuse(operation, name, f"a C-contiguous array, {got} with strides {array.strides}", cure, writable)
-    if isinstance(array, np.ndarray) and not array.flags.aligned:
-        _refuse(operation, name, f"an aligned array, {got} at an odd address", "x.copy()", writable)
-    if not array.dtype.isnative:
-        _refuse(
-            operation,
-            name,
-            f"native byte order, {got} in {array.dtype.byteorder!r}",
-            "x.astype(x.dtype.newbyteorder('='))",
-            writable,
-        )
+        need = f"a C-contiguous array, {got} with strides {array.strides}"
+        copy = "numpy.ascontiguousarray(x)" if ours else "x.contiguous()"
+    elif isinstance(array, np.ndarray) and not array.flags.aligned:
+        need, copy = f"an aligned array, {got} at an odd address", "x.copy()"
+    elif not array.dtype.isnative:
+        need, copy = f"native byte order, {got} in {array.dtype.byteorder!r}", "x.astype(x.dtype.newbyteorder('='))"
+    if need:
+        cure = f"make y = {copy}, pass y, and copy the result back: x[...] = y" if writable else f"pass {copy}"
+        raise ArrayError(f"{operation} needs {need} as `{name}`; {cure}")
     fixed = not array.flags.writeable if isinstance(array, np.ndarray) else not ours and dlpack.is_read_only(x)
     if writable and fixed:
         # Copies by other libraries may be read-only too, as JAX's are.
@@ -193,12 +190,6 @@ _is_capsule = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
-
-
-def _refuse(operation: str, name: str, what: str, copy: str, writable: bool) -> NoReturn:
-    """Raise ArrayError with the cure: pass a copy, and copy the result back if the array is an output."""
-    cure = f"make y = {copy}, pass y, and copy the result back: x[...] = y" if writable else f"pass {copy}"
-    raise ArrayError(f"{operation} needs {what} as `{name}`; {cure}")
 
 
 def as_arrays(
@@ -337,22 +328,17 @@ def _long(size_bytes: int) -> MPI.Datatype:
     """Return a datatype of ``size_bytes``, more than MPI's count; the last ones used are kept."""
     datatype = _longs.pop(size_bytes, None)
     if datatype is None:
-        datatype = _make_long(size_bytes)
+        times, rest_bytes = divmod(size_bytes, MAX_COUNT)
+        largest, rest = MPI.BYTE.Create_contiguous(MAX_COUNT), MPI.BYTE.Create_contiguous(rest_bytes)
+        body = largest.Create_contiguous(times)
+        datatype = MPI.Datatype.Create_struct([1, 1], [0, times * MAX_COUNT], [body, rest]).Commit()
+        for part in (body, rest, largest):
+            part.Free()
     _longs[size_bytes] = datatype
     if len(_longs) > _MOST_LONGS:
         # Pending messages are not disturbed: MPI keeps a freed datatype until they end.
         _longs.pop(next(iter(_longs))).Free()
     return datatype
-
-
-def _make_long(size_bytes: int) -> MPI.Datatype:
-    times, rest_bytes = divmod(size_bytes, MAX_COUNT)
-    largest, rest = MPI.BYTE.Create_contiguous(MAX_COUNT), MPI.BYTE.Create_contiguous(rest_bytes)
-    body = largest.Create_contiguous(times)
-    whole = MPI.Datatype.Create_struct([1, 1], [0, times * MAX_COUNT], [body, rest]).Commit()
-    for part in (body, rest, largest):
-        part.Free()
-    return whole
 
 
 def as_message(x: Array, size_bytes: int) -> list[Any]:

@@ -63,13 +63,11 @@ class Members:
     """The program's names for the group."""
 
     def __str__(self) -> str:
-        return self._named() + (f" ({_listed(self.outer)} of the world)" if self.outer else "")
-
-    def _named(self) -> str:
+        outer = f" ({_listed(self.outer)} of the world)" if self.outer else ""
         if self.ranks == tuple(range(self.world_size)):
-            return f"the group of all {len(self.ranks)} ranks"
+            return f"the group of all {len(self.ranks)} ranks{outer}"
         count = f"{len(self.ranks)} " if len(self.ranks) > _LISTED else ""
-        return f"the group of {count}ranks {_listed(self.ranks)}"
+        return f"the group of {count}ranks {_listed(self.ranks)}{outer}"
 
 
 def _listed(ranks: Sequence[int]) -> str:
@@ -131,10 +129,6 @@ class Operation:
         return Operation(self.call, self.number, limited=True)
 
     @property
-    def name(self) -> str:
-        return self.call.name
-
-    @property
     def members(self) -> Members:
         return self.call.members
 
@@ -143,13 +137,9 @@ class Operation:
         return self.call.peers
 
     @property
-    def tag(self) -> int | None:
-        return self.call.tag
-
-    @property
     def identity(self) -> tuple[object, ...]:
         """A key for this operation, which keeps no array alive."""
-        return self.name, self.members.number, self.peers is None, self.number
+        return self.call.name, self.members.number, self.peers is None, self.number
 
     def __str__(self) -> str:
         """Return e.g. ``all_reduce #3 of float32 (10, 2) in the group of ranks 0, 1, 2``."""
@@ -160,14 +150,14 @@ class Operation:
         number = f" #{self.number}" if self.peers is None and self.number else ""
         shape = "" if self.call.shape is None else f" of {self.call.dtype} {self.call.shape}"
         peer = ""
-        if self.tag is not None and self.peers is not None:
+        if self.call.tag is not None and self.peers is not None:
             who = f"rank {self.peers[0]}" if len(self.peers) == 1 else "any rank"
-            peer = f" {'to' if self.sends else 'from'} {who} with tag {self.tag}"
-        return f"{self.name}{number}{shape}{peer}"
+            peer = f" {'to' if self.sends else 'from'} {who} with tag {self.call.tag}"
+        return f"{self.call.name}{number}{shape}{peer}"
 
     @property
     def sends(self) -> bool:
-        return self.name in ("send", "isend")
+        return self.call.operation in ("send", "isend")
 
 
 waiting: dict[int, Operation] = {}

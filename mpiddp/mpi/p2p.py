@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
+from mpiddp.device import stream
 from mpiddp.errors import ArrayError, DistError, MismatchError
 from mpiddp.typing import Array
 
@@ -25,7 +26,7 @@ from .lazy import MPI
 from .link import Link, Resource, aborted
 from .message import CODES, as_message, code_name, dtype_code, plain, size_of
 from .operation import Call, Operation
-from .p2p_device import Departure, DeviceReceive
+from .p2p_device import Departure
 from .requests import Probe, Steps, active, lock
 from .work import Work
 
@@ -92,7 +93,8 @@ class Receive(Message):
     sender = -1
     size_bytes = 0
     """The message's size, which may be less than the array's."""
-    _device: DeviceReceive | None = None
+    _posted: stream.Mark | None = None
+    """Behind the kernels queued at the call, for an array on a device."""
 
     def source_rank(self) -> int:
         return self._route.ranks[self.sender] if self.sender >= 0 and self._finished else super().source_rank()
@@ -121,11 +123,12 @@ class Receive(Message):
             )
         if fault:
             self._steps = self._refuse(arrival, fault)
-            self._resume(self._steps)
-        elif self._device is not None:
-            self._awaited = self._device.receive(arrival.message, size_bytes)
+        elif self._posted is not None:
+            self._steps = p2p_device.receive(x, self._posted, arrival.message, size_bytes)
         else:
             self._awaited = arrival.message.Irecv(as_message(x, size_bytes))
+            return
+        self._resume(self._steps)
 
     def _refuse(self, arrival: _Arrival, fault: str) -> Steps:
         yield arrival.message.Irecv(as_message(np.empty(arrival.size_bytes, np.uint8), arrival.size_bytes))
@@ -242,7 +245,7 @@ class Mailbox(Resource):
             self._comm.Improbe  # noqa: B018 - raises if the group is aborted
             receive = Receive(route, x, entry)
             if type(x) is not ndarray:
-                receive._device = DeviceReceive(x)
+                receive._posted = stream.ready(x)
             active[self] = None
             arrival = self._take(receive) if self._arrived else None
             if arrival is None:

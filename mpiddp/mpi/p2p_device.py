@@ -6,14 +6,13 @@ A message leaves after the kernels that were queued before the call.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 from mpiddp.device import is_device_array, pinned, stream, transfer
 from mpiddp.typing import Array
 
 from .lazy import MPI
 from .message import as_message
-from .requests import Awaited, Driven, Steps
+from .requests import Awaited, Steps
 
 by_address = False
 """Whether MPI takes device pointers."""
@@ -56,25 +55,16 @@ def send(x: Array, departure: Departure, comm: MPI.Intracomm, to: int, tag: int)
         pinned.give(memory)
 
 
-class DeviceReceive:
-    __slots__ = ("_begin", "_x")
-
-    def __init__(self, x: Array) -> None:
-        self._x: Any = x
-        self._begin = stream.ready(x)
-
-    def receive(self, message: MPI.Message, size_bytes: int) -> Driven:
-        return Driven(lambda: self._steps(message, size_bytes))
-
-    def _steps(self, message: MPI.Message, size_bytes: int) -> Steps:
-        if by_address:
-            yield self._begin
-            yield message.Irecv(as_message(self._x, size_bytes))
-            return
-        memory = pinned.take(size_bytes)
-        yield message.Irecv(as_message(memory[:size_bytes], size_bytes))
-        side = stream.side("up", self._x)
-        stream.follow(side, self._begin)
-        transfer.up(self._x.reshape(-1)[: size_bytes // self._x.itemsize], memory, side)
-        yield stream.mark(side)
-        pinned.give(memory)
+def receive(x: Array, posted: stream.Mark, message: MPI.Message, size_bytes: int) -> Steps:
+    """Receive a message behind the kernels that were queued when the receive was ``posted``."""
+    if by_address:
+        yield posted
+        yield message.Irecv(as_message(x, size_bytes))
+        return
+    memory = pinned.take(size_bytes)
+    yield message.Irecv(as_message(memory[:size_bytes], size_bytes))
+    side = stream.side("up", x)
+    stream.follow(side, posted)
+    transfer.up(x.reshape(-1)[: size_bytes // x.itemsize], memory, side)
+    yield stream.mark(side)
+    pinned.give(memory)

@@ -55,41 +55,25 @@ READY, IN_TURN = _Ready(), _Ready()
 
 
 class All:
-    """Several MPI requests as one event. Receives come first in the list."""
+    """Several events as one. Receives come first in the list.
+
+    They are tested one by one: Open MPI ends the process if two requests of one Testall have failed.
+    """
 
     __slots__ = ("requests",)
 
-    one_by_one = False
-    """Set where ranks may fail: Open MPI ends the process if two requests of one Testall have failed."""
-
-    def __init__(self, requests: list[MPI.Request]) -> None:
+    def __init__(self, requests: list[Any]) -> None:
         self.requests = requests
 
     def Test(self) -> bool:  # noqa: N802
-        if self.one_by_one:
-            return all(request.Test() for request in self.requests)
-        return MPI.Request.Testall(self.requests)
+        for request in self.requests:  # noqa: SIM110 - half the time of all()
+            if not request.Test():
+                return False
+        return True
 
     def Wait(self) -> None:  # noqa: N802
-        MPI.Request.Waitall(self.requests)
-
-
-class Each:
-    """Several events of any kind as one."""
-
-    __slots__ = ("_left",)
-
-    def __init__(self, awaited: list[Awaited]) -> None:
-        self._left = awaited
-
-    def Test(self) -> bool:  # noqa: N802
-        self._left = [each for each in self._left if not each.Test()]
-        return not self._left
-
-    def Wait(self) -> None:  # noqa: N802
-        while self._left:
-            self._left[0].Wait()
-            del self._left[0]
+        for request in self.requests:
+            request.Wait()
 
 
 class Failed(Awaited):
@@ -324,7 +308,7 @@ def run_in_thread(call: Callable[[], T], operation: Operation) -> T:
         except BaseException as error:  # surfaces in the caller
             outcome.set_exception(error)
 
-    threading.Thread(target=run, name=f"mpiddp-{operation.name}", daemon=True).start()
+    threading.Thread(target=run, name=f"mpiddp-{operation.call.name}", daemon=True).start()
     wait_for(outcome.done, operation)
     try:
         return outcome.result()

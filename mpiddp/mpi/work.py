@@ -235,7 +235,7 @@ class Ended(Work):
         return True
 
 
-def _meet(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> bool:
+def meet(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> bool:
     """Return True if some memory is in both of these sorted spans."""
     end, side = 0, False
     for start, stop, other in sorted([*((*each, False) for each in some), *((*each, True) for each in others)]):
@@ -298,7 +298,7 @@ class Queue:
 
         It follows one that has the same memory, or that has not begun itself: each communicator has one order.
         """
-        return any(work._awaited is IN_TURN or _meet(spans, work._spans) for work in self._works)
+        return any(work._awaited is IN_TURN or meet(spans, work._spans) for work in self._works)
 
     def fail(self, error: BaseException) -> None:
         """End all operations with ``error``, except one whose step is raising it."""

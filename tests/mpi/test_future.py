@@ -108,7 +108,7 @@ def test_a_blocking_operation_in_a_callback_leaves_the_outer_wait_known(world):
         for call in (lambda: dist.all_reduce(np.ones(1)), dist.new_group, exchange):
             call()
             outer = operation.waiting.get(threading.get_ident())
-            seen.append(outer and outer.name)
+            seen.append(outer and outer.call.name)
 
     def exchange():
         if world.size > 1 and world.rank < 2:
