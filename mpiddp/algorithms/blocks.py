@@ -50,13 +50,13 @@ class _Rest(All):
         self._number = blocks.eager.number
 
     def Test(self) -> bool:  # noqa: N802
-        return self._answered() and super().Test() and self._check()
+        ended = self._answered() and super().Test()
+        if ended and self._fault:
+            raise BlockError(self._fault)
+        return ended
 
     def Wait(self) -> None:  # noqa: N802
-        if not self._answered():
-            self._blocks.eager.spin_wait(self._answered).Wait()
-        super().Wait()
-        self._check()
+        self._blocks.eager.spin_wait(self.Test).Wait()
 
     def _answered(self) -> bool:
         """Return True if all offers are answered; send what a receiver cannot read."""
@@ -69,11 +69,6 @@ class _Rest(All):
                 left.append(offer)
         self._offers = left
         return not left
-
-    def _check(self) -> bool:
-        if self._fault:
-            raise BlockError(self._fault)
-        return True
 
 
 class _Sent(NamedTuple):

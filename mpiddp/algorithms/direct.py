@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from time import thread_time
 from typing import Any
 
 from mpiddp.errors import DistError
-from mpiddp.faults.calls import NO_ROOT
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.message import as_bytes
 from mpiddp.mpi.operation import Call
 from mpiddp.mpi.requests import Awaited, Driven, Failed, Steps
 from mpiddp.shm.cma import CrossMemory
@@ -32,6 +29,7 @@ from mpiddp.typing import Array
 from . import native, two_shot
 from .one_shot import ENOUGH, OneShot, Shot, apart, meeting, whole
 from .peer_access import Copies, PeerAccess, Views
+from .two_shot import Part
 from .ways import ATTACH, MPIS, PIECES, SCRATCH, Ways
 
 _ALWAYS_BYTES = 1 << 19
@@ -49,7 +47,6 @@ class Direct:
     ) -> None:
         self._link, self._call, self._eager = link, call, link[EagerBuffers]
         self._operation, self._op, self._root = operation, op, root
-        self._options = [each for each in (root, op) if each not in (NO_ROOT, None)]
         self._pieces = pieces
         """Takes ordinary arrays in pieces; None where they are too long for that."""
         self._way: str | None = None
@@ -102,28 +99,27 @@ class Direct:
         way, tries = self._way, self._tries
         if way == PIECES and not symmetric:
             left = self._by_pieces(current, output, x, shown=not (tries or any(segments)))
-            return Driven(lambda: self._noted(left)) if tries else left
-        flat = as_bytes(x) if self._op is None else x.reshape(-1)
+            return Driven(lambda: self._ways.timed(self._kind, PIECES, (left,))) if tries else left
+        part = Part(self._operation, link, output, x, self._op, self._root)
+        flat = part.flat()
         offsets, addresses, factors_told = (words[first : first + link.size].tolist() for first in told[1:])
         factors = [_NUMBER.unpack(_WORD.pack(each))[0] for each in factors_told] if self._has_factor else None
         access: PeerAccess
-        started = None
         if symmetric:
             view, places = segment(segments[0]).view, zip(link.ranks, offsets, strict=True)
             access = Views([view(rank, offset, flat.size, flat.dtype) for rank, offset in places], link.rank)
-        elif way != ATTACH:
-            return Driven(lambda: self._go(link.after(), way, tries, output, x))
-        else:
+        elif way == ATTACH:
             access = Copies(self._memory, link.rank, flat, addresses)
-            started = thread_time() if tries else None
+            if tries:
+                return Driven(lambda: self._ways.timed(self._kind, ATTACH, _moved(part, access, factors)))
+        else:
+            steps = self._go(part, way)
+            return Driven(lambda: self._ways.timed(self._kind, way, steps) if tries and way else steps)
         try:
-            self._move(access, output, x, factors)
+            part.move(access, factors)
         except DistError as error:
             return Failed(error)
-        if started is None:
-            return None
-        seconds = thread_time() - started
-        return Driven(lambda: self._ways.note(self._kind, ATTACH, seconds))
+        return None
 
     def _by_pieces(self, current: Round, output: Array, x: Array, *, shown: bool) -> Awaited:
         """Make the shots of ordinary arrays, of which ``current`` has ``shown`` the first pieces, or has not."""
@@ -136,12 +132,6 @@ class Direct:
         if len(pieces.shots) == first:
             return ENOUGH
         return Driven(lambda: pieces.shoot(output, x, self._call.record.pack(0), first))
-
-    def _noted(self, left: Awaited) -> Steps:
-        """Wait for the pieces of a call that tries them, and note the time."""
-        started = thread_time()
-        yield left
-        yield from self._ways.note(self._kind, PIECES, thread_time() - started)
 
     def _decide(self) -> tuple[str | None, bool]:
         """Return the way of ordinary arrays, and whether this call tries it; None before there is memory for all.
@@ -161,40 +151,25 @@ class Direct:
 
     def _possible(self) -> list[str]:
         """Return the ways of ordinary arrays; none before the first call has asked for their memory."""
-        if not self._memory.asked:
-            return []
-        ways = []
-        if self._pieces is not None:
-            ways.append(PIECES)
-        if self._scratch.ready:
-            ways.append(SCRATCH)
-        if not self._memory.fault:
-            ways.append(ATTACH)
-        if ways and self._op is None and self._size_bytes >= two_shot.MPIS_BYTES:
-            ways.append(MPIS)
-        return ways
+        ways = {
+            PIECES: self._pieces is not None,
+            SCRATCH: self._scratch.ready,
+            ATTACH: not self._memory.fault,
+            MPIS: self._op is None and self._size_bytes >= two_shot.MPIS_BYTES,
+        }
+        possible = [way for way, is_possible in ways.items() if is_possible and self._memory.asked]
+        return [] if possible == [MPIS] else possible
 
-    def _go(self, link: Link, way: str | None, tries: bool, output: Array, x: Array) -> Steps:
-        """Go by MPI or through the scratch, and note the time of a call that tries it."""
-        started = thread_time()
-        arrays = (output, x) if self._operation in ("reduce_scatter", "all_gather") else (x,)
+    def _go(self, part: Part, way: str | None) -> Steps:
+        """Go by MPI or through the scratch."""
+        link = part.link.after()
         if way == MPIS:
-            yield from getattr(native, self._operation)(link, *arrays, *self._options)
+            yield from part.by(native, link)
         else:
             yield from self._memory.prepare()
-            steps = getattr(two_shot, self._operation)  # by MPI where there is no scratch
-            yield from steps(link, self._call, *arrays, *self._options, way=SCRATCH)
-        if tries:
-            assert way is not None
-            yield from self._ways.note(self._kind, way, thread_time() - started)
+            yield from part.by(two_shot, link, self._call, way=SCRATCH)  # by MPI where there is no scratch
 
-    def _move(self, access: PeerAccess, output: Array, x: Array, factors: list[float] | None) -> None:
-        match self._operation:
-            case "all_reduce" | "reduce":
-                two_shot.reduce_slice(self._link, x, self._op, self._root, access, factors)
-            case "reduce_scatter":
-                two_shot.reduce_block(self._link, output, self._op, access, factors)
-            case "all_gather":
-                access.gather(as_bytes(output).reshape(self._link.size, -1))
-            case _:
-                access.spread(self._root)
+
+def _moved(part: Part, access: PeerAccess, factors: list[float] | None) -> Steps:
+    part.move(access, factors)
+    yield from ()

@@ -8,6 +8,7 @@ own reduction serves all ranks alike, or our exchange in its place.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 
@@ -65,6 +66,7 @@ def in_place_everywhere(link: Link, segments: Array) -> bool:
 
 
 def _where_they_lie(link: Link, peers: PeerAccess, x: Array, op: ReduceOp, factors: list[float] | None) -> Steps:
+    reduce = functools.partial(reduce_rows, op, size=link.size, factors=factors)
     across = link.across  # to other nodes' ranks with this slice; None if this rank has no slice
     if across is not None:
         edges = bounds(x.size, link.leaders, x.itemsize)
@@ -72,7 +74,7 @@ def _where_they_lie(link: Link, peers: PeerAccess, x: Array, op: ReduceOp, facto
 
         def summed(start: int, stop: int) -> Array:
             sums = np.empty(stop - start, accumulated_in(x.dtype))
-            peers.reduce_into(op, first + start, first + stop, sums, link.size, factors)
+            peers.reduce_into(reduce, first + start, first + stop, sums)
             return sums
 
         def write(start: int, values: Array) -> None:

@@ -171,6 +171,15 @@ def premultiply(op: ReduceOp, x: Array) -> None:
         scale(x, op.factor, x)
 
 
+def premultiplied(op: ReduceOp, x: Array) -> Array:
+    """Return ``x``, or for ``PREMUL_SUM`` a copy times its factor."""
+    if op.factor is None:
+        return x
+    copy = x.copy()
+    premultiply(op, copy)
+    return copy
+
+
 def finish(op: ReduceOp, x: Array, size: int) -> None:
     """Divide a sum by the number of ranks, ``size``, if ``op`` is ``AVG``."""
     if op.name != "AVG" or size == 1:

@@ -12,18 +12,24 @@ from mpiddp.faults.calls import BlockError
 from mpiddp.mpi import message
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel
-from mpiddp.mpi.message import as_bytes, as_message, chunks, countable, counted, movable, size_of
+from mpiddp.mpi.message import as_bytes, as_message, chunks, countable, counted, movable, size_of, spans_of
 from mpiddp.mpi.reduction import ReduceOp, mpi_op
-from mpiddp.mpi.requests import All, Each, Steps, matched_probe
-from mpiddp.shm.segment import address_of
+from mpiddp.mpi.requests import All, Steps, matched_probe
+from mpiddp.mpi.work import meet
 from mpiddp.typing import Array
 
-from .local_reduce import finish, premultiply
+from .local_reduce import finish, premultiplied, premultiply
 from .tags import Tag
 
 
 def barrier(link: Channel) -> Steps:
     yield link.now.Ibarrier()
+
+
+def _defined(x: Array, op: ReduceOp) -> MPI.Op:
+    found = mpi_op(x.dtype, op)
+    assert found is not None, "`fallback` takes the others, and the table of devices does"
+    return found
 
 
 def _all(requests: list[MPI.Request]) -> MPI.Request | All:
@@ -36,25 +42,18 @@ def broadcast(link: Channel, x: Array, root: int) -> Steps:
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
     premultiply(op, x)
-    reduction = mpi_op(x.dtype, op)
-    assert reduction is not None
-    yield _all([link.now.Iallreduce(MPI.IN_PLACE, counted(piece), reduction) for piece in chunks(x)])
+    yield _all([link.now.Iallreduce(MPI.IN_PLACE, counted(piece), _defined(x, op)) for piece in chunks(x)])
     finish(op, x, link.size)
 
 
 def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
-    reduction = mpi_op(x.dtype, op)
-    assert reduction is not None
+    reduction = _defined(x, op)
     if link.rank == root:
         premultiply(op, x)
         yield _all([link.now.Ireduce(MPI.IN_PLACE, piece, reduction, root) for piece in chunks(x)])
         finish(op, x, link.size)
     else:
-        sent = x
-        if op.factor is not None:
-            sent = x.copy()
-            premultiply(op, sent)
-        yield _all([link.now.Ireduce(piece, None, reduction, root) for piece in chunks(sent)])
+        yield _all([link.now.Ireduce(piece, None, reduction, root) for piece in chunks(premultiplied(op, x))])
 
 
 def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Steps:
@@ -63,21 +62,17 @@ def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Step
         yield from reduce_scatter(link, result, x, op)
         output[...] = result
         return
-    reduction = mpi_op(x.dtype, op)
-    assert reduction is not None
-    if op.factor is not None:
-        x = x.copy()
-        premultiply(op, x)
+    x = premultiplied(op, x)
     if countable(x):
-        yield link.now.Ireduce_scatter_block(x, output, reduction)
+        yield link.now.Ireduce_scatter_block(x, output, _defined(x, op))
     else:
-        yield All(reduce_blocks(link.now, output, x, reduction))
+        yield All(reduce_blocks(link.now, output, x, op))
     finish(op, output, link.size)
 
 
-def reduce_blocks(comm: MPI.Intracomm, output: Array, x: Array, reduction: MPI.Op) -> list[MPI.Request]:
+def reduce_blocks(comm: MPI.Intracomm, output: Array, x: Array, op: ReduceOp) -> list[MPI.Request]:
     """Reduce block r of ``x`` into rank r's ``output``, by a reduction for each."""
-    requests = []
+    requests, reduction = [], _defined(x, op)
     for root, block in enumerate(x.reshape(comm.size, -1)):
         pieces = chunks(block)
         results = chunks(output.reshape(-1)) if root == comm.rank else [None] * len(pieces)
@@ -124,8 +119,9 @@ def _exchange(
         else:
             as_bytes(blocks.pop(rank))[...] = as_bytes(x)
     incoming = _Blocks(link, operation, blocks)
-    yield Each([incoming, *requests])
-    incoming.check()
+    yield All([incoming, *requests])
+    if incoming.fault:
+        raise BlockError(incoming.fault)
 
 
 def _apart(inputs: Sequence[Array], outputs: Sequence[Array], rank: int) -> Sequence[Array]:
@@ -138,24 +134,19 @@ def _apart(inputs: Sequence[Array], outputs: Sequence[Array], rank: int) -> Sequ
 
 
 def overlap(outputs: Sequence[Array], inputs: Sequence[Array]) -> bool:
-    sides = [(x, side) for side, xs in enumerate((outputs, inputs)) for x in xs if isinstance(x, np.ndarray) and x.size]
-    ends = [0, 0]
-    for start, size_bytes, side in sorted((address_of(x), x.nbytes, side) for x, side in sides):
-        if start < ends[1 - side]:
-            return True
-        ends[side] = max(ends[side], start + size_bytes)
-    return False
+    written, sent = ([x for x in xs if isinstance(x, np.ndarray) and x.size] for xs in (outputs, inputs))
+    return meet([*spans_of(written)], [*spans_of(sent)])
 
 
-class _Blocks:
+class _Blocks(All):
     """Other ranks' blocks, received once their size is known: MPI may crash in a receive that is too short."""
 
     def __init__(self, link: Channel, operation: str, blocks: dict[int, Array]) -> None:
         self._link, self._operation, self._comm = link, operation, link.now
         self._early = link.early.setdefault(link.now.handle, {})
         self._left = blocks
-        self._requests: list[MPI.Request] = []
-        self._fault = ""
+        super().__init__([])
+        self.fault = ""
         self._status = MPI.Status()
 
     def Test(self) -> bool:  # noqa: N802
@@ -166,13 +157,13 @@ class _Blocks:
             if message is None:
                 return False
             self._sort(message)
-        return MPI.Request.Testall(self._requests)
+        return super().Test()
 
     def Wait(self) -> None:  # noqa: N802
         self._take_early()
         while self._left:
             self._sort(matched_probe(self._comm, MPI.ANY_SOURCE, Tag.BLOCK, self._status))
-        MPI.Request.Waitall(self._requests)
+        super().Wait()
 
     def _take_early(self) -> None:
         for source in self._left.keys() & self._early.keys() if self._early else ():
@@ -193,13 +184,9 @@ class _Blocks:
         """Receive a block, elsewhere if it does not fit, so that the next is right."""
         x = self._left.pop(source)
         if sent_bytes != x.nbytes:
-            self._fault = self._fault or wrong_size(self._link, self._operation, source, sent_bytes, x.nbytes)
+            self.fault = self.fault or wrong_size(self._link, self._operation, source, sent_bytes, x.nbytes)
             x = np.empty(sent_bytes, np.uint8)
-        self._requests.append(message.Irecv(as_message(x, sent_bytes)))
-
-    def check(self) -> None:
-        if self._fault:
-            raise BlockError(self._fault)
+        self.requests.append(message.Irecv(as_message(x, sent_bytes)))
 
 
 def wrong_size(link: Channel, operation: str, source: int, sent_bytes: int, expected_bytes: int) -> str:

@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import Steps
 from mpiddp.shm.cma import CrossMemory, UnreachableError
 from mpiddp.shm.segment import Location, address_of, find
 from mpiddp.typing import Array
 
 from .handshake import Entries
-from .local_reduce import bounds, reduce_rows
+from .local_reduce import bounds
 
 PIECE_BYTES = 1 << 18
 """The length of a copy."""
 CACHE_BYTES = 1 << 20
 """All ranks' copies, which have to stay in a core's second-level cache."""
+Reduce = Callable[[Sequence[Array], Sequence[Array]], None]
+"""Reduces rows into outputs: `reduce_rows` of one call."""
 _abandoned: list[Array] = []
 """Arrays of operations that have failed here. They are kept, because other ranks may still write to them."""
 
@@ -32,18 +33,14 @@ class Views:
     def __init__(self, rows: list[Array], rank: int) -> None:
         self._rows, self._rank = rows, rank
 
-    def reduce_into(
-        self, op: ReduceOp, first: int, last: int, out: Array, size: int, factors: list[float] | None
-    ) -> None:
-        """Reduce elements of all arrays (see `reduce_rows`)."""
-        reduce_rows(op, [row[first:last] for row in self._rows], (out,), size, factors)
+    def reduce_into(self, reduce: Reduce, first: int, last: int, out: Array) -> None:
+        """Reduce elements of all arrays."""
+        reduce([row[first:last] for row in self._rows], (out,))
 
-    def reduce_for(
-        self, op: ReduceOp, first: int, last: int, ranks: Sequence[int], size: int, factors: list[float] | None
-    ) -> None:
+    def reduce_for(self, reduce: Reduce, first: int, last: int, ranks: Sequence[int]) -> None:
         """Reduce elements of all arrays, and write the result to those of ``ranks``."""
         rows = [row[first:last] for row in self._rows]
-        reduce_rows(op, rows, [rows[rank] for rank in ranks], size, factors)
+        reduce(rows, [rows[rank] for rank in ranks])
 
     def gather(self, blocks: Array) -> None:
         """Copy all arrays, each to a block."""
@@ -67,20 +64,15 @@ class Copies:
     def __init__(self, memory: CrossMemory, rank: int, x: Array, addresses: list[int]) -> None:
         self._memory, self._rank, self._own, self._addresses = memory, rank, x, addresses
 
-    def reduce_into(
-        self, op: ReduceOp, first: int, last: int, out: Array, size: int, factors: list[float] | None
-    ) -> None:
+    def reduce_into(self, reduce: Reduce, first: int, last: int, out: Array) -> None:
         for start, rows in self._pieces(first, last):
-            part = out[start - first : start - first + rows[0].size]
-            reduce_rows(op, rows, (part,), size, factors)
+            reduce(rows, (out[start - first : start - first + rows[0].size],))
 
-    def reduce_for(
-        self, op: ReduceOp, first: int, last: int, ranks: Sequence[int], size: int, factors: list[float] | None
-    ) -> None:
+    def reduce_for(self, reduce: Reduce, first: int, last: int, ranks: Sequence[int]) -> None:
         """Reduce elements of all arrays, and write the result to those of ``ranks`` while it is in the cache."""
         for start, rows in self._pieces(first, last):
             out = rows[self._rank if self._rank in ranks else self._rank == 0]  # its own, or a copy
-            reduce_rows(op, rows, (out,), size, factors)
+            reduce(rows, (out,))
             self.write(start, out, ranks)
 
     def gather(self, blocks: Array) -> None:

@@ -159,7 +159,6 @@ def make(
     op: ReduceOp | None = None,
     root: int = NO_ROOT,
     *,
-    places: tuple[int, int] = (0, 0),
     count: int | None = None,
     layout: str = "",
     bucket: int | None = None,
@@ -167,9 +166,9 @@ def make(
 ) -> Plan:
     """Return the plan; ValueError if the requested algorithm does not do it in this group.
 
-    ``places`` are the positions of output and input among the steps' arguments. All ranks must have the same ``count``
-    (by default the elements of ``x``) and ``layout``. ``bucket`` is the number of a DDP bucket. An ``inner`` call is a
-    part of one that the ranks have compared.
+    ``output`` is ``x`` in an operation in place. All ranks must have the same ``count`` (by default the elements of
+    ``x``) and ``layout``. ``bucket`` is the number of a DDP bucket. An ``inner`` call is a part of one that the ranks
+    have compared.
     """
     operation = _ROWS_OF.get(name, name)
     if operation in _REDUCING:
@@ -198,9 +197,11 @@ def make(
     chosen = algorithm_of(operation, link, largest.nbytes, algorithm)
     if op is not None and op._merges and chosen not in _WITH_ALL_ROWS:
         chosen = "exchange"
+    in_place = output is x
+    places = (0, 0) if in_place else (0, 1)
     if chosen == "one_shot":
         shots = one_shot.shots(link, operation, output, x, op, root)
-        overlaps = places[0] != places[1] and 2 * x.nbytes > link[EagerBuffers].buffer_bytes
+        overlaps = not in_place and 2 * x.nbytes > link[EagerBuffers].buffer_bytes
         shot = OneShot(link, call, shots, places, one_shot.apart if overlaps else None, x.nbytes)
         return Plan(call, shot.steps, shot.run)
     if chosen == "two_shot" and link.find(EagerBuffers) is not None:
@@ -210,8 +211,7 @@ def make(
         if in_pieces and (algorithm or _overrides().get(operation)) is None:
             pieces = OneShot(link, call, one_shot.shots(link, operation, output, x, op, root), places)
         direct = Direct(link, call, operation, x, op, root, pieces)
-        apart = direct.apart if places[0] != places[1] else None
-        shot = OneShot(link, call, direct.shots(), places, apart, x.nbytes)
+        shot = OneShot(link, call, direct.shots(), places, None if in_place else direct.apart, x.nbytes)
         return Plan(call, shot.steps, shot.run)
     if chosen == "short" and not inner:
         return _comparing(call, getattr(short, operation))

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import TypeAlias
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -111,25 +111,62 @@ class Pipeline:
             self._collect(*before)
 
 
-Move: TypeAlias = Callable[[PeerAccess, list[float] | None], None]
-"""Does this rank's part of the operation where the arrays lie, with the factors of ``PREMUL_SUM``."""
+class Part(NamedTuple):
+    """What this rank does of an operation."""
+
+    operation: str
+    link: Link
+    output: Array
+    """It is ``x`` where the operation is in place."""
+    x: Array
+    op: ReduceOp | None = None
+    """None: the arrays only move."""
+    root: int = NO_ROOT
+
+    def flat(self) -> Array:
+        """Return ``x`` flat, as bytes where it only moves."""
+        return as_bytes(self.x) if self.op is None else self.x.reshape(-1)
+
+    def move(self, access: PeerAccess, factors: list[float] | None) -> None:
+        """Do it where the arrays lie, with the ranks' factors of ``PREMUL_SUM``."""
+        rank, size = self.link.rank, self.link.size
+        if self.operation == "all_gather":
+            access.gather(as_bytes(self.output).reshape(size, -1))
+            return
+        if self.op is None:
+            access.spread(self.root)
+            return
+        reduce = functools.partial(reduce_rows, self.op, size=size, factors=factors)
+        if self.operation == "reduce_scatter":
+            out = self.output.reshape(-1)
+            access.reduce_into(reduce, rank * out.size, (rank + 1) * out.size, out)
+        else:
+            ranks = range(size) if self.root == NO_ROOT else (self.root,)
+            access.reduce_for(reduce, *_own_slice(self.link, 0, self.x.size, self.x), ranks)
+
+    def pipeline(self) -> Pipeline:
+        if self.op is None:
+            return _copying(self)
+        if self.operation == "reduce_scatter":
+            return _scattering(self.link, self.x, self.output.reshape(-1), self.op)
+        shots = _in_one_shot if self.link.size == 2 else _in_two_shots
+        return shots(self.link, self.x, self.op, self.root)
+
+    def by(self, module: ModuleType, link: Link, *call: Call, **named: Any) -> Steps:
+        """Return the steps of a module's operation of this name."""
+        arrays = (self.x,) if self.output is self.x else (self.output, self.x)
+        options = (each for each in (self.root, self.op) if each not in (NO_ROOT, None))
+        steps: Steps = getattr(module, self.operation)(link, *call, *arrays, *options, **named)
+        return steps
 
 
-def _meet(
-    link: Link,
-    call: Call,
-    x: Array,
-    build: Callable[[], Pipeline],
-    move: Move,
-    messages: Callable[[Link], Steps],
-    way: str | None,
-    op: ReduceOp | None = None,
-) -> Steps:
-    """Meet all ranks, of which ``x`` is this one's array, and do the operation.
+def _meet(part: Part, call: Call, way: str | None) -> Steps:
+    """Meet all ranks, and do the operation.
 
-    Ordinary arrays go by ``way`` if that is possible, and by default as `ways` says. ``messages`` makes the steps of
-    the operation without shared memory. They are MPI's own, and a way besides, where no sum's bits depend on them.
+    Ordinary arrays go by ``way`` if that is possible, and by default as `ways` says. MPI's own operation is a way
+    besides, where no sum's bits depend on it.
     """
+    link, op, x = part.link, part.op, part.flat()
     ways = link.resource(Ways)
     kind = kind_of(call, x)
     pipeline = None
@@ -137,65 +174,64 @@ def _meet(
     if not place.segment:
         place = Location(_BLOCKING if link.busy else 0, address_of(x))
         if (way or (ways.chosen(kind) if link.busy else SCRATCH)) == SCRATCH:
-            pipeline = build()
+            pipeline = part.pipeline()
             if pipeline.begin():
                 place = _BEGUN
     entries: Entries = yield from handshake.exchange(link, call, place, op)
     factors = None if op is None else entries.factors_of(op)
     rows = entries.views(link, x)
     if rows is not None:
-        yield from _moved(link, move, Views(rows, link.rank), factors)
+        yield from _moved(part, Views(rows, link.rank), factors)
         return
     begun = entries.segment == _BEGUN.segment
     """All first chunks are in the scratch."""
     possible: dict[str, Steps] = {}
     if begun or (yield from link.resource(Scratch).prepare()):
-        pipeline = pipeline or build()
+        pipeline = pipeline or part.pipeline()
         pipeline.factors = factors
         possible[SCRATCH] = pipeline.run(begun)
     all_block = entries.segment == _BLOCKING
     if all_block or (way == ATTACH and {0, _BLOCKING}.issuperset(entries.segments.tolist())):
         copies: Copies | None = yield from copied(link, x, entries)
         if copies is not None:
-            possible[ATTACH] = _moved(link, move, copies, factors)
+            possible[ATTACH] = _moved(part, copies, factors)
+    messages = part.by(native if op is None else fallback.reduction(x.dtype, op), link.after())
     if op is None and all_block and x.nbytes >= MPIS_BYTES:
-        possible[MPIS] = messages(link.after())
-    yield from ways.run(kind, possible, way) if possible else messages(link.after())
+        possible[MPIS] = messages
+    yield from ways.run(kind, possible, way) if possible else messages
 
 
 def kind_of(call: Call, x: Array) -> Kind:
     return Kind(call.operation, x.nbytes.bit_length())
 
 
-def _moved(link: Link, move: Move, access: PeerAccess, factors: list[float] | None) -> Steps:
-    move(access, factors)
-    yield link.later.Ibarrier()
+def _moved(part: Part, access: PeerAccess, factors: list[float] | None) -> Steps:
+    part.move(access, factors)
+    yield part.link.later.Ibarrier()
 
 
 def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp, *, way: str | None = None) -> Steps:
-    messages = functools.partial(fallback.reduction(x.dtype, op).all_reduce, x=x, op=op)
-    return _reduce(link, call, x, op, NO_ROOT, messages, way)
+    return _meet(Part("all_reduce", link, x, x, op), call, way)
 
 
 def reduce(link: Link, call: Call, x: Array, root: int, op: ReduceOp, *, way: str | None = None) -> Steps:
-    messages = functools.partial(fallback.reduction(x.dtype, op).reduce, x=x, root=root, op=op)
-    return _reduce(link, call, x, op, root, messages, way)
+    return _meet(Part("reduce", link, x, x, op, root), call, way)
 
 
-def _reduce(
-    link: Link, call: Call, x: Array, op: ReduceOp, root: int, messages: Callable[[Link], Steps], way: str | None
-) -> Steps:
-    """Reduce into root's or, without a root, all ranks' ``x``."""
-    shots = _in_one_shot if link.size == 2 else _in_two_shots
-    build = functools.partial(shots, link, x, op, root)
-    return _meet(link, call, x, build, functools.partial(reduce_slice, link, x, op, root), messages, way, op)
+def broadcast(link: Link, call: Call, x: Array, root: int, *, way: str | None = None) -> Steps:
+    return _meet(Part("broadcast", link, x, x, root=root), call, way)
 
 
-def reduce_slice(
-    link: Link, x: Array, op: ReduceOp, root: int, access: PeerAccess, factors: list[float] | None
-) -> None:
-    first, last = _own_slice(link, 0, x.size, x)
-    access.reduce_for(op, first, last, range(link.size) if root == NO_ROOT else (root,), link.size, factors)
+def all_gather(link: Link, call: Call, output: Array, x: Array, *, way: str | None = None) -> Steps:
+    apart = x.copy() if lies_in_others(x, output, link.rank) else x
+    return _meet(Part("all_gather", link, output, apart), call, way)
+
+
+def reduce_scatter(link: Link, call: Call, output: Array, x: Array, op: ReduceOp, *, way: str | None = None) -> Steps:
+    apart = np.empty_like(output) if lies_in_others(output, x, link.rank) else output
+    yield from _meet(Part("reduce_scatter", link, apart, x, op), call, way)
+    if apart is not output:
+        output[...] = apart
 
 
 def _in_one_shot(link: Link, x: Array, op: ReduceOp, root: int) -> Pipeline:
@@ -250,23 +286,6 @@ def lies_in_others(part: Array, whole: Array, rank: int) -> bool:
     return np.may_share_memory(part, whole) and address_of(part) != address_of(whole) + rank * part.nbytes
 
 
-def reduce_scatter(link: Link, call: Call, output: Array, x: Array, op: ReduceOp, *, way: str | None = None) -> Steps:
-    if lies_in_others(output, x, link.rank):
-        apart = np.empty_like(output)
-        yield from reduce_scatter(link, call, apart, x, op, way=way)
-        output[...] = apart
-        return
-    build = functools.partial(_scattering, link, x, output.reshape(-1), op)
-    move = functools.partial(reduce_block, link, output, op)
-    messages = functools.partial(fallback.reduction(x.dtype, op).reduce_scatter, output=output, x=x, op=op)
-    yield from _meet(link, call, x, build, move, messages, way, op)
-
-
-def reduce_block(link: Link, output: Array, op: ReduceOp, access: PeerAccess, factors: list[float] | None) -> None:
-    first, last = link.rank * output.size, (link.rank + 1) * output.size
-    access.reduce_into(op, first, last, output.reshape(-1), link.size, factors)
-
-
 def _scattering(link: Link, x: Array, result: Array, op: ReduceOp) -> Pipeline:
     blocks = x.reshape(link.size, result.size)
 
@@ -284,43 +303,25 @@ def _scattering(link: Link, x: Array, result: Array, op: ReduceOp) -> Pipeline:
     return Pipeline(link, x, result.size, put, reduce_slice, rows=link.size)
 
 
-def all_gather(link: Link, call: Call, output: Array, x: Array, *, way: str | None = None) -> Steps:
-    if lies_in_others(x, output, link.rank):
-        x = x.copy()
-    source, blocks = as_bytes(x), as_bytes(output).reshape(link.size, -1)
-    build = functools.partial(_gathering, link, source, blocks)
-    messages = functools.partial(native.all_gather, output=output, x=x)
-    yield from _meet(link, call, source, build, lambda access, _: access.gather(blocks), messages, way)
+def _copying(part: Part) -> Pipeline:
+    """Gather or broadcast bytes."""
+    source, rank = part.flat(), part.link.rank
+    targets = {part.root: source}
+    if part.root == NO_ROOT:
+        targets = dict(enumerate(as_bytes(part.output).reshape(part.link.size, -1)))
 
-
-def _gathering(link: Link, source: Array, blocks: Array) -> Pipeline:
     def put(start: int, stop: int, buffers: list[Array]) -> None:
-        buffers[link.rank][...] = source[start:stop]
+        if rank in targets:
+            buffers[rank][...] = source[start:stop]
 
     def take(start: int, stop: int, buffers: list[Array], _: object) -> None:
-        for rank, buffer in enumerate(buffers):
-            blocks[rank, start:stop] = source[start:stop] if rank == link.rank else buffer
+        for sender, target in targets.items():
+            if sender != rank:
+                target[start:stop] = buffers[sender]
+            elif target is not source:
+                target[start:stop] = source[start:stop]
 
-    return Pipeline(link, source, source.size, put, take)
-
-
-def broadcast(link: Link, call: Call, x: Array, root: int, *, way: str | None = None) -> Steps:
-    target = as_bytes(x)
-    build = functools.partial(_spreading, link, target, root)
-    messages = functools.partial(native.broadcast, x=x, root=root)
-    yield from _meet(link, call, target, build, lambda access, _: access.spread(root), messages, way)
-
-
-def _spreading(link: Link, target: Array, root: int) -> Pipeline:
-    def put(start: int, stop: int, buffers: list[Array]) -> None:
-        if link.rank == root:
-            buffers[root][...] = target[start:stop]
-
-    def take(start: int, stop: int, buffers: list[Array], _: object) -> None:
-        if link.rank != root:
-            target[start:stop] = buffers[root]
-
-    return Pipeline(link, target, target.size, put, take)
+    return Pipeline(part.link, source, source.size, put, take)
 
 
 def by(way: str) -> SimpleNamespace:

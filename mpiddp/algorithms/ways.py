@@ -13,7 +13,7 @@ another's earlier call has written it. In `direct` every call begins when its tu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from time import thread_time
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
-from mpiddp.mpi.requests import Steps
+from mpiddp.mpi.requests import Awaited, Steps
 
 PIECES, SCRATCH, ATTACH, MPIS = "pieces", "scratch", "attach", "native"
 TRIES = 3
@@ -54,9 +54,8 @@ class Ways(Resource):
         """Run the steps of ``way``, of the only possible or of the chosen one; else try one. Collective."""
         way = way if way in possible else next(iter(possible)) if len(possible) == 1 else self._chosen.get(kind)
         if way is None:
-            tried, start = self.next(kind, possible), thread_time()
-            yield from possible[tried]
-            yield from self.note(kind, tried, thread_time() - start)
+            tried = self.next(kind, possible)
+            yield from self.timed(kind, tried, possible[tried])
         else:
             self.count(kind)
             yield from possible[way]
@@ -72,10 +71,12 @@ class Ways(Resource):
         took = self._took.setdefault(kind, {})
         return min(possible, key=lambda each: len(took.setdefault(each, [])))
 
-    def note(self, kind: Kind, way: str, seconds: float) -> Steps:
-        """Note the processor time of a try, and choose after the last one. Collective."""
+    def timed(self, kind: Kind, way: str, steps: Iterable[Awaited]) -> Steps:
+        """Try a way, note its processor time, and choose after the last try. Collective."""
+        start = thread_time()
+        yield from steps
         took = self._took[kind]
-        took[way].append(seconds)
+        took[way].append(thread_time() - start)
         if min(map(len, took.values())) == TRIES:
             least = np.array([min(times) for times in took.values()])
             yield self._link.later.Iallreduce(MPI.IN_PLACE, least, MPI.MAX)

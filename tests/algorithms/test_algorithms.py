@@ -145,8 +145,7 @@ def steps(operation: str, name: str, link: Link, *args: Any) -> requests.Steps:
     op = next((arg for arg in args if isinstance(arg, ReduceOp)), None)
     root = args[1] if operation in ("reduce", "broadcast") else NO_ROOT
     if name == "one_shot":
-        places = (0, 0) if output is x else (0, 1)
-        made = plan.make(link, operation, name, output, x, op, root, places=places)
+        made = plan.make(link, operation, name, output, x, op, root)
         return made.steps(link, made.call, *args)
     function = getattr(plan.MODULES[name], operation)
     if name not in IN_MEMORY:

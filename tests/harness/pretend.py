@@ -18,7 +18,8 @@ from mpiddp.mpi.p2p import Mailbox
 
 def connect(nodes: Sequence[int]) -> tuple[Link, GroupMonitor]:
     """Return a link in a world whose rank r is on node ``nodes[r]``; collective."""
-    return monitor.connect(in_world(nodes), default_group().comm.Dup(), 60.0)
+    link = monitor.connect(in_world(nodes), default_group().comm.Dup(), 60.0)
+    return link, link[GroupMonitor]
 
 
 def in_world(nodes: Sequence[int]) -> Job:

@@ -191,8 +191,8 @@ def default_group(size: int, per_node: int) -> Iterator[ProcessGroup]:
     with mpi(size, size - per_node):
         made = job(size, per_node)
         comm: Any = Comm(size, size - per_node, per_node)
-        link, group_monitor = monitor.connect(made, comm, TIMEOUT_S)
-        group = groups.ProcessGroup(link, group_monitor, "0", "made up", made.world.ranks, comm)
+        link = monitor.connect(made, comm, TIMEOUT_S)
+        group = groups.ProcessGroup(link, "0", "made up", made.world.ranks, comm)
         with mock.patch.object(this_job, "current", lambda: made):
             groups.register(group, default=True)
             try:

@@ -51,7 +51,7 @@ def kept(call: Callable[[], object]) -> int:
 
 def connect(size: int, per_node: int) -> Link:
     comm: Any = Comm(size, size - per_node, per_node)
-    return monitor.connect(job(size, per_node), comm, TIMEOUT_S)[0]
+    return monitor.connect(job(size, per_node), comm, TIMEOUT_S)
 
 
 def connecting(size: int, per_node: int) -> Callable[[], object]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp import device, settings
-from mpiddp.algorithms.local_reduce import finish, premultiply
+from mpiddp.algorithms.local_reduce import finish, premultiplied, premultiply
 from mpiddp.device import array_namespace, nccl, stream, synchronize
 from mpiddp.device.place import at, place_of
 from mpiddp.errors import ArrayError, DistError
@@ -123,21 +123,19 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
 def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
     communicator, side = _begin(link, x)
     with stream.on(side):
-        sent = x
-        if op.factor is not None and link.rank != root:
-            sent = x.copy()
-        premultiply(op, sent)
-        communicator.reduce(x if link.rank == root else None, sent, op.name, root, side)
         if link.rank == root:
+            premultiply(op, x)
+            communicator.reduce(x, x, op.name, root, side)
             finish(op, x, link.size)
+        else:
+            communicator.reduce(None, premultiplied(op, x), op.name, root, side)
     yield stream.mark(side)
 
 
 def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
     communicator, side = _begin(link, x, output)
     with stream.on(side):
-        x = x.copy() if op.factor is not None else _apart(x, output)
-        premultiply(op, x)
-        communicator.reduce_scatter(output, x, op.name, side)
+        sent = premultiplied(op, x)
+        communicator.reduce_scatter(output, _apart(sent, output), op.name, side)
         finish(op, output, link.size)
     yield stream.mark(side)

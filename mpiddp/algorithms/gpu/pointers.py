@@ -13,10 +13,8 @@ from mpiddp.algorithms.handshake import without
 from mpiddp.algorithms.local_reduce import finish, premultiply, reduce_rows
 from mpiddp.device import array_namespace, stream, transfer
 from mpiddp.device.place import place_of
-from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.message import chunks
-from mpiddp.mpi.reduction import ReduceOp, mpi_op
+from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import All, Steps
 from mpiddp.typing import Array
 
@@ -37,7 +35,7 @@ def _moved(
     """
     arrays = [*reads, *writes]
     if len({place_of(x) for x in arrays}) > 1:
-        yield from through_host(without(algorithm), link, None, reads, writes, *args)
+        yield from through_host(without(algorithm), link, None, (reads, writes), *args)
         return
     yield stream.ready(arrays[0])
     side = stream.side("add", arrays[0])
@@ -73,15 +71,18 @@ def all_to_all_single(
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     """Reduce by MPI; Open MPI's non-blocking reductions read on the host and crash (ompi#9845, #12045)."""
-    reduction = mpi_op(x.dtype, op)
-    assert reduction is not None
+    return _reduced(native.all_reduce, link, x, True, op)
+
+
+def _reduced(algorithm: Callable[..., Steps], link: Link, x: Array, writes: bool, op: ReduceOp, *args: Any) -> Steps:
+    """Multiply by the factor, and run a reduction of MPI's behind that; ``writes``: its result replaces ``x``."""
     side = stream.after("add", x)
     with stream.on(side):
-        premultiply(op, x)
+        sent = x if writes or op.factor is None else x.copy()
+        premultiply(op, sent)
     yield stream.mark(side)
-    yield All([link.later.Iallreduce(MPI.IN_PLACE, piece, reduction) for piece in chunks(x)])
-    with stream.on(side):
-        finish(op, x, link.size)
+    left = op if op.factor is None else ReduceOp.SUM
+    yield from stream.under(side, algorithm(link.after(), sent, *args, left))
     yield stream.mark(side)
 
 
@@ -96,26 +97,10 @@ def alone(link: Link, x: Array, op: ReduceOp) -> Steps:
 
 
 def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
-    reduction = mpi_op(x.dtype, op)
-    assert reduction is not None
-    side = stream.after("add", x)
-    at_root = link.rank == root
-    with stream.on(side):
-        sent = x if at_root or op.factor is None else x.copy()
-        premultiply(op, sent)
-    yield stream.mark(side)
-    if at_root:
-        yield All([link.later.Ireduce(MPI.IN_PLACE, piece, reduction, root) for piece in chunks(sent)])
-        with stream.on(side):
-            finish(op, x, link.size)
-        yield stream.mark(side)
-    else:
-        yield All([link.later.Ireduce(piece, None, reduction, root) for piece in chunks(sent)])
+    return _reduced(native.reduce, link, x, link.rank == root, op, root)
 
 
 def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
-    reduction = mpi_op(x.dtype, op)
-    assert reduction is not None
     side = stream.after("add", x)
     stream.follow(side, stream.ready(output))  # perhaps on another device
     with stream.on(side):
@@ -123,7 +108,7 @@ def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
         sent, result = x.copy(), array_namespace(x).empty_like(output)
         premultiply(op, sent)
     yield stream.mark(side)
-    yield All(native.reduce_blocks(link.later, result, sent, reduction))
+    yield All(native.reduce_blocks(link.later, result, sent, op))
     with stream.on(side):
         finish(op, result, link.size)
     transfer.across(output, result, side)

@@ -60,15 +60,8 @@ class HostCopies:
             pinned.give(memory)
 
 
-def through_host(
-    host: Callable[..., Steps],
-    link: Link,
-    call: Call | None,
-    reads: Sequence[Array],
-    writes: Sequence[Array],
-    *args: Any,
-) -> Steps:
-    copies = HostCopies(reads, writes)
+def through_host(host: Callable[..., Steps], link: Link, call: Call | None, access: Access, *args: Any) -> Steps:
+    copies = HostCopies(*access)
     yield from copies.down()
     yield from host(link.after(), call, *(copies.of(each) for each in args))
     yield from copies.up()
@@ -99,4 +92,4 @@ _ACCESS: dict[str, Callable[..., Access]] = {
 def around(operation: str, host: Callable[..., Steps]) -> Callable[..., Steps]:
     """Return the steps of an operation on device arrays by those on arrays of the host."""
     access = _ACCESS[operation]
-    return lambda link, call, *args: through_host(host, link, call, *access(link, *args), *args)
+    return lambda link, call, *args: through_host(host, link, call, access(link, *args), *args)
