@@ -209,7 +209,7 @@ def all_gather_single(
     plan = group._plans.get(key)
     if plan is None:
         _expect_blocks(output, x, group._link.size, _GATHER, "output_tensor", "input_tensor")
-        plan = group._plans.remember(key, planning.make(group._link, *key[:2], output, x, places=(0, 1)))
+        plan = group._plans.remember(key, planning.make(group._link, *key[:2], output, x))
     return dispatch(group, plan, (output, x), (output,), async_op)
 
 
@@ -252,7 +252,7 @@ def reduce_scatter_single(
     plan = group._plans.get(key)
     if plan is None:
         _expect_blocks(x, result, group._link.size, _SCATTER, "input", "output")
-        plan = group._plans.remember(key, planning.make(group._link, *key[:2], result, x, op, places=(0, 1)))
+        plan = group._plans.remember(key, planning.make(group._link, *key[:2], result, x, op))
     return dispatch(group, plan, (result, x, op), (result,), async_op)
 
 
@@ -297,7 +297,7 @@ def reduce_scatter(
     key = ("reduce_scatter", algorithm, op, joined.dtype, joined.shape, result.shape, type(joined), type(result))
     plan = group._plans.get(key)
     if plan is None:
-        made = planning.make(group._link, *key[:2], result, joined, op, places=(0, 1), count=result.size)
+        made = planning.make(group._link, *key[:2], result, joined, op, count=result.size)
         plan = group._plans.remember(key, made)
     return dispatch(group, plan, (result, joined, op), (result,), async_op)
 

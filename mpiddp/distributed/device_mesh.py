@@ -13,7 +13,7 @@ import numpy as np
 
 from .groups import ProcessGroup, default_group, get_rank, is_initialized
 from .init import init_process_group
-from .new_groups import agree, checked_ranks, split
+from .new_groups import agree, checked_ranks, maker, split
 
 Names: TypeAlias = tuple[str, ...]
 
@@ -102,7 +102,7 @@ class DeviceMesh:
         if parts == [list(range(parent.size()))]:
             return parent
         described = self.mesh_dim_names[axis] if self.mesh_dim_names else f"dim_{axis}"
-        return split(parent, parts, "init_device_mesh", None, f"mesh_{described}", None)
+        return split(parent, parts, "init_device_mesh", maker(parent, None, None, f"mesh_{described}"))
 
     def _part(self, axes: tuple[int, ...], names: Names, groups: list[ProcessGroup]) -> DeviceMesh:
         """Return the slice that this rank is in; on a rank outside of the root mesh, the first slice."""

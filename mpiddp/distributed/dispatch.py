@@ -166,7 +166,7 @@ def submit(
         spans = sorted(spans_of(args))
         if link.queue.delays(spans):
             marks = [(x, stream.ready(x)) for x in device_arrays_of(args)]
-            steps = _in_turn(_behind(marks, plan.steps), copy.copy(link), plan.call, *args)
+            steps = _in_turn(marks, plan.steps, copy.copy(link), plan.call, *args)
         else:
             steps = plan.steps(link, plan.call, *args)
         if not confirmed:
@@ -176,27 +176,21 @@ def submit(
     return work
 
 
-def _in_turn(steps: Callable[..., Steps], link: Link, *args: Any) -> Steps:
-    """Begin when the turn has come; ``link`` is a copy, which has kept the call's number."""
+def _in_turn(marks: Sequence[tuple[Array, stream.Mark]], steps: Callable[..., Steps], link: Link, *args: Any) -> Steps:
+    """Begin when the turn has come, behind the program's work on devices when the call was submitted.
+
+    ``link`` is a copy, which has kept the call's number.
+    """
     yield IN_TURN
+    for x, mark in marks:
+        stream.hold(x, mark)
     return (yield from steps(link, *args))
-
-
-def _behind(marks: Sequence[tuple[Array, stream.Mark]], steps: Callable[..., Steps]) -> Callable[..., Steps]:
-    """Let the steps begin behind the program's work on devices when the call was submitted."""
-
-    def behind(*args: Any) -> Steps:
-        for x, mark in marks:
-            stream.hold(x, mark)
-        return (yield from steps(*args))
-
-    return behind if marks else steps
 
 
 def run_inside(link: Link, steps: Callable[..., Steps], operation: Operation, *args: Any) -> Any:
     """Return the value of steps that are a part of a call which has begun; they wait for their turn."""
     with requests.lock:
-        begun = _in_turn(steps, link, *args) if link.queue.delays(()) else steps(link, *args)
+        begun = _in_turn((), steps, link, *args) if link.queue.delays(()) else steps(link, *args)
         work = link.queue.submit(begun, operation, ())
     work.wait()
     operation.end = 0.0  # the call goes on

@@ -36,17 +36,9 @@ class ProcessGroup:
     2
     """
 
-    def __init__(
-        self,
-        link: Link,
-        monitor: GroupMonitor,
-        name: str,
-        description: str,
-        ranks: tuple[int, ...],
-        comm: MPI.Intracomm,
-    ) -> None:
+    def __init__(self, link: Link, name: str, description: str, ranks: tuple[int, ...], comm: MPI.Intracomm) -> None:
         self._link = link
-        self._monitor = monitor
+        self._monitor = link[GroupMonitor]
         self._plans = link.resource(Plans)
         self._mailbox = link.resource(Mailbox)
         self.group_name = name

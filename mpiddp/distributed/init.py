@@ -175,11 +175,11 @@ def begin(
         own = among(world.comm, world.running)
     else:
         own = (comm or world.comm).Dup()
-    link, group_monitor = monitor.connect(job, own, timeout_s)
+    link = monitor.connect(job, own, timeout_s)
     device_table.learn(link)
     backends.connect(link, backend)
     ranks = world.ranks[: link.size]
-    return register(ProcessGroup(link, group_monitor, "0", "default_pg", ranks, given or comm or own), default=True)
+    return register(ProcessGroup(link, "0", "default_pg", ranks, given or comm or own), default=True)
 
 
 def _choose_device(device_id: int | None) -> None:

@@ -6,14 +6,14 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from mpiddp.algorithms import plan as planning
 from mpiddp.errors import DistError, DistTimeoutError
 from mpiddp.faults import monitor
-from mpiddp.faults.calls import make_record, mismatch
+from mpiddp.faults.calls import make_call, mismatch
 from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
@@ -64,15 +64,25 @@ def among(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
         whole.Free()
 
 
-def _make(comm: MPI.Intracomm, timeout_s: float | None, description: str | None, backend: str) -> ProcessGroup:
-    parent = default_group()
-    job = parent._monitor.job
-    link, group_monitor = monitor.connect(job, comm, parent._link.timeout_s if timeout_s is None else timeout_s)
-    connect(link, backend)
-    # The default group may lack ranks of the world.
-    global_rank_of = dict(zip(parent._link.ranks, parent.ranks, strict=True))
-    ranks = tuple(global_rank_of[rank] for rank in link.ranks)
-    return register(ProcessGroup(link, group_monitor, next_name(), description or "undefined", ranks, comm))
+Make: TypeAlias = "Callable[[MPI.Intracomm], ProcessGroup]"
+"""Makes a group of a communicator's ranks; collective over them."""
+
+
+def maker(parent: ProcessGroup, timeout: timedelta | float | None, backend: str | None, name: str | None) -> Make:
+    """Check what a program says of a group that is made from ``parent``; return the function that makes it."""
+    kind, given_s = check_backend(backend, backend_of(parent._link)), seconds(timeout, of_group=True)
+
+    def make(comm: MPI.Intracomm) -> ProcessGroup:
+        whole = default_group()
+        timeout_s = whole._link.timeout_s if given_s is None else given_s
+        link = monitor.connect(whole._monitor.job, comm, timeout_s)
+        connect(link, kind)
+        # The default group may lack ranks of the world.
+        global_rank_of = dict(zip(whole._link.ranks, whole.ranks, strict=True))
+        ranks = tuple(global_rank_of[rank] for rank in link.ranks)
+        return register(ProcessGroup(link, next_name(), name or "undefined", ranks, comm))
+
+    return make
 
 
 def _without_waiting(make: Callable[[], T], what: Operation) -> T:
@@ -81,9 +91,9 @@ def _without_waiting(make: Callable[[], T], what: Operation) -> T:
         return requests.run_in_thread(make, what)
     except MPI.Exception as error:
         raise DistError(
-            f"{what.name}: MPI could not make the communicators of another group ({error}); {get_pg_count()} groups are"
-            " alive in this process and each has several communicators: free those that are not needed any more with"
-            " destroy_process_group(group)"
+            f"{what.call.name}: MPI could not make the communicators of another group ({error}); {get_pg_count()}"
+            " groups are alive in this process and each has several communicators: free those that are not needed any"
+            " more with destroy_process_group(group)"
         ) from error
 
 
@@ -95,7 +105,7 @@ def agree(parent: ProcessGroup, what: str, value: object, then: Callable[[], Any
     """
     link, text = parent._link, f"{what} with {value!r}"
     expect_own_thread(link.busy, parent)
-    call = Call(link.members, what, record=make_record(what))
+    call = make_call(link, what)
     plan = planning.plain(link, _odd_rank, call)
     with calling(parent, call) as operation:
         try:
@@ -113,25 +123,17 @@ def agree(parent: ProcessGroup, what: str, value: object, then: Callable[[], Any
         return _without_waiting(make, operation)
 
 
-def split(
-    parent: ProcessGroup,
-    parts: Sequence[Sequence[int]],
-    what: str,
-    timeout: timedelta | float | None,
-    description: str | None,
-    backend: str | None,
-) -> ProcessGroup | None:
+def split(parent: ProcessGroup, parts: Sequence[Sequence[int]], what: str, make: Make) -> ProcessGroup | None:
     """Return this rank's group; None if it is in no part."""
-    kind, timeout_s = check_backend(backend, backend_of(parent._link)), seconds(timeout, of_group=True)
     me = parent.rank()
     mine = next((index for index, part in enumerate(parts) if me in part), None)
 
-    def make() -> ProcessGroup | None:
+    def make_mine() -> ProcessGroup | None:
         color, key = (MPI.UNDEFINED, 0) if mine is None else (mine, parts[mine].index(me))
         comm = parent._link.now.Split(color, key)
-        return None if comm == MPI.COMM_NULL else _make(MPI.Intracomm(comm), timeout_s, description, kind)
+        return None if comm == MPI.COMM_NULL else make(MPI.Intracomm(comm))
 
-    made: ProcessGroup | None = agree(parent, what, parts, make)
+    made: ProcessGroup | None = agree(parent, what, parts, make_mine)
     return made
 
 
@@ -177,19 +179,15 @@ def new_group(
     chosen = list(range(parent.size())) if ranks is None else checked_ranks(ranks, parent.size())
     if sort_ranks:
         chosen.sort()
+    make = maker(parent, timeout, backend, group_desc)
     if not use_local_synchronization:
-        made = split(parent, [chosen], "new_group", timeout, group_desc, backend)
+        made = split(parent, [chosen], "new_group", make)
         return GroupMember.NON_GROUP_MEMBER if made is None else made
-    kind, timeout_s = check_backend(backend, backend_of(parent._link)), seconds(timeout, of_group=True)
     if parent.rank() not in chosen:
         return None
-
-    def make() -> ProcessGroup:
-        return _make(among(parent._link.now, chosen), timeout_s, group_desc, kind)
-
     others = tuple(parent._link.ranks[rank] for rank in chosen if rank != parent.rank())
     with calling(parent, Call(parent._link.members, "new_group", peers=others)) as operation:
-        return _without_waiting(make, operation)
+        return _without_waiting(lambda: make(among(parent._link.now, chosen)), operation)
 
 
 def new_subgroups(
@@ -235,7 +233,7 @@ def new_subgroups(
     if whole.size() % group_size:
         raise ValueError(f"The world size ({whole.size()}) must be divisible by group_size={group_size}")
     parts = [list(range(start, start + group_size)) for start in range(0, whole.size(), group_size)]
-    mine = split(whole, parts, "new_subgroups", timeout, group_desc, backend)
+    mine = split(whole, parts, "new_subgroups", maker(whole, timeout, backend, group_desc))
     return mine, _of_all_parts(whole, parts, mine)
 
 
@@ -284,7 +282,8 @@ def new_subgroups_by_enumeration(
     if not ranks_per_subgroup_list:
         raise ValueError("The arg 'ranks_per_subgroup_list' cannot be empty")
     parts = _disjoint(ranks_per_subgroup_list, parent.size())
-    mine = split(parent, parts, "new_subgroups_by_enumeration", timeout, group_desc, backend)
+    make = maker(parent, timeout, backend, group_desc)
+    mine = split(parent, parts, "new_subgroups_by_enumeration", make)
     return mine, _of_all_parts(parent, parts, mine)
 
 
@@ -319,4 +318,4 @@ def split_group(
     if not split_ranks:
         raise ValueError("split_ranks cannot be empty: give the ranks of each part")
     parts = _disjoint(split_ranks, parent.size())
-    return split(parent, parts, "split_group", timeout, group_desc, backend)
+    return split(parent, parts, "split_group", maker(parent, timeout, backend, group_desc))

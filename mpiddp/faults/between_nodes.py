@@ -8,6 +8,7 @@ compared by the next handshake, or by the end of the job: one sum tells whether 
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
 
 import numpy as np
@@ -36,9 +37,11 @@ class BetweenNodes:
 
     def look(self) -> None:
         for group, each in alive(self._groups):
-            records = each.news()
-            if records is not None:
-                self._liveness.send(each.successor, Tag.RECORDS, (group, records.tobytes()))  # for any NumPy
+            latest = each.calls.latest
+            if each.successor >= 0 and latest != each.sent:
+                each.sent = latest
+                records = each.calls.recent().tobytes()  # for any NumPy
+                self._liveness.send(each.successor, Tag.RECORDS, (group, records))
             error = each.compare()
             if error is not None:
                 each.report(error)
@@ -51,24 +54,23 @@ class BetweenNodes:
 
     def settle(self, comm: MPI.Intracomm) -> MismatchError | None:
         """Return the error, equal on all ranks, of the first group whose calls differ; collective."""
-        mine = {group: each.history() for group, each in self._groups.items()}
-        told = comm.allgather(mine)
-        seen: dict[int, set[int]] = {}
-        for group, history in (item for each in told for item in each.items()):
-            seen.setdefault(group, set()).add(history)
+        mine = {group: each.calls.link.history for group, each in self._groups.items()}
+        seen = defaultdict[int, set[int]](set)
+        for group, history in (item for each in comm.allgather(mine) for item in each.items()):
+            seen[group].add(history)
         odd = min((group for group, histories in seen.items() if len(histories) > 1), default=None)
         if odd is None:
             return None
-        records = comm.allgather(self._groups[odd].last() if odd in mine else None)
-        found = [each for each in records if each is not None]
-        names, ranks, recent = zip(*found, strict=True)
+        own = self._groups.get(odd)
+        told = comm.allgather(None if own is None else (own.name, own.rank, own.calls.recent()))
+        names, ranks, recent = zip(*filter(None, told), strict=True)
         return first_difference(names[0], ranks, recent, ended=True)
 
     def _receive(self, source: int, message: tuple[int, bytes]) -> None:
         group, records = message
         each = self._groups.get(group)
         if each is not None:
-            each.take(source, np.frombuffer(records, RECORD))
+            each.theirs, each.compared = (source, np.frombuffer(records, RECORD)), 0
 
 
 class Comparison:
@@ -80,37 +82,24 @@ class Comparison:
             self._weight = len(firsts) - 1 if link.rank == firsts[0] else -1
             self.successor = link.ranks[firsts[(firsts.index(link.rank) + 1) % len(firsts)]]
         self.report = report
-        self._name, self._rank = str(link), link.ranks[link.rank]
-        self._calls = calls
-        self._sent = self._compared = 0
+        self.name, self.rank = str(link), link.ranks[link.rank]
+        self.calls = calls
+        self.sent = self.compared = 0
+        """The numbers of the last calls that were sent to the successor, and compared with those of ``theirs``."""
+        self.theirs: tuple[int, Array] | None = None
+        """The rank that has sent its records here, and these."""
         self._found = False
-        self._theirs: tuple[int, Array] | None = None
-
-    def history(self) -> int:
-        return self._calls.link.history
 
     def share(self, group: int) -> int:
         """Return this rank's part of a sum over the nodes, which is 0 if their histories are equal."""
-        return self._weight * hash((group, self.history()))
-
-    def last(self) -> tuple[str, int, Array]:
-        return self._name, self._rank, self._calls.recent()
-
-    def news(self) -> Array | None:
-        if self.successor < 0 or self._calls.latest == self._sent:
-            return None
-        self._sent = self._calls.latest
-        return self._calls.recent()
-
-    def take(self, source: int, records: Array) -> None:
-        self._theirs, self._compared = (source, records), 0
+        return self._weight * hash((group, self.calls.link.history))
 
     def compare(self) -> MismatchError | None:
         """Return the error of nodes that disagree, but only once."""
-        if self._theirs is None or self._found or self._compared == self._calls.latest:
+        if self.theirs is None or self._found or self.compared == self.calls.latest:
             return None
-        self._compared = self._calls.latest
-        source, theirs = self._theirs
-        error = difference(self._name, (self._rank, source), (self._calls.recent(), theirs))
+        self.compared = self.calls.latest
+        source, theirs = self.theirs
+        error = difference(self.name, (self.rank, source), (self.calls.recent(), theirs))
         self._found = error is not None
         return error

@@ -136,19 +136,14 @@ def make_record(
 
     ``layout`` is what else must be equal. Messages of arrays ``on_device`` do not match those of host arrays.
     """
-    return Record(_kind(name, dtype, None if op is None else op.value, layout, on_device), count, root)
-
-
-@functools.lru_cache(maxsize=4096)  # layouts come and go
-def _kind(name: str, dtype: np.dtype[Any] | None, reduction: int | None, layout: str | int, on_device: bool) -> int:
     code = _NO_DTYPE if dtype is None else dtype_code(dtype) | _ON_DEVICE * on_device
     if isinstance(layout, str):
         layout += "" if dtype is None else dtype_layout(dtype)
         digest = zlib.crc32(layout.encode()) % _MAX_LAYOUT + 1 if layout else 0
     else:
         digest = layout % _MAX_LAYOUT + 1
-    reduction = _NO_REDUCTION if reduction is None else reduction
-    return register_name(name) << 32 | digest << 17 | code << 9 | reduction << 1
+    reduction = _NO_REDUCTION if op is None else op.value
+    return Record(register_name(name) << 32 | digest << 17 | code << 9 | reduction << 1, count, root)
 
 
 def make_call(
@@ -171,25 +166,21 @@ def make_call(
     ``count`` elements and ``layout`` are to be equal on all ranks. A ``self_comparing`` operation compares its records
     itself: all ranks raise, and the group goes on.
     """
-    arrays = (*outputs, *inputs)
+    arrays, shape = (*outputs, *inputs), None
     dtype = arrays[0].dtype if arrays else dtype
+    if outputs:
+        shape = outputs[0].shape if len(outputs) == 1 else (sum(x.size for x in outputs),)
     on_device = any(type(x) is not np.ndarray for x in arrays)
     record = make_record(note or label(operation, algorithm), dtype, op, count, root, layout, on_device=on_device)
     return Call(
         link.members,
         operation,
         dtype,
-        _shape(outputs),
+        shape,
         algorithm=algorithm,
         note=f"{note} {layout}" if note == BUCKET else note,
         record=record.marked() if self_comparing else record,
     )
-
-
-def _shape(arrays: Sequence[Array]) -> tuple[int, ...] | None:
-    if len(arrays) == 1:
-        return arrays[0].shape
-    return (sum(x.size for x in arrays),) if arrays else None
 
 
 def mismatch(group: object, rank: int, call: str, other_rank: int, other: str) -> MismatchError:

@@ -36,20 +36,18 @@ class Dumps:
         self._prefix = f"{Path.cwd()}/" * (not given.startswith("/")) + given if given else str(default)
         self._wanted, self._own_folder = given != "0", given is not None
         self._wrote: dict[int, bool] = {}
-        liveness.handlers.update({Tag.DUMP: self._hear, Tag.DUMPED: self._note})
+        liveness.handlers.update({Tag.DUMP: self._hear, Tag.DUMPED: self._wrote.__setitem__})
 
     def _hear(self, source: int, reason: str) -> None:
         self._liveness.send(source, Tag.DUMPED, self.write(reason))
-
-    def _note(self, source: int, wrote: bool) -> None:
-        self._wrote[source] = wrote
 
     def collect(self, reason: str) -> str:
         """Let all ranks write; return a line about it, if dumps are wanted."""
         if not self._wanted:
             return ""
         reason = f"rank {self._rank}: {reason}"
-        self._wrote = {self._rank: self.write(reason)}
+        self._wrote.clear()
+        self._wrote[self._rank] = self.write(reason)
         with contextlib.suppress(MPI.Exception):  # a rank has failed
             if self._world.thread_multiple:
                 for rank in self._world.ranks:

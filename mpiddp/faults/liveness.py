@@ -282,16 +282,12 @@ class Liveness:
 
         A receive from any source can end until all sources have gone.
         """
-        gone = []
-        for rank in self.awaited(operation):
-            answer = self._answers.get((rank, operation.members.number))
-            if answer is None or not answer.ended:
-                continue
-            if not answer.pending if operation.peers is not None else answer.begun < operation.number:
-                gone.append(rank)
-        if operation.peers is not None and len(gone) < len(operation.peers):
-            return []
-        return gone
+        told = {rank: self._answers.get((rank, operation.members.number)) for rank in self.awaited(operation)}
+        ended = {rank: each for rank, each in told.items() if each is not None and each.ended}
+        if operation.peers is None:
+            return [rank for rank, each in ended.items() if each.begun < operation.number]
+        gone = [rank for rank, each in ended.items() if not each.pending]
+        return gone if len(gone) == len(operation.peers) else []
 
     def _why_silent(self, rank: int, group: int) -> str:
         """Return why a rank may not answer: of a process on this host, as far as the system and shared memory tell."""
@@ -328,4 +324,4 @@ def _in_program(stacks: bool) -> State:
         members = operation.members
         return state._replace(group=members.number, number=operation.number, ranks=packed(members.ranks))
     # Only of a message is it known whether one peer suffices.
-    return state if operation.tag is None else state._replace(ranks=packed(operation.peers))
+    return state if operation.call.tag is None else state._replace(ranks=packed(operation.peers))

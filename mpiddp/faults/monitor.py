@@ -192,8 +192,8 @@ class GroupMonitor(Resource):
         self.close()
 
 
-def connect(job: Job, comm: MPI.Intracomm, timeout_s: float) -> tuple[Link, GroupMonitor]:
-    """Return a group's link, which owns ``comm``, and monitor; collective."""
+def connect(job: Job, comm: MPI.Intracomm, timeout_s: float) -> Link:
+    """Return a group's link, which owns ``comm``, and has a monitor; collective."""
     monitor = GroupMonitor(job)
     link = Link(job.world, comm, timeout_s, monitor, register=job.failures.register)
     try:
@@ -201,4 +201,4 @@ def connect(job: Job, comm: MPI.Intracomm, timeout_s: float) -> tuple[Link, Grou
     except BaseException:
         link.discard()
         raise
-    return link, monitor
+    return link

@@ -99,22 +99,22 @@ class Reports:
 
 def _missing(liveness: Liveness, operation: Operation, ask: _Ask, long_s: float) -> str:
     """Return the ranks that keep the operation from ending; "" where others report, or all of them wait, too."""
-    ranks, awaited = operation.members.ranks, liveness.awaited(operation)
-    index = ranks.index(liveness.rank)
+    ranks, awaited, me = operation.members.ranks, liveness.awaited(operation), liveness.rank
+    index = ranks.index(me)
     if not awaited:
         return ""  # it waits for itself
     if operation.peers is None and index and ask(ranks[index - 1 : index])[ranks[index - 1]].waits_in(operation):
         return ""
-    states = {rank: told[rank] for told in [ask(awaited)] for rank in (liveness.rank, *awaited)}
+    states = {rank: told[rank] for told in [ask(awaited)] for rank in (me, *awaited)}
     if operation.peers is None:
         if any(states[rank].waits_in(operation) for rank in ranks[:index]):
             return ""
-    elif operation.tag is None and any(states[rank].waits_long(long_s) for rank in awaited if rank < liveness.rank):
+    elif operation.call.tag is None and any(states[rank].waits_long(long_s) for rank in awaited if rank < me):
         return ""  # ranks that make a group wait for each other
     blocking = [rank for rank in awaited if not states[rank].is_in(operation)]
     if blocking and all(states[rank].waits_long(long_s) for rank in blocking):
         return ""
-    return "\n".join(picture.about(liveness.world, operation, liveness.rank, states))
+    return "\n".join(picture.about(liveness.world, operation, me, states))
 
 
 def _deadlocks(liveness: Liveness, operation: Operation, ask: _Ask, long_s: float) -> list[str]:

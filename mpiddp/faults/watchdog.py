@@ -229,7 +229,7 @@ class Watchdog:
             if len(gone) == 1
             else f"programs of ranks {', '.join(map(str, gone))} have"
         )
-        if operation.tag is not None:
+        if operation.call.tag is not None:
             lies = "".join(f"; {each}" for each in [operation.members.monitor.unmatched()] if each)
             taken = "received" if operation.sends else "sent"
             return (
