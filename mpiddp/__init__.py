@@ -28,30 +28,17 @@ __version__ = "0.2.0"
 
 _PACKAGES = ("autograd", "data", "device", "distributed", "elastic", "nn", "optim", "parallel")
 # Names of other packages at the top level; those of `distributed` all are.
-_NAMES = {
-    "DataParallel": "parallel",
-    "DiLoCo": "parallel",
-    "DistributedDataParallel": "parallel",
-    "DataPartitioner": "data",
-    "DistributedSampler": "data",
-    "GradBucket": "parallel",
-    "Join": "parallel",
-    "JoinHook": "parallel",
-    "Joinable": "parallel",
-    "PowerSGDState": "parallel",
-    "SyncBatchNorm": "parallel",
-    "Timeline": "parallel",
-    "ZeroRedundancyOptimizer": "parallel",
-    "allreduce_hook": "parallel",
-    "average_gradients": "parallel",
-    "bf16_compress_hook": "parallel",
-    "fp16_compress_hook": "parallel",
-    "load": "serialization",
-    "manual_seed": "nn",
-    "noop_hook": "parallel",
-    "powerSGD_hook": "parallel",
-    "save": "serialization",
+_OF_PACKAGES = {
+    "data": "DataPartitioner DistributedSampler",
+    "nn": "manual_seed",
+    "parallel": (
+        "DataParallel DiLoCo DistributedDataParallel GradBucket Join JoinHook Joinable PowerSGDState SyncBatchNorm"
+        " Timeline ZeroRedundancyOptimizer allreduce_hook average_gradients bf16_compress_hook fp16_compress_hook"
+        " noop_hook powerSGD_hook"
+    ),
+    "serialization": "load save",
 }
+_NAMES = {name: package for package, names in _OF_PACKAGES.items() for name in names.split()}
 moved.at_the_top.update(_NAMES)
 
 

@@ -206,7 +206,7 @@ WITHOUT_TESTS = {
     "examples": ("batches collectives elastic gradients hello messages model_parallel printing sgd"),
     "faults": "abort activity job marker monitor neighbour this_job uncaught",
     "mpi": "child_processes finalize link p2p_device requests world",
-    "nn": "activation linear parameter pooling shaping state window",
+    "nn": "activation linear parameter pooling window",
     "optim": "adam sgd",
     "parallel": "wrapper",
     "shm": "cma scratch ",

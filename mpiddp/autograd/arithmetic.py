@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from .function import Function, Operand, Variable, constant, unbroadcast, values
 from .product import MatMul
 
 Gradients = tuple[Array | None, ...]
+_T = TypeVar("_T", bound=Variable)
 _NUMBERS = int, float, complex, np.number
 
 
@@ -128,42 +129,29 @@ class Where(Function):
         )
 
 
+def _operator(function: type[Function]) -> Callable[[_T, Operand], _T]:
+    """Return the method that applies a function to a tensor and the other operand."""
+    return lambda self, other: function.apply(self, other)
+
+
+def _reflected(function: type[Function]) -> Callable[[_T, Operand], _T]:
+    return lambda self, other: function.apply(other, self)
+
+
+def _constant(function: Callable[[Any, Any], Any]) -> Callable[[_T, Operand], _T]:
+    """Return the method that applies a function to the arrays; its results are off the tape."""
+    return lambda self, other: constant(function(self.data, values_of(other)))
+
+
 class Arithmetic(Variable):
     """A tensor's arithmetic and comparisons; comparisons have no gradient."""
 
-    def __add__(self, other: Operand) -> Self:
-        return Add.apply(self, other)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Operand) -> Self:
-        return Subtract.apply(self, other)
-
-    def __rsub__(self, other: Operand) -> Self:
-        return Subtract.apply(other, self)
-
-    def __mul__(self, other: Operand) -> Self:
-        return Multiply.apply(self, other)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: Operand) -> Self:
-        return Divide.apply(self, other)
-
-    def __rtruediv__(self, other: Operand) -> Self:
-        return Divide.apply(other, self)
-
-    def __pow__(self, other: Operand) -> Self:
-        return Power.apply(self, other)
-
-    def __rpow__(self, other: Operand) -> Self:
-        return Power.apply(other, self)
-
-    def __matmul__(self, other: Operand) -> Self:
-        return MatMul.apply(self, other)
-
-    def __rmatmul__(self, other: Operand) -> Self:
-        return MatMul.apply(other, self)
+    __add__ = __radd__ = _operator(Add)
+    __sub__, __rsub__ = _operator(Subtract), _reflected(Subtract)
+    __mul__ = __rmul__ = _operator(Multiply)
+    __truediv__, __rtruediv__ = _operator(Divide), _reflected(Divide)
+    __pow__, __rpow__ = _operator(Power), _reflected(Power)
+    __matmul__, __rmatmul__ = _operator(MatMul), _reflected(MatMul)
 
     def __neg__(self) -> Self:
         return Negative.apply(self)
@@ -199,29 +187,11 @@ class Arithmetic(Variable):
         """Return ``max(self, 0)``; the gradient at 0 is 0."""
         return ReLU.apply(self)
 
-    def __eq__(self, other: object) -> Self:  # type: ignore[override]
-        return constant(self.data == values_of(other))
-
-    def __ne__(self, other: object) -> Self:  # type: ignore[override]
-        return constant(self.data != values_of(other))
-
-    def __lt__(self, other: Operand) -> Self:
-        return constant(self.data < values_of(other))
-
-    def __le__(self, other: Operand) -> Self:
-        return constant(self.data <= values_of(other))
-
-    def __gt__(self, other: Operand) -> Self:
-        return constant(self.data > values_of(other))
-
-    def __ge__(self, other: Operand) -> Self:
-        return constant(self.data >= values_of(other))
-
-    def __and__(self, other: Operand) -> Self:
-        return constant(self.data & values_of(other))
-
-    def __or__(self, other: Operand) -> Self:
-        return constant(self.data | values_of(other))
+    __eq__ = _constant(operator.eq)  # type: ignore[assignment]
+    __ne__ = _constant(operator.ne)  # type: ignore[assignment]
+    __lt__, __le__ = _constant(operator.lt), _constant(operator.le)
+    __gt__, __ge__ = _constant(operator.gt), _constant(operator.ge)
+    __and__, __or__ = _constant(operator.and_), _constant(operator.or_)
 
     def __invert__(self) -> Self:
         return constant(~self.data)

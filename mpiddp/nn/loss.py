@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpiddp.autograd import Function, Tensor
+from mpiddp.autograd.function import values_of
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array
 
@@ -24,10 +25,6 @@ def _check(input: Any, reduction: str) -> None:
         raise ValueError(f"{reduction} is not a valid value for reduction; expected 'mean', 'sum' or 'none'")
     if input.dtype.kind in "fV" and input.dtype.itemsize == 2:  # the number of samples alone may overflow it
         raise TypeError(f"losses are computed in float32 or float64, got {input.dtype}: convert x.astype('float32')")
-
-
-def _plain(operand: Any) -> Any:
-    return operand.data if isinstance(operand, Tensor) else operand
 
 
 class NLLLossFunction(Function):
@@ -71,7 +68,7 @@ def nll_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
         would have to wait, it gives NaN.
     """
     _check(input, reduction)
-    labels = array_namespace(_plain(input)).asarray(_plain(target))
+    labels = array_namespace(values_of(input)).asarray(values_of(target))
     if labels.dtype.kind not in "iu":
         raise TypeError(f"expected integer classes as target, not probabilities: got {labels.dtype} {labels.shape}")
     if input.ndim < 2 or labels.shape != (input.shape[0], *input.shape[2:]):

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
 
 from mpiddp.autograd import Tensor
+from mpiddp.autograd.function import values_of
+from mpiddp.device import placed
 from mpiddp.device.conversion import conversion
 from mpiddp.device.half import is_floating
 from mpiddp.typing import Array
 
 from .parameter import Parameter
-from .state import IncompatibleKeys, load
+
+
+class IncompatibleKeys(NamedTuple):
+    """What `load_state_dict` has found: keys that the state lacks, and keys that the module lacks."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
 
 
 class Module:
@@ -286,7 +296,27 @@ class Module:
         Missing and unexpected keys are errors only if ``strict``; the result has them as ``missing_keys`` and
         ``unexpected_keys``.
         """
-        return load(state_dict, self.state_dict(), strict, type(self).__name__)
+        own = self.state_dict()
+        result = IncompatibleKeys(
+            [key for key in own if key not in state_dict], [key for key in state_dict if key not in own]
+        )
+        errors = []
+        if strict and result.unexpected_keys:
+            errors.append(f"Unexpected key(s) in state_dict: {_quoted(result.unexpected_keys)}. ")
+        if strict and result.missing_keys:
+            errors.append(f"Missing key(s) in state_dict: {_quoted(result.missing_keys)}. ")
+        found = {key: values_of(state_dict[key]) for key in own if key in state_dict}
+        for key, value in found.items():
+            if np.shape(value) != own[key].shape:
+                errors.append(
+                    f"size mismatch for {key}: copying a param with shape {np.shape(value)} from checkpoint, the "
+                    f"shape in current model is {own[key].shape}."
+                )
+        if errors:
+            raise RuntimeError(f"Error(s) in loading state_dict for {type(self).__name__}:\n\t" + "\n\t".join(errors))
+        for key, value in found.items():
+            own[key][...] = placed(value, own[key])
+        return result
 
     # -- text ------------------------------------------------------------------------------------------------------
 
@@ -301,6 +331,10 @@ class Module:
             return f"{type(self).__name__}({extra})"
         lines = ([extra] if extra else []) + children
         return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
+
+
+def _quoted(keys: Sequence[str]) -> str:
+    return ", ".join(f'"{key}"' for key in keys)
 
 
 def _as_buffer(name: str, value: Any) -> Array | None:
