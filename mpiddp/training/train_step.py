@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from mpiddp.optim import Optimizer
 from mpiddp.parallel import DistributedDataParallel, SyncBatchNorm
 from mpiddp.typing import Array
 
-from .metrics import MetricSum
+from .metrics import MetricSum, count_correct
 from .ranks import gathered
 
 _MOST_NAMES = 5
@@ -64,9 +64,9 @@ def new_sums(*others: str, rows: int = 1) -> MetricSum:
     return MetricSum("loss", "correct", "stop", *others, rows=rows)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class TrainStep:
-    """One step: forward, backward, average, clip, update; its attributes are those of `Trainer`.
+    """The part of a `Trainer` that makes a step: forward, backward, average, clip, update.
 
     The gradient is that of the mean loss over all samples of all ranks: of ``n`` samples in a batch, ``n0`` in the
     window's first and ``T`` in all, a batch's loss is multiplied by ``n / n0``, and the sum of the gradients by ``n0 /
@@ -76,7 +76,8 @@ class TrainStep:
     model: DistributedDataParallel
     optimizer: Optimizer
     loss_fn: Callable[[Any, Array], Tensor]
-    correct_fn: Callable[[Any, Array], float]
+    _: dataclasses.KW_ONLY
+    correct_fn: Callable[[Any, Array], float] = count_correct
     accumulate: int = 1
     clip_norm: float | None = None
 
@@ -84,7 +85,7 @@ class TrainStep:
         self._on_device = any(is_device_array(p.data) for p in self.model.module.parameters())
         self._mixes_samples = any(isinstance(module, SyncBatchNorm) for module in self.model.module.modules())
 
-    def step(self, first: Batch, following: Iterator[Batch], stop: Callable[[], bool]) -> Outcome:
+    def make(self, first: Batch, following: Iterator[Batch], stop: Callable[[], bool]) -> Outcome:
         """Make a step of ``first`` and up to `accumulate` - 1 that follow; ``stop`` is asked at the last one."""
         virtual_ranks = self.model.virtual_ranks
         tally = new_sums("broken", rows=virtual_ranks or 1)
@@ -121,17 +122,16 @@ class TrainStep:
         """Return how many batches of the loader make a step."""
         return len(self.model.own_virtual_ranks) if self.model.virtual_ranks else self.accumulate
 
-    @contextlib.contextmanager
-    def _part_of_step(self, batch: Batch, samples: int, total: int, *, last: bool) -> Iterator[None]:
+    def _part_of_step(self, batch: Batch, samples: int, total: int, *, last: bool) -> AbstractContextManager[None]:
         if self.model.virtual_ranks:
-            with self.model.micro_batch(*batch.place, n_samples=batch.samples, total=batch.total):
-                yield
-        elif last:
-            with self.model.weighted(samples, total):
-                yield
-        else:
-            with self.model.no_sync(), self._sharing(samples, total):
-                yield
+            return self.model.micro_batch(*batch.place, n_samples=batch.samples, total=batch.total)
+        return self.model.weighted(samples, total) if last else self._alone(samples, total)
+
+    @contextmanager
+    def _alone(self, samples: int, total: int) -> Iterator[None]:
+        """Send no gradients, but tell layers that average over ranks in forward this rank's weight."""
+        with self.model.no_sync(), self.model.weighted(samples, total) if self._mixes_samples else nullcontext():
+            yield
 
     @staticmethod
     def _summing(tally: MetricSum) -> tuple[bool, Work]:
@@ -175,10 +175,6 @@ class TrainStep:
             cause = f"parameters that are not finite: {_listed(spoilt)}"
         return what, cause
 
-    def _sharing(self, samples: int, total: int) -> contextlib.AbstractContextManager[None]:
-        """Tell layers that average over ranks in forward this rank's weight."""
-        return self.model.weighted(samples, total) if self._mixes_samples else contextlib.nullcontext()
-
     def _forward(self, batch: Batch, tally: MetricSum) -> Tensor | None:
         """Return a batch's mean loss and count it; None without samples."""
         if not (batch.samples or self._mixes_samples):
@@ -217,16 +213,16 @@ class TrainStep:
         return sound
 
     def _own_gradient_is_finite(self, batch: Batch) -> bool:
-        with self.model.no_sync(), self._sharing(max(1, batch.samples), batch.total):
+        with self._alone(max(1, batch.samples), batch.total):
             loss = self._forward(batch, new_sums())
             if loss is not None:
                 self._backward(loss, 1.0)
         return all(is_finite(p.grad) for p in self.model.module.parameters())
 
 
-def _no_mean_of_nothing(weight: float) -> contextlib.AbstractContextManager[Any]:
+def _no_mean_of_nothing(weight: float) -> AbstractContextManager[Any]:
     """Silence NumPy about the mean loss of an empty batch, NaN of weight 0."""
-    return contextlib.nullcontext() if weight else np.errstate(divide="ignore", invalid="ignore")
+    return nullcontext() if weight else np.errstate(divide="ignore", invalid="ignore")
 
 
 def is_finite(x: Array | None) -> bool:

@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from mpiddp import nn
-from mpiddp.autograd import Tensor, no_grad
+from mpiddp.autograd import no_grad
 from mpiddp.data import DataLoader
 from mpiddp.distributed import get_rank, get_world_size
 from mpiddp.distributed.groups import default_group
 from mpiddp.elastic import Stateful
 from mpiddp.optim import Optimizer
 from mpiddp.optim.lr_scheduler import LRScheduler
-from mpiddp.parallel import DistributedDataParallel, ZeroRedundancyOptimizer
+from mpiddp.parallel import ZeroRedundancyOptimizer
 from mpiddp.parallel.replicas import broadcast_arrays
 from mpiddp.serialization import flatten, unflatten
 from mpiddp.typing import Array
 
-from .metrics import EpochMetrics, MetricSum, count_correct
+from .metrics import EpochMetrics, MetricSum
 from .ranks import gathered
 from .train_step import Batch, Outcome, TrainStep, new_sums
 
@@ -29,10 +29,12 @@ MAX_SKIPPED = 100
 """Steps in a row that may be skipped, if an epoch has more of them."""
 EVENTS = ("epoch_begin", "step_skip", "step_end", "epoch_end")
 """When callbacks are called: on every rank, with the trainer, in the order of each list."""
+_NUMBERS = ("epoch", "step", "skipped", "_skipped_in_a_row", "_last_lr", "_epoch_s", "_epoch_exposed_s")
+"""Attributes that a checkpoint holds as they are."""
 
 
 @dataclasses.dataclass(eq=False)
-class Trainer:
+class Trainer(TrainStep):
     """Trains a model on all ranks in synchronous steps, each of which sends the gradients and 32 bytes.
 
     Parameters
@@ -81,21 +83,16 @@ class Trainer:
     0.98
     """
 
-    model: DistributedDataParallel
-    optimizer: Optimizer
-    loss_fn: Callable[[Any, Array], Tensor]
     train_loader: DataLoader
     test_loader: DataLoader
     _: dataclasses.KW_ONLY
-    correct_fn: Callable[[Any, Array], float] = count_correct
     stop: Callable[[], bool] = lambda: False
     on_nan: Literal["stop", "skip"] = "stop"
     stateful: dict[str, Stateful] = dataclasses.field(default_factory=dict)
-    accumulate: int = 1
-    clip_norm: float | None = None
     scheduler: LRScheduler | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.callbacks: dict[str, list[Callback]] = {event: [] for event in EVENTS}
         self.epoch = self.step = self.skipped = 0
         self.running = new_sums()
@@ -106,11 +103,6 @@ class Trainer:
         self._last_lr = float(self.optimizer.param_groups[0]["lr"])
         # Seconds of the current epoch, of all runs that have trained in it.
         self._epoch_s = self._epoch_exposed_s = 0.0
-
-    @property
-    def train_step(self) -> TrainStep:
-        """A `TrainStep` of what the trainer has now."""
-        return TrainStep(self.model, self.optimizer, self.loss_fn, self.correct_fn, self.accumulate, self.clip_norm)
 
     def fit(self, epochs: int) -> list[EpochMetrics]:
         """Train until ``epochs`` epochs are completed, or `stop` is true; return the metrics of all epochs."""
@@ -125,13 +117,13 @@ class Trainer:
 
         All ranks test rank 0's model: its running statistics are broadcast.
         """
-        tally, train_step = new_sums(rows=self.model.virtual_ranks or 1), self.train_step
+        tally = new_sums(rows=self.model.virtual_ranks or 1)
         broadcast_arrays(list(self.model.module.buffers()), default_group())
         self.model.module.eval()
         with no_grad():
             for batch in _batches(self.test_loader):
                 if batch.samples:
-                    train_step.count(self.model.module, batch, tally)
+                    self.count(self.model.module, batch, tally)
         self.model.module.train()
         tally.all_reduce().wait()
         return tally
@@ -162,16 +154,10 @@ class Trainer:
     def common_state(self) -> dict[str, Any]:
         """Return `state_dict` without the other ranks' state."""
         return {
-            "epoch": self.epoch,
-            "step": self.step,
+            **{name.lstrip("_"): getattr(self, name) for name in _NUMBERS},
             "loader": self.train_loader.state_dict(),
             "running": self.running.sums.tolist(),
-            "epoch_s": self._epoch_s,
-            "epoch_exposed_s": self._epoch_exposed_s,
             "history": [dataclasses.asdict(metrics) for metrics in self.history],
-            "skipped": self.skipped,
-            "skipped_in_a_row": self._skipped_in_a_row,
-            "last_lr": self._last_lr,
             "schedule": [self.step if self.scheduler is None else self.scheduler.last_epoch, self._steps_an_epoch()],
             # The base class's method, because a sharded optimizer's needs the whole state collected first.
             "param_groups": Optimizer.state_dict(self.optimizer)["param_groups"],
@@ -206,14 +192,12 @@ class Trainer:
             for name, mine in unflatten(states[get_rank() % len(states)], arrays).items():
                 if name in self.stateful:
                     self.stateful[name].load_state_dict(mine)
-        self.epoch, self.step, self.skipped = state["epoch"], state["step"], state.get("skipped", 0)
-        self._skipped_in_a_row = state.get("skipped_in_a_row", 0)
-        self._last_lr = state.get("last_lr", self._last_lr)
+        for name in _NUMBERS:  # older mpiddp has not saved all of them
+            setattr(self, name, state.get(name.lstrip("_"), getattr(self, name)))
         if self.scheduler is not None:
             # The schedule is this run's, which may have changed; the position is the checkpoint's, in epochs.
             position, steps = state.get("schedule", (self.step, self._steps_an_epoch()))
             self.scheduler.step(round(position * self._steps_an_epoch() / steps))
-        self._epoch_s, self._epoch_exposed_s = state["epoch_s"], state["epoch_exposed_s"]
         self.history = [EpochMetrics(**metrics) for metrics in state["history"]]
 
     @property
@@ -233,9 +217,9 @@ class Trainer:
         self.train_loader.set_epoch(self.epoch)
         self._emit("epoch_begin")
         began, waited_before_s = time.perf_counter(), self.comm_exposed_s
-        train_step, batches = self.train_step, _batches(self.train_loader)
+        batches = _batches(self.train_loader)
         for batch in batches:
-            self._make_step(train_step, batch, batches)
+            self._make_step(batch, batches)
             now, waited_s = time.perf_counter(), self.comm_exposed_s
             self._epoch_s += now - began
             self._epoch_exposed_s += waited_s - waited_before_s
@@ -271,31 +255,31 @@ class Trainer:
         self._emit("epoch_end")
 
     def _steps_an_epoch(self) -> int:
-        return -(-len(self.train_loader) // self.train_step.window())
+        return -(-len(self.train_loader) // self.window())
 
-    def _make_step(self, train_step: TrainStep, batch: Batch, following: Iterator[Batch]) -> None:
+    def _make_step(self, batch: Batch, following: Iterator[Batch]) -> None:
         self._last_lr = float(self.optimizer.param_groups[0]["lr"])
         nn.random.set_step(self.step)
-        outcome = train_step.step(batch, following, self.stop)
+        outcome = self.make(batch, following, self.stop)
         self._waited_s += outcome.waited_s
         self.stopped = outcome.tally["stop"] > 0
         if outcome.updated:
             self.running.merge(outcome.tally)
             self._skipped_in_a_row = 0
         else:
-            self._skip(train_step, outcome)
+            self._skip(outcome)
         self.step += 1
         if self.scheduler is not None:
             self.scheduler.step()
         if not outcome.updated:
             self._emit("step_skip")
 
-    def _skip(self, train_step: TrainStep, outcome: Outcome) -> None:
+    def _skip(self, outcome: Outcome) -> None:
         """Raise if skips are not wanted or go on for too long."""
         self._skipped_in_a_row += 1
         too_many = self._skipped_in_a_row >= min(MAX_SKIPPED, self._steps_an_epoch())
         if self.on_nan == "stop" or too_many:
-            what, cause = train_step.faults(outcome)
+            what, cause = self.faults(outcome)
             many = "" if self.on_nan == "stop" else f"{self._skipped_in_a_row} steps in a row were left out: "
             raise FloatingPointError(f"{many}{what} at step {self.step + 1} (epoch {self.epoch + 1}), with {cause}")
         self.skipped += 1

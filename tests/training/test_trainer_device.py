@@ -54,7 +54,7 @@ def test_epochs_are_those_of_the_host(cupy: Any, options: dict[str, Any]) -> Non
 
 def test_a_step_waits_once(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer(cupy.asarray)
-    train_step, batches = made.train_step, _batches(made.train_loader)
+    batches = _batches(made.train_loader)
     waits = []
     get = cupy.ndarray.get
     monkeypatch.setattr(cupy.ndarray, "get", lambda *args, **kwargs: waits.append("get") or get(*args, **kwargs))
@@ -63,7 +63,7 @@ def test_a_step_waits_once(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(owner, "synchronize", lambda self, f=original, o=owner: waits.append(o.__name__) or f(self))
     for batch in batches:
         waits.clear()
-        outcome = train_step.step(batch, iter(()), lambda: False)
+        outcome = made.make(batch, iter(()), lambda: False)
         assert outcome.updated
         # The copy to the host, which waits for its stream; communication asks events, and blocks nowhere.
         assert waits == ["get", "Stream"], waits
