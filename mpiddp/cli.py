@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,65 +44,40 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands, whose descriptions are the docstrings of the functions that run them."""
     parser = Parser(prog="python -m mpiddp", description=mpiddp.__doc__.splitlines()[0].replace("`", ""))
     parser.add_argument("--version", action="version", version=mpiddp.__version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    train = commands.add_parser(
-        "train",
-        help="train a network on all ranks",
-        description="Train a network by synchronous SGD. Start it with mpirun -np 4 python -m mpiddp train.",
-    )
-    config.add_options(train)
-    train.set_defaults(run=run_train)
+    def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=run.__doc__)
+        command.set_defaults(run=run)
+        return command
 
-    info = commands.add_parser(
-        "info",
-        help="print MPI, launcher, ranks, cores and GPUs, and what looks wrong with them",
-        description="Print versions, the MPI library, the launcher, each rank's node, cores and GPU, and what looks"
-        " wrong. It works alone, and under mpirun or srun as a job would be started.",
-    )
+    config.add_options(add("train", run_train, "train a network on all ranks"))
+    info = add("info", run_info, "print MPI, launcher, ranks, cores and GPUs, and what looks wrong with them")
     info.add_argument("--json", action="store_true", help="print one JSON object")
     info.add_argument(
         "--probe-gpu",
         action="store_true",
         help="try whether MPI takes addresses of GPU memory, in a job of 2 ranks that may crash, and keep the answer",
     )
-    info.set_defaults(run=run_info)
-    again = commands.add_parser(
-        "run",
-        help="run a job, and start it again when it ends badly",
-        description="Run a job: python -m mpiddp run --restarts 3 -- mpirun -np 4 python -m mpiddp train --output DIR."
-        " When the job ends badly it is started again. train goes on from its last checkpoint, and a program of your"
-        " own has to do so, too.",
-    )
-    supervisor.add_options(again)
-    again.set_defaults(run=supervisor.run)
-    where = commands.add_parser(
-        "where",
-        help="print what each rank of a running job does",
-        description="Print the state and the stacks of all ranks of a job that has a rank on this machine.",
-    )
+    supervisor.add_options(add("run", supervisor.run, "run a job, and start it again when it ends badly"))
+    where = add("where", run_where, "print what each rank of a running job does")
     where.add_argument(
         "job", nargs="?", help="the name of the job, needed if several run on this machine; this command lists them"
     )
-    where.set_defaults(run=run_where)
-    flight = commands.add_parser(
-        "flight",
-        help="show where the ranks of a job went different ways, from its flight recorder",
-        description="Read the files that the ranks of a job wrote when something was wrong, and print the first call"
-        " that not all ranks made.",
-    )
+    flight = add("flight", run_flight, "show where the ranks of a job went different ways, from its flight recorder")
     flight.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="the files of all ranks; the job has printed their names"
     )
     flight.add_argument("--json", action="store_true", help="print the files as one JSON object, by rank")
-    flight.set_defaults(run=run_flight)
     bench.add_parser(commands)
     return parser
 
 
 def run_train(arguments: argparse.Namespace) -> int:
+    """Train a network by synchronous SGD. Start it with mpirun -np 4 python -m mpiddp train."""
     options = config.read_options(arguments)
     announced = launchers.launch()
     # With virtual ranks the bits shall not depend on the cores that each rank has.
@@ -116,6 +91,10 @@ def run_train(arguments: argparse.Namespace) -> int:
 
 
 def run_info(arguments: argparse.Namespace) -> int:
+    """Print versions, the MPI library, the launcher, each rank's node, cores and GPU, and what looks wrong.
+
+    It works alone, and under mpirun or srun as a job would be started.
+    """
     _limit_threads()
     from mpiddp.training import info
 
@@ -123,6 +102,7 @@ def run_info(arguments: argparse.Namespace) -> int:
 
 
 def run_where(arguments: argparse.Namespace) -> int:
+    """Print the state and the stacks of all ranks of a job that has a rank on this machine."""
     found = where_socket.addresses()
     jobs = sorted({each.job for each in found})
     if arguments.job is not None and arguments.job not in jobs:
@@ -143,6 +123,10 @@ def run_where(arguments: argparse.Namespace) -> int:
 
 
 def run_flight(arguments: argparse.Namespace) -> int:
+    """Print the first call that not all ranks of a job made.
+
+    Its ranks wrote the files that are read when something was wrong.
+    """
     dumps, damaged = [], []
     for path in arguments.files:
         try:

@@ -32,18 +32,12 @@ REDUCING = ("all_reduce", "all_reduce_async", "reduce", "reduce_scatter")
 MESSAGES = ("send_recv", "batch_isend_irecv", "ping_pong", "barrier")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _ONE_ARRAY = ("all_reduce", "all_reduce_async", "broadcast", "reduce")
-_ALL_BLOCKS = {
-    "all_gather": ("output",),
-    "gather": ("output",),
-    "reduce_scatter": ("x",),
-    "scatter": ("x",),
-    "all_to_all": ("x", "output"),
-    "all_gather_list": ("output",),
-    "all_to_all_list": ("x", "output"),
-}
+_BLOCKS_IN = ("reduce_scatter", "scatter", "all_to_all", "all_to_all_list")
+"""Operations whose input has a block for each rank, which gets its own of every rank's."""
+_BLOCKS_OUT = ("all_gather", "gather", "all_to_all", "all_gather_list", "all_to_all_list")
+"""Operations whose output has a block from each rank."""
+_BLOCKS = {*_BLOCKS_IN, *_BLOCKS_OUT}
 
-_FROM_OWN_BLOCK = ("reduce_scatter", "scatter", "all_to_all", "all_to_all_list")
-"""Operations in which a rank gets the parts that begin at its own block's."""
 _SOURCE = {
     "broadcast": "root",
     "scatter": "root",
@@ -70,7 +64,7 @@ def bus_factor(operation: str, size: int) -> float:
     """
     if operation.startswith("all_reduce"):
         return 2 * (size - 1) / size
-    return (size - 1) / size if operation in _ALL_BLOCKS else 1.0
+    return (size - 1) / size if operation in _BLOCKS else 1.0
 
 
 class Buffers:
@@ -95,16 +89,14 @@ class Buffers:
         self.root, self.left, self.right = 0, (rank - 1) % size, (rank + 1) % size
         self.partner = rank ^ 1 if rank ^ 1 < size else rank
         """Of a ping-pong."""
-        blocks = size if operation in _ALL_BLOCKS else 1
+        blocks = size if operation in _BLOCKS else 1
         self.count = 0 if operation == "barrier" else max(size_bytes // blocks // dtype.itemsize, 1)
         """Elements of each rank's block, as in nccl-tests."""
         self.total_bytes = self.count * blocks * dtype.itemsize
         """S, by which results are listed."""
-        whole = _ALL_BLOCKS.get(operation, ())
-        self.x: Array = allocate(self.count * (size if "x" in whole else 1), dtype)
-        self.output: Array = (
-            self.x if operation in _ONE_ARRAY else allocate(self.count * (size if "output" in whole else 1), dtype)
-        )
+        inputs, outputs = (size if operation in table else 1 for table in (_BLOCKS_IN, _BLOCKS_OUT))
+        self.x: Array = allocate(self.count * inputs, dtype)
+        self.output: Array = self.x if operation in _ONE_ARRAY else allocate(self.count * outputs, dtype)
 
     def blocks(self, x: Array) -> list[Array]:
         return [x[rank * self.count : (rank + 1) * self.count] for rank in range(self.size)]
@@ -128,10 +120,10 @@ class Buffers:
         on_root = self.rank == self.root
         if not on_root and (self.operation == "gather" or (self.operation == "reduce" and spoils_inputs)):
             return 0
-        first = self.rank * self.count if self.operation in _FROM_OWN_BLOCK else 0
+        first = self.rank * self.count if self.operation in _BLOCKS_IN else 0
         if self.operation in REDUCING and (on_root or self.operation != "reduce"):
             return count_mismatches(self.output, reduced(self.size, self.dtype, self.op), first)
-        if "output" in _ALL_BLOCKS.get(self.operation, ()):
+        if self.operation in _BLOCKS_OUT:
             blocks = enumerate(self.blocks(self.output))
             return sum(count_mismatches(block, pattern(rank, self.dtype), first) for rank, block in blocks)
         source: int = getattr(self, _SOURCE.get(self.operation, "rank"))

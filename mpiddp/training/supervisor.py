@@ -16,9 +16,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from mpiddp import rank_process
 from mpiddp.errors import EXIT_CHECKPOINTED, EXIT_INTERRUPTED
@@ -60,14 +60,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Return the exit code of the last attempt; UsageError before the first."""
+    """Run a job: python -m mpiddp run --restarts 3 -- mpirun -np 4 python -m mpiddp train --output DIR.
+
+    When the job ends badly it is started again. train goes on from its last checkpoint, and a program of your own has
+    to do so, too.
+    """
     if options.restarts < 0:
         raise UsageError(f"--restarts has to be at least 0, got {options.restarts}")
     if not options.lost_after > 0:
         raise UsageError(f"--lost-after has to be positive, got {options.lost_after}")
     command = Command(options.command)
-    with _marker_file() as path, _Forwarding() as forwarding:
-        supervisor = Supervisor(command, options.watch or command.checkpoints(), path, options.lost_after, forwarding)
+    with _marker_file() as path:
+        supervisor = Supervisor(command, options.watch or command.checkpoints(), path, options.lost_after)
         return supervisor.run(options.restarts)
 
 
@@ -102,8 +106,7 @@ class Command:
         return None
 
 
-@dataclass(frozen=True)
-class _End:
+class _End(NamedTuple):
     code: int
     """The launcher's; 128 and the signal's number if a signal ended it."""
     marked: str
@@ -122,13 +125,20 @@ class Supervisor:
     New files in ``watched`` are progress; without ``watched`` every start that a rank has seen counts as progress.
     """
 
-    def __init__(
-        self, command: Command, watched: Path | None, path: Path, lost_after_s: float, forwarding: _Forwarding
-    ) -> None:
-        self._command, self._watched, self._path = command, watched, path
-        self._lost_after_s, self._forwarding = lost_after_s, forwarding
+    def __init__(self, command: Command, watched: Path | None, path: Path, lost_after_s: float) -> None:
+        self._command, self._watched, self._path, self._lost_after_s = command, watched, path, lost_after_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+        """A signal has asked for the end."""
 
     def run(self, restarts: int) -> int:
+        """Return the exit code of the last attempt; the launcher gets the signals of this process meanwhile."""
+        with contextlib.ExitStack() as stack:
+            for number in _FORWARDED:
+                stack.callback(signal.signal, number, signal.signal(number, self._forward))
+            return self._attempts(restarts)
+
+    def _attempts(self, restarts: int) -> int:
         fruitless = short = 0
         ran = False
         for start in range(restarts + 1):
@@ -150,7 +160,7 @@ class Supervisor:
             how = "showed no life any more and was ended" if end.lost else f"ended with exit code {end.code}"
             if end.code == 0:
                 how += ", but not all of its ranks have come to their end,"
-            if self._forwarding.stopped or (end.code in _FINAL and not end.lost):
+            if self._stopped or (end.code in _FINAL and not end.lost):
                 _say(f"the job {how} {took}; it is not started again")
                 return end.code or 1
             made = bool(end.marked) and (self._watched is None or self._newest() > before)
@@ -173,9 +183,9 @@ class Supervisor:
         """Wait; return False if a signal asks for the end meanwhile."""
         _say(f"it is started again in {pause_s:g} s")
         until = time.monotonic() + pause_s
-        while time.monotonic() < until and not self._forwarding.stopped:
+        while time.monotonic() < until and not self._stopped:
             time.sleep(_LOOK_S)
-        return not self._forwarding.stopped
+        return not self._stopped
 
     def _job(self, words: Sequence[str]) -> _End:
         """Run the job once. After a bad end, none of its processes on this machine is left."""
@@ -187,7 +197,9 @@ class Supervisor:
             raise UsageError(
                 f"{words[0]} cannot be started ({error.strerror}): give launcher and program after --"
             ) from error
-        self._forwarding.follow(process)
+        self._process = process
+        if self._stopped:
+            process.terminate()
         lost = self._wait(process)
         code = process.returncode
         end = _End(code if code >= 0 else 128 - code, self._marker()[1], lost)
@@ -229,6 +241,11 @@ class Supervisor:
                 if not marks.isdisjoint((folder / "environ").read_bytes().split(b"\0")):
                     os.kill(int(folder.name), signal.SIGKILL)
 
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        self._stopped = True
+        if self._process is not None:
+            self._process.send_signal(number)
+
     def _newest(self) -> int:
         """Return the time of the newest file in ``watched``, in nanoseconds, or 0."""
         newest = 0
@@ -238,32 +255,6 @@ class Supervisor:
                     if path.is_file():
                         newest = max(newest, path.stat().st_mtime_ns)
         return newest
-
-
-class _Forwarding:
-    """Forwards signals of this process to the job's launcher; ``stopped``: one asked for the end."""
-
-    def __init__(self) -> None:
-        self.stopped = False
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> _Forwarding:
-        self._before = {number: signal.signal(number, self._forward) for number in _FORWARDED}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def follow(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        if self.stopped:
-            process.terminate()
-
-    def _forward(self, number: int, frame: FrameType | None) -> None:
-        self.stopped = True
-        if self._process is not None:
-            self._process.send_signal(number)
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ def test_launcher_whose_rank_0_is_gone_is_ended(monkeypatch, tmp_path, host, sec
     program = LAUNCHER.format(word=f"watched {host}", seconds=seconds, waits=waits)
     command = supervisor.Command([sys.executable, "-c", program])
     lost_after_s = 4.0 if ended else 1.5
-    one = supervisor.Supervisor(command, None, tmp_path / "marker", lost_after_s, supervisor._Forwarding())
+    one = supervisor.Supervisor(command, None, tmp_path / "marker", lost_after_s)
     began = time.monotonic()
     end = one._job(command.words)
     assert end.lost and not end.well
@@ -67,7 +67,7 @@ def test_host_that_is_away_gets_growing_pauses(monkeypatch, tmp_path, capfd, lon
     monkeypatch.setattr(supervisor, "_PAUSES_S", (0.1, 0.2, 0.3))
     monkeypatch.setattr(supervisor, "_LONG_S", long_s)
     command = supervisor.Command([sys.executable, "-c", AWAY])
-    one = supervisor.Supervisor(command, None, tmp_path / "marker", 300.0, supervisor._Forwarding())
+    one = supervisor.Supervisor(command, None, tmp_path / "marker", 300.0)
     assert one.run(9) == 0
     pauses = re.findall(r"started again in (\S+) s", capfd.readouterr().err)
     assert pauses == (["0.1", "0.2", "0.3", "0.3"] if long_s else ["0.1"] * 4)
@@ -75,10 +75,9 @@ def test_host_that_is_away_gets_growing_pauses(monkeypatch, tmp_path, capfd, lon
 
 def test_signal_in_a_pause_ends_the_attempts(monkeypatch, tmp_path):
     monkeypatch.setattr(supervisor, "_PAUSES_S", (60.0,))
-    with supervisor._Forwarding() as forwarding:
-        one = supervisor.Supervisor(supervisor.Command(["false"]), None, tmp_path / "marker", 300.0, forwarding)
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        assert one.run(9) == 1
+    one = supervisor.Supervisor(supervisor.Command(["false"]), None, tmp_path / "marker", 300.0)
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    assert one.run(9) == 1
 
 
 @pytest.mark.parametrize("survivable", [False, True])
@@ -96,7 +95,7 @@ def test_marker_that_is_deleted_ends_no_supervisor(monkeypatch, tmp_path, ends):
     program = "import os, pathlib, time; marker = pathlib.Path(os.environ['MPIDDP_MARKER']); marker.unlink();"
     program += f"time.sleep(0.6); {ends} and marker.write_text('{marker.ENDED}')"
     command = supervisor.Command([sys.executable, "-c", program])
-    one = supervisor.Supervisor(command, None, tmp_path / "marker", 300.0, supervisor._Forwarding())
+    one = supervisor.Supervisor(command, None, tmp_path / "marker", 300.0)
     end = one._job(command.words)
     assert (end.code, end.lost, end.well) == (0, False, ends)
 
@@ -106,7 +105,7 @@ def test_programs_of_ranks_end_with_their_job(monkeypatch, tmp_path):
     environments = [dict(os.environ), settings.outside_of_jobs()]
     assert "MPIDDP_MARKER" not in environments[1], "it is not theirs to write"
     command = supervisor.Command(["true"])
-    one = supervisor.Supervisor(command, None, tmp_path / "marker", 1.0, supervisor._Forwarding())
+    one = supervisor.Supervisor(command, None, tmp_path / "marker", 1.0)
     programs = [subprocess.Popen(["sleep", "60"], env=each) for each in environments]
     try:
         # Popen may return before the kernel shows the new program's environment.
