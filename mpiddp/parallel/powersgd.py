@@ -161,12 +161,11 @@ def _rounds(link: Link, state: PowerSGDState, bucket: GradBucket, matrices: list
 
     for q, matrix, p in zip(qs, matrices, ps, strict=True):
         xp.matmul(matrix.T, p, out=q)
-    second = packed(qs or [whole[:0]])
-    later = link.after()
-    if second.size:
-        yield from plan.nested_all_reduce(later, second, ReduceOp.SUM)
-    second /= size
-    unpack(second, qs)
+    if qs:
+        second = packed(qs)
+        yield from plan.nested_all_reduce(link.after(), second, ReduceOp.SUM)
+        second /= size
+        unpack(second, qs)
 
     for matrix, p, q in zip(matrices, ps, qs, strict=True):
         matrix[...] = p @ q.T

@@ -88,17 +88,20 @@ class Reducer:
         self._next_bucket = 0
         self._pending: list[tuple[GradBucket, Work | Future]] = []
         self._used_somewhere: Array | None = None
-        # Made anew only for another weight, because the object is part of the key of cached plans.
         self._size = group.size()
-        self._average = ReduceOp.PREMUL_SUM(1 / self._size)
         virtual_ranks = options.virtual_ranks
         self.partial = None if virtual_ranks is None else PartialSums(virtual_ranks, group, named_parameters)
+        # Made anew only for another weight, because the object is part of the key of cached plans.
+        self._average = self._averaging(1 / self._size)
         caps_bytes = caps_in_bytes(options.bucket_cap_mb, options.bucket_cap_mb_list)
         self.buckets = Buckets(self._parameters, group, caps_bytes)
         self._handles: list[Handle] = [
             parameter.register_post_accumulate_grad_hook(functools.partial(self._mark_ready, index))
             for index, parameter in enumerate(self._parameters)
         ]
+
+    def _averaging(self, weight: float) -> ReduceOp:
+        return ReduceOp.PREMUL_SUM(weight) if self.partial is None else in_pairs(weight, self.partial.across)
 
     def register_comm_hook(self, state: object, hook: CommHook) -> None:
         """Take a hook; RuntimeError after another hook or a reduced backward."""
@@ -197,29 +200,22 @@ class Reducer:
         weight = 1 / (self.divisor or size) if self.weight is None else self.weight
         if weight == 0:
             buffer[...] = 0  # NaN, the mean over no samples, times 0 is NaN
+        if self._hook is not None:
+            if weight != 1 / size:
+                buffer *= buffer.dtype.type(weight * size)  # a hook divides by the number of ranks
+            return call(self._hook, self.comm_hook_state, bucket)
         if self.partial is not None:
             weight = self.partial.add_to(bucket, weight)
             if size == 1:
                 return completed(buffer)
-            if self._average._merges is None or self._average.factor != weight:
-                self._average = in_pairs(weight, self.partial.across)
-            return self._all_reduce(bucket._index, buffer)
-        if self._hook is None:
-            if self._average.factor != weight:
-                self._average = ReduceOp.PREMUL_SUM(weight)
-            return self._all_reduce(bucket._index, buffer)
-        if weight != 1 / size:
-            buffer *= buffer.dtype.type(weight * size)  # a hook divides by the number of ranks
-        return call(self._hook, self.comm_hook_state, bucket)
-
-    def _all_reduce(self, index: int, buffer: Array) -> Work:
-        """Begin the all-reduce of bucket number ``index``; errors and logs name the bucket."""
+        if self._average.factor != weight:
+            self._average = self._averaging(weight)
         group, op = self._group, self._average
-        key = ("bucket", index, op, buffer.dtype, buffer.size, type(buffer))
+        key = ("bucket", bucket._index, op, buffer.dtype, buffer.size, type(buffer))
         plan = group._plans.get(key)
         if plan is None:  # also once the group has ended, which forgets its plans
             member(group, "all_reduce")
-            plan = make(group._link, "all_reduce", None, buffer, buffer, op, bucket=index)
+            plan = make(group._link, "all_reduce", None, buffer, buffer, op, bucket=bucket._index)
             group._plans.remember(key, plan)
         work = dispatch(group, plan, (buffer, op), (buffer,), async_op=True)
         assert work is not None
