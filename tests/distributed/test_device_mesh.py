@@ -9,7 +9,7 @@ import pytest
 
 import mpiddp as dist
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("anew")]
 
 
 def factorizations(size: int) -> list[tuple[int, ...]]:
@@ -25,13 +25,6 @@ def members(group) -> list[int]:
     return [int(each[0]) for each in found]
 
 
-def destroy(*meshes) -> None:
-    for mesh in meshes:
-        for group in mesh._groups:
-            if group is not dist.group.WORLD:
-                dist.destroy_process_group(group)
-
-
 def test_groups_are_the_rows_along_each_dimension(world):
     for shape in factorizations(world.size):
         mesh = dist.init_device_mesh("cpu", shape)
@@ -45,7 +38,6 @@ def test_groups_are_the_rows_along_each_dimension(world):
             assert mesh.get_local_rank(dim) == place[dim]
             assert mesh.size(dim) == shape[dim]
         assert mesh.get_all_groups() == [mesh.get_group(dim) for dim in range(len(shape))]
-        destroy(mesh)
 
 
 def test_a_dimension_of_all_ranks_is_the_default_group(world):
@@ -75,7 +67,6 @@ def test_slices(world):
                     assert part[name].get_local_rank() == place[name]
         assert mesh[names] is mesh
         assert dist.get_pg_count() == before
-        destroy(mesh)
 
 
 def test_any_order_of_ranks(world):
@@ -84,7 +75,6 @@ def test_any_order_of_ranks(world):
     assert members(mesh.get_group("b")) == order
     assert mesh.get_local_rank("b") == order.index(world.rank)
     assert mesh.get_coordinate() == (0, order.index(world.rank))
-    destroy(mesh)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -100,7 +90,6 @@ def test_some_of_the_ranks(world):
     else:
         assert members(mesh.get_group("tp")) == inside
         assert mesh.get_local_rank("tp") == world.rank - 1
-    destroy(mesh)
 
 
 def test_errors(world):
@@ -141,7 +130,6 @@ def test_errors(world):
     with pytest.raises(RuntimeError, match="without mesh_dim_names"):
         plain["a"]
     assert repr(mesh) == f"DeviceMesh((a={size}, b=1), 'cpu', {np.arange(size).reshape(size, 1).tolist()})"
-    destroy(mesh)
 
 
 @pytest.mark.mpi(min_size=2)

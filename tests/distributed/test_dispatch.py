@@ -22,8 +22,7 @@ OPERATIONS = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_way_numbers_records_publishes_and_ends_a_call(world, name):
-    group = dist.new_group()
+def test_every_way_numbers_records_publishes_and_ends_a_call(world, name, group):
     call, argument = OPERATIONS[name]
     x = np.ones(3)
     call(x, group=group)
@@ -48,7 +47,6 @@ def test_every_way_numbers_records_publishes_and_ends_a_call(world, name):
         assert not group._link.busy and not dispatch.requests.waiting, way
         left.add(last_call(group._link, group._link.ranks[world.rank]).replace(f" #{entry.number}", ""))
     assert left == {plan.call.record.text()}
-    dist.destroy_process_group(group)
 
 
 def _in_order(world, steps):

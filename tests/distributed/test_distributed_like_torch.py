@@ -6,35 +6,22 @@ Meant differences have no case here but a line in the README's table.
 import importlib
 import inspect
 import itertools
-import os
-import socket
-from datetime import timedelta
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from harness.collectives import COLLECTIVES, check
-from harness.inputs import Op, both_ways, means_something
-from harness.learning import import_torch
+from harness.inputs import Op, both_ways, means_something, total
+from harness.learning import gloo
 
 import mpiddp
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def torch():
-    found = import_torch()
-    if found.distributed.is_initialized():  # by the tests of learning, with another timeout
-        found.distributed.destroy_process_group()
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        world = importlib.import_module("mpi4py.MPI").COMM_WORLD
-        address = world.bcast(f"tcp://127.0.0.1:{free.getsockname()[1]}")
-    found.distributed.init_process_group("gloo", address, timedelta(seconds=30), world.size, world.rank)
-    yield found
-    found.distributed.destroy_process_group()
+    return gloo(least=1)
 
 
 def libraries(torch):
@@ -221,9 +208,7 @@ def test_same_class_of_error(world, torch):
         with pytest.raises(Exception) as other:
             theirs[name]()
         assert isinstance(mine.value, type(other.value)), f"{name}: {mine.value!r}, torch: {other.value!r}"
-    x = np.ones(1)
-    mpiddp.all_reduce(x)
-    assert x[0] == world.size
+    assert total(None, 1) == world.size
 
 
 def test_signatures(torch):

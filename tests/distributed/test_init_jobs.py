@@ -37,10 +37,7 @@ CONTRADICTIONS = {
 
 @pytest.mark.parametrize(
     "name",
-    thinned(
-        CONTRADICTIONS,
-        *("environment", "after Finalize", "other comm", "one rank's algorithm"),
-    ),
+    thinned(CONTRADICTIONS, "environment", "after Finalize", "other comm", "one rank's algorithm"),
 )
 def test_contradiction_is_printed_once(name):
     env, texts = CONTRADICTIONS[name]

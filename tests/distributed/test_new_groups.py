@@ -5,7 +5,7 @@ from harness.inputs import total
 
 import mpiddp as dist
 
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3, 4), pytest.mark.core]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3, 4), pytest.mark.core, pytest.mark.usefixtures("anew")]
 
 NON_MEMBER = dist.GroupMember.NON_GROUP_MEMBER
 
@@ -40,13 +40,11 @@ def test_subgroups(world):
         assert [each is mine for each in all_of_them].count(True) == 1
         assert all(each == NON_MEMBER for each in all_of_them if each is not mine)
         assert total(mine, world.rank) == sum(range(first, first + size))
-        dist.destroy_process_group(mine)
     for wrong in (0, -1, world.size + 1, 1.5):
         with pytest.raises(ValueError):
             dist.new_subgroups(wrong)
     mine, _ = dist.new_subgroups()  # those of a node
     assert dist.get_world_size(mine) == world.size
-    dist.destroy_process_group(mine)
 
 
 def test_subgroups_of_a_group(world):
@@ -61,8 +59,6 @@ def test_subgroups_of_a_group(world):
     place = ranks.index(world.rank) // size
     assert every[place] is mine
     assert dist.get_process_group_ranks(mine) == ranks[place * size : place * size + size]
-    dist.destroy_process_group(mine)
-    dist.destroy_process_group(part)
 
 
 def test_subgroups_by_enumeration(world):
@@ -70,13 +66,9 @@ def test_subgroups_by_enumeration(world):
     mine, all_of_them = dist.new_subgroups_by_enumeration(lists)
     assert len(all_of_them) == len(lists)
     assert total(mine, 1) == (1 if world.rank == world.size - 1 else world.size - 1)
-    dist.destroy_process_group(mine)
     nobody, all_of_them = dist.new_subgroups_by_enumeration([[0]])
     assert (nobody is None) == (world.rank != 0)
-    if world.rank == 0:
-        dist.destroy_process_group(nobody)
-    else:
-        assert all_of_them == [NON_MEMBER]
+    assert world.rank == 0 or all_of_them == [NON_MEMBER]
     count = dist.get_pg_count()
     with pytest.raises(ValueError, match="Rank 0 has appeared in both subgroup"):
         dist.new_subgroups_by_enumeration([[0], list(range(world.size))])
@@ -96,24 +88,19 @@ def test_split(world):
     assert dist.get_process_group_ranks(mine) == expected
     assert mine.group_desc == "half"
     assert total(mine, world.rank) == sum(expected)
-    dist.destroy_process_group(mine)
     out = dist.split_group(parent, [[0]])
     assert (out is None) == (dist.get_rank(parent) != 0)
-    if out is not None:
-        dist.destroy_process_group(out)
     with pytest.raises(ValueError, match="Rank 0 has appeared in both subgroup"):
         dist.split_group(parent, [[0], [0]])
     with pytest.raises(ValueError, match="empty"):
         dist.split_group(parent, [])
-    dist.destroy_process_group(parent)
 
 
 @pytest.mark.mpi(min_size=2)
 def test_ranks_that_disagree_hear_of_it(world):
     ranks = [0] if world.rank == world.size - 1 else [0, 1]
-    with pytest.raises(
-        dist.MismatchError, match=rf"rank 0 calls .*\[\[0, 1\]\], rank {world.size - 1} calls .*\[\[0\]\];"
-    ):
+    text = rf"rank 0 calls .*\[\[0, 1\]\], rank {world.size - 1} calls .*\[\[0\]\];"
+    with pytest.raises(dist.MismatchError, match=text):
         dist.new_group(ranks)
     assert total(None, 1) == world.size
 
@@ -144,4 +131,3 @@ def test_local_synchronization(world):
     assert dist.get_pg_count() == count + len(groups)
     for group in groups:
         assert total(group, 1) == dist.get_world_size(group)
-        dist.destroy_process_group(group)

@@ -69,24 +69,16 @@ def test_scatter_object_list(world):
 
 @pytest.mark.mpi(min_size=2)
 def test_send_and_receive(world):
-    if world.rank == 0:
-        for sender in range(1, world.size):
-            found = [None, None]
-            assert dist.recv_object_list(found, src=sender) == sender
-            assert found == [of(sender, 0), sender]
-    else:
-        dist.send_object_list([of(world.rank, 0), world.rank], dst=0)
-    dist.barrier()
-    if world.rank == 0:
-        senders = []
-        for _ in range(1, world.size):
-            found = [None]
-            senders.append(dist.recv_object_list(found))
-            assert found == [of(senders[-1], 5)]
-        assert sorted(senders) == list(range(1, world.size))
-    else:
-        dist.send_object_list([of(world.rank, 5)], group_dst=0)
-    dist.barrier()
+    senders = list(range(1, world.size))
+    for way, sources in (({"dst": 0}, senders), ({"group_dst": 0}, [None] * len(senders))):  # and from any rank
+        found = [[None, None] for _ in senders]
+        if world.rank == 0:
+            seen = [dist.recv_object_list(each, src=source) for each, source in zip(found, sources, strict=True)]
+            assert found == [[of(sender, 0), sender] for sender in seen]
+            assert sorted(seen) == senders and (None in sources or seen == senders)
+        else:
+            dist.send_object_list([of(world.rank, 0), world.rank], **way)
+        dist.barrier()
 
 
 @pytest.mark.mpi(min_size=2)

@@ -14,14 +14,12 @@ pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 3), pytest.mark.core]
 
 
 @pytest.fixture
-def afterwards(monkeypatch):
+def afterwards(anew, monkeypatch):
     yield
     monkeypatch.setattr(parting, "_WAIT_S", 0.2)  # a rank that was excluded waits in vain
     everybody = lazy.MPI.COMM_WORLD.Ibarrier()
     while not everybody.Test():
         time.sleep(0.001)
-    dist.destroy_process_group()
-    dist.init_process_group()
 
 
 @pytest.mark.parametrize("place", ["first", "all but one"])

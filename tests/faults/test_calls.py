@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from harness.inputs import Op
+from harness.inputs import Op, total
 from harness.pretend import pretended_nodes
 from harness.world import everybody
 
@@ -35,110 +35,80 @@ def blocks(size, count=4, dtype=np.float32):
     return [ones(count, dtype) for _ in range(size)]
 
 
-def gathered(group, count, dtype=np.float32):
-    x = ones(count, dtype)
-    return dist.all_gather_single(np.empty(count * group.size(), dtype), x, group, async_op=True)
+def gathered(group, count):
+    return dist.all_gather_single(ones(count * group.size()), ones(count), group, async_op=True)
 
 
-def scattered(group, count, dtype=np.float32, op=Op.SUM):
-    x = ones(count * group.size(), dtype)
-    return dist.reduce_scatter_single(ones(count, dtype), x, op, group, async_op=True)
+def scattered(group, count):
+    return dist.reduce_scatter_single(ones(count), ones(count * group.size()), Op.SUM, group, async_op=True)
 
 
-def reduced(group, count=4, dtype=np.float32, op=Op.SUM):
-    return dist.all_reduce(ones(count, dtype), op, group, async_op=True)
+def reduced(group, count=4, dtype=np.float32, op=Op.SUM, **how):
+    return dist.all_reduce(ones(count, dtype), op, group, async_op=True, **how)
 
 
 def coalesced(group, *counts):
     return dist.all_reduce_coalesced([ones(count) for count in counts], group=group, async_op=True)
 
 
-# Most ranks' call, the last one's, and the error's text on both.
+def listed(group, odd):
+    outputs = [ones(3), *blocks(group.size() - 1)][:: -1 if odd else 1]
+    return dist.all_gather(outputs, ones(outputs[group.rank()].size), group, True)
+
+
+def exchanged(group, dtype):
+    return dist.all_to_all(blocks(group.size(), dtype=dtype), blocks(group.size(), dtype=dtype), group, True)
+
+
+# A call, which is another one on the odd rank, and the error's texts for most ranks' and for its call.
+DIFFERS = r"#1 of {} float32 elements{} \(the sizes or the kinds of dtypes"
 CALLS = {
-    "count": (lambda g: reduced(g), lambda g: reduced(g, 5), "all_reduce #1 of 4 float32", "of 5 float32"),
-    "dtype of equal size": (
-        lambda g: reduced(g, dtype=np.int32),
-        lambda g: reduced(g),
-        "4 int32 elements",
-        "4 float32 elements",
-    ),
-    "reduction": (lambda g: reduced(g), lambda g: reduced(g, op=Op.AVG), "with SUM", "with AVG"),
-    "operation": (lambda g: reduced(g), lambda g: dist.barrier(g, True), "all_reduce #1", "barrier #1"),
-    "native and not": (lambda g: reduced(g), lambda g: reduced(g, LARGE), "of 4 ", "of 1048576 "),
-    "by messages": (
-        lambda g: dist.all_reduce(ones(), group=g, async_op=True, algorithm="native"),
-        lambda g: dist.all_reduce(ones(5), group=g, async_op=True, algorithm="native"),
-        "all_reduce by native #1 of 4 ",
-        "of 5 ",
-    ),
-    "all_gather_single": (lambda g: gathered(g, 3), lambda g: gathered(g, 4), "of 3 ", "of 4 "),
-    "reduce_scatter_single": (lambda g: scattered(g, 3), lambda g: scattered(g, 4), "of (6|9|12) ", "of (8|12|16) "),
-    "all_gather of lists": (
-        lambda g: dist.all_gather([ones(3), *blocks(g.size() - 1)], ones(4 - (g.rank() == 0)), g, True),
-        lambda g: dist.all_gather([*blocks(g.size() - 1), ones(3)], ones(3), g, True),
-        "all_gather #1 of (7|11|15) float32 elements",
-        r"all_gather #1 of (7|11|15) float32 elements \(the sizes or the kinds of dtypes",
-    ),
-    "all_to_all": (
-        lambda g: dist.all_to_all(blocks(g.size()), blocks(g.size()), g, True),
-        lambda g: dist.all_to_all(blocks(g.size(), dtype=float), blocks(g.size(), dtype=float), g, True),
-        "all_to_all #1 of float32",
-        "all_to_all #1 of float64",
-    ),
+    "count": (lambda g, odd: reduced(g, 4 + odd), "all_reduce #1 of 4 float32", "of 5 float32"),
+    "dtype of equal size": (lambda g, odd: reduced(g, 4, "f4" if odd else "i4"), "4 int32 ", "4 float32 "),
+    "reduction": (lambda g, odd: reduced(g, op=Op.AVG if odd else Op.SUM), "with SUM", "with AVG"),
+    "operation": (lambda g, odd: dist.barrier(g, True) if odd else reduced(g), "all_reduce #1", "barrier #1"),
+    "native and not": (lambda g, odd: reduced(g, LARGE if odd else 4), "of 4 ", "of 1048576 "),
+    "by messages": (lambda g, odd: reduced(g, 4 + odd, algorithm="native"), "all_reduce by native #1 of 4 ", "of 5 "),
+    "all_gather_single": (lambda g, odd: gathered(g, 3 + odd), "of 3 ", "of 4 "),
+    "reduce_scatter_single": (lambda g, odd: scattered(g, 3 + odd), "of (6|9|12) ", "of (8|12|16) "),
+    "all_gather of lists": (listed, "all_gather #1 of (7|11|15) ", "all_gather " + DIFFERS.format("(7|11|15)", "")),
+    "all_to_all": (lambda g, odd: exchanged(g, "f8" if odd else "f4"), "all_to_all #1 of float32", "#1 of float64"),
     "coalesced": (
-        lambda g: coalesced(g, 3, 5),
-        lambda g: coalesced(g, 5, 3),
+        lambda g, odd: coalesced(g, *((5, 3) if odd else (3, 5))),
         "all_reduce_coalesced #1 of 8 float32",
-        r"all_reduce_coalesced #1 of 8 float32 elements with SUM \(the sizes or the kinds of dtypes",
+        "all_reduce_coalesced " + DIFFERS.format(8, " with SUM"),
     ),
 }
-
-
-LATE = ("the odd one", "the others")
+SOME = ("count", "by messages", "all_to_all")
 
 
 @pytest.mark.parametrize(
-    ("name", "late"),
-    [*((name, "nobody") for name in CALLS), *itertools.product(("count", "by messages", "all_to_all"), LATE)],
+    ("name", "way"),
+    [
+        *((name, "") for name in CALLS),
+        *itertools.product(SOME, ("the odd one is late", "the others are", "by polling")),
+    ],
 )
 @pytest.mark.mpi(min_size=2)
-def test_all_ranks_hear_of_it(world, group, name, late):
-    submit, other, first, second = CALLS[name]
-    odd = world.rank == world.size - 1
-    if late != "nobody" and (late == "the odd one") == odd:
-        dist.recv(np.empty(1), 0 if odd else world.size - 1)
+def test_all_ranks_hear_of_it(world, group, name, way):
+    submit, first, second = CALLS[name]
+    last = world.size - 1
+    late, waker = {"the odd one is late": ([last], 0), "the others are": (range(last), last)}.get(way, ([], 0))
+    if world.rank in late:
+        dist.recv(np.empty(1), waker)
+    time.sleep(0.1 * (way == "by polling" and world.rank == last))
     with pytest.raises(dist.MismatchError, match=f"(?s)disagree: rank . calls .*({first}).*rank . calls .*({second})"):
-        if late == "the odd one" and world.rank == 0:
-            submitted = submit(group)
-            dist.send(ones(1, float), world.size - 1)
-        elif late == "the others" and odd:
-            submitted = other(group)
-            for rank in range(world.size - 1):
-                dist.send(ones(1, float), rank)
-        else:
-            submitted = (other if odd else submit)(group)
+        submitted = submit(group, world.rank == last)
+        for rank in late if world.rank == waker else ():
+            dist.send(ones(1, float), rank)
+        end = time.monotonic() + 20
+        while way == "by polling" and not submitted.is_completed() and time.monotonic() < end:
+            time.sleep(0.001)
+        assert way != "by polling" or (submitted.exception() is not None and not submitted.is_success())
         submitted.wait()
     with pytest.raises(dist.MismatchError, match="cannot be used any more"):
         dist.all_reduce(ones(), group=group)
-    x = ones()
-    dist.all_reduce(x)
-    assert (x == world.size).all()
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("name", ["count", "all_to_all"])
-def test_a_rank_that_only_polls_hears_of_it(world, group, name):
-    submit, other, first, second = CALLS[name]
-    odd = world.rank == world.size - 1
-    if odd:
-        time.sleep(0.1)  # the others have begun theirs
-    with pytest.raises(dist.MismatchError, match=f"(?s)disagree: rank . calls .*({first}).*rank . calls .*({second})"):
-        submitted = (other if odd else submit)(group)
-        end = time.monotonic() + 20
-        while not submitted.is_completed() and time.monotonic() < end:
-            time.sleep(0.001)
-        assert submitted.exception() is not None and not submitted.is_success()
-        submitted.wait()
+    assert total(None, 1) == world.size
 
 
 @pytest.mark.parametrize("async_op", [False, True])
@@ -149,15 +119,14 @@ def test_error_of_mpi_waits_for_the_call_that_has_caused_it(world, monkeypatch, 
         raise lazy.MPI.Exception(lazy.MPI.ERR_TRUNCATE)
         yield
 
-    if world.rank == 0:
-        monkeypatch.setattr(native, "gather", truncated)
-        with pytest.raises(dist.MismatchError, match=r"rank 0 calls gather #1 of .*, rank . calls barrier #1"):
+    with pytest.raises(dist.MismatchError, match=r"rank 0 calls gather #1 of .*, rank . calls barrier #1"):
+        if world.rank == 0:
+            monkeypatch.setattr(native, "gather", truncated)
             work = dist.gather(ones(), blocks(world.size), 0, group, async_op)
-            work.wait()
-    else:
-        time.sleep(0.3)
-        with pytest.raises(dist.MismatchError, match=r"rank 0 calls gather #1 of .*, rank . calls barrier #1"):
-            dist.barrier(group, async_op=True).wait()
+        else:
+            time.sleep(0.3)
+            work = dist.barrier(group, async_op=True)
+        work.wait()
     dist.barrier()
 
 
@@ -195,64 +164,48 @@ def test_dtypes_without_a_code_are_told_apart(world, group, name, count, kinds):
     dist.barrier()
 
 
-def broadcast_of_own(group):
-    """Each is its own root, and waits for nobody."""
-    return dist.broadcast(ones(), group_src=group.rank(), group=group, async_op=True)
+def broadcast(group, count=4, root=0):
+    return dist.broadcast(ones(count), group_src=root, group=group, async_op=True)
+
+
+def gather(group, root=0):
+    return dist.gather(ones(), blocks(group.size()) if group.rank() == root else None, root, group, True)
+
+
+def reduce(group, op=Op.SUM):
+    return dist.reduce(ones(), 0, op, group, True)
 
 
 ROOTED = {
-    "root": (
-        lambda g: dist.broadcast(ones(), 0, g, True),
-        lambda g: dist.broadcast(ones(), 1, g, True),
-        "k 0 as",
-        "k 1 as",
-    ),
-    "broadcast": (
-        lambda g: dist.broadcast(ones(), 0, g, True),
-        lambda g: dist.broadcast(ones(5), 0, g, True),
-        "4",
-        "5",
-    ),
+    "root": (lambda g, odd: broadcast(g, root=int(odd)), "k 0 as", "k 1 as"),
+    "broadcast": (lambda g, odd: broadcast(g, 4 + odd), "4", "5"),
     "reduce": (
-        lambda g: dist.reduce(ones(), 0, group=g, async_op=True),
-        lambda g: dist.reduce(ones(), 0, Op.AVG, g, True),
-        "reduce #1 .* with SUM and group rank 0",
-        "reduce #1 .* with AVG and group rank 0",
+        lambda g, odd: reduce(g, Op.AVG if odd else Op.SUM),
+        *("reduce #1 .* with SUM and group rank 0", "reduce #1 .* with AVG and group rank 0"),
     ),
-    "own roots": (broadcast_of_own, broadcast_of_own, "broadcast #1 .*rank . as root", "broadcast #1 .*as root"),
-    "root, in MPI": (
-        lambda g: dist.gather(ones(), blocks(g.size()) if g.rank() == 0 else None, 0, g, True),
-        lambda g: dist.gather(ones(), blocks(g.size()) if g.rank() == 1 else None, 1, g, True),
-        "gather #1 .*k 0 as",
-        "gather #1 .*k 1 as",
-    ),
+    # Each waits for nobody.
+    "own roots": (lambda g, odd: broadcast(g, root=g.rank()), "broadcast #1 .*k . as", "broadcast #1 .*k . as"),
+    "root, in MPI": (lambda g, odd: gather(g, int(odd)), "gather #1 .*k 0 as", "gather #1 .*k 1 as"),
     "gather and scatter": (
-        lambda g: dist.gather(ones(), blocks(g.size()) if g.rank() == 0 else None, 0, g, True),
-        lambda g: dist.scatter(ones(), None, 0, g, True),
-        "gather #1",
-        "scatter #1",
+        lambda g, odd: dist.scatter(ones(), None, 0, g, True) if odd else gather(g),
+        *("gather #1", "scatter #1"),
     ),
-    "broadcast and reduce": (
-        lambda g: dist.broadcast(ones(), 0, g, True),
-        lambda g: dist.reduce(ones(), 0, group=g, async_op=True),
-        "broadcast #1",
-        "reduce #1",
-    ),
+    "broadcast and reduce": (lambda g, odd: reduce(g) if odd else broadcast(g), "broadcast #1", "reduce #1"),
     # The others show their parts of the coalesced call before the last one comes, which does not have to wait.
-    "part": (lambda g: coalesced(g, 4), lambda g: reduced(g), "all_reduce_coalesced", "all_reduce #1"),
+    "part": (lambda g, odd: reduced(g) if odd else coalesced(g, 4), "all_reduce_coalesced", "all_reduce #1"),
 }
 
 
 @pytest.mark.parametrize(("name", "later"), [*((name, 0) for name in ROOTED), ("root", 20), ("reduce", 20)])
 @pytest.mark.mpi(min_size=2)
 def test_every_rank_hears_of_it_at_the_end_where_not_all_wait(world, group, name, later):
-    submit, other, first, second = ROOTED[name]
+    submit, first, second = ROOTED[name]
     odd = world.rank == world.size - 1
     time.sleep(0.05 * odd)
     with pytest.raises(dist.MismatchError, match=f"(?s)disagree: rank . calls .*{first}.*rank . calls .*{second}"):
-        (other if odd else submit)(group).wait()
+        submit(group, odd).wait()
         for _ in range(later):  # in which the ranks agree
-            dist.broadcast(ones(), 0, group, True).wait()
+            broadcast(group).wait()
         dist.destroy_process_group(group)
     dist.barrier()
 
@@ -288,9 +241,7 @@ def test_blocks_of_another_size_than_expected(world, sizes):
             outputs = [ones(expected if world.rank == last else 4), *many[1:]]
             inputs = [*many[:-1], ones(sent if world.rank == 0 else 4)]
             done(dist.all_to_all(outputs, inputs, async_op=async_op))
-    x = ones()
-    dist.all_reduce(x)  # and the group goes on
-    assert (x == world.size).all()
+    assert total(None, 1) == world.size, "the group goes on"
 
 
 def done(submitted):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,15 +28,18 @@ def mlp(widths: Sequence[int] = (5, 7, 6, 3), dtype: str = "float32", seed: int 
     return nn.Sequential(*layers[:-1])
 
 
-class Scale(nn.Module):
-    """One weight, whose gradient is the input."""
+def module(forward: Callable[..., Any], **parameters: np.ndarray) -> nn.Module:
+    """Return a module of parameters; its forward is given it and the inputs."""
+    made = nn.Module()
+    for name, x in parameters.items():
+        made.register_parameter(name, nn.Parameter(x))
+    made.forward = functools.partial(forward, made)
+    return made
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(np.ones(1, np.float32))
 
-    def forward(self, x: float) -> Any:
-        return (self.w * x).sum()
+def scale() -> nn.Module:
+    """Return a module of one weight, whose gradient is the input."""
+    return module(lambda model, x: (model.w * x).sum(), w=np.ones(1, np.float32))
 
 
 def batch(rng: np.random.Generator, n: int, width: int = 5, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -94,10 +98,10 @@ def import_torch() -> Any:
     return pytest.importorskip("torch")
 
 
-def gloo() -> Any:
+def gloo(least: int = 2) -> Any:
     """Return torch with its default process group on Gloo: rank and size from MPI, the port from rank 0."""
     torch = import_torch()
-    if dist.get_world_size() == 1:
+    if dist.get_world_size() < least:
         pytest.skip("torch's own averages are asked of two and of three ranks")
     from harness import without_dynamo  # noqa: F401
 

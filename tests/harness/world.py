@@ -76,6 +76,14 @@ def everybody(value: Any) -> list[Any]:
 
 
 @pytest.fixture
+def anew() -> Iterator[None]:
+    """Make the default group anew afterwards, and end the groups that the test has made."""
+    yield
+    dist.destroy_process_group()
+    dist.init_process_group()
+
+
+@pytest.fixture
 def alert(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the ranks answer questions soon, which errors of a wait ask."""
     monkeypatch.setattr(watchdog, "LOOK_S", 0.02)

@@ -10,31 +10,7 @@ from mpiddp.mpi.cuda_aware import Support, launcher_fits
 
 YES, NO = Support(True, "says so"), Support(False, "says no")
 TRIED, FAILED = Support(True, "tried"), Support(False, "crashed")
-
-
-@pytest.mark.parametrize(
-    ("declared", "tried", "expected"),
-    [
-        (YES, None, YES),
-        (NO, None, NO),
-        (YES, TRIED, YES),
-        (YES, FAILED, FAILED),  # a library that says more than it can
-        (NO, TRIED, TRIED),
-        (NO, FAILED, FAILED),
-        (None, TRIED, TRIED),
-    ],
-)
-def test_weighing(monkeypatch, declared, tried, expected):
-    monkeypatch.setattr(cuda_aware, "library_name", lambda: "MPICH 5.0")
-    assert cuda_aware._weighed(declared, tried) == expected
-
-
-def test_what_open_mpi_says_of_its_build_is_not_enough(monkeypatch):
-    monkeypatch.setattr(cuda_aware, "library_name", lambda: "Open MPI v5.0.11")
-    assert not cuda_aware._weighed(YES, None).yes
-    assert cuda_aware._weighed(YES, None).reason.startswith("says so, but that is not known of what carries Open MPI")
-    assert cuda_aware._weighed(YES, TRIED).yes and not cuda_aware._weighed(YES, FAILED).yes
-    assert cuda_aware._weighed(NO, None) == NO
+BOTH = {kind: dict.fromkeys(cuda_aware.KINDS, answer) for kind, answer in (("tried", TRIED), ("failed", FAILED))}
 
 
 @pytest.fixture
@@ -72,27 +48,39 @@ def test_override_comes_first(chain):
         ({"says": None, "cray": True, "gtl": True}, "MPICH_GPU_SUPPORT_ENABLED=1, and libmpi_gtl_cuda is loaded"),
         ({"says": NO, "gtl": True}, "says no"),
         ({"kinds": "mpi,cudaish"}, "MPICH 5.0.2 does not tell; `python -m mpiddp info --probe-gpu` tries it"),
+        ({"says": YES, "tried": BOTH["tried"]}, "says so"),
+        ({"says": YES, "tried": BOTH["failed"]}, "crashed"),  # a library that says more than it can
+        ({"says": NO, "tried": BOTH["tried"]}, "tried"),
+        ({"says": NO, "tried": BOTH["failed"]}, "crashed"),
+        ({"tried": BOTH["tried"]}, "tried"),
     ],
 )
 def test_chain(chain, links, reason):
     found = chain(**links)
     assert found.point_to_point == found.collectives
     assert found.collectives.reason == reason
-    assert found.collectives.yes == (reason.startswith(("mpi_memory", "MPICH_GPU")) or reason == "says so")
+    assert found.collectives.yes == reason.startswith(("mpi_memory", "MPICH_GPU", "says so", "tried"))
+
+
+NONE_QUEUED = "Open MPI v5.0.11 has no non-blocking collectives for GPU memory"
+UNKNOWN = "says so, but that is not known of what carries Open MPI v5.0.11's messages"
 
 
 @pytest.mark.parametrize(
-    "links",
+    ("links", "yes", "collectives"),
     [
-        {"override": True},
-        {"says": YES, "tried": {"point_to_point": TRIED, "collectives": TRIED}},
-        {"tried": {"collectives": TRIED}},
+        ({"override": True}, True, NONE_QUEUED),
+        ({"says": YES}, False, UNKNOWN),
+        ({"says": YES, "tried": BOTH["tried"]}, True, NONE_QUEUED),
+        ({"says": YES, "tried": BOTH["failed"]}, False, "crashed"),
+        ({"says": NO}, False, "says no"),
+        ({"tried": {"collectives": TRIED}}, False, NONE_QUEUED),
     ],
 )
-def test_open_mpi_never_gets_device_pointers_in_collectives(chain, links):
+def test_open_mpi_never_gets_device_pointers_in_collectives_and_needs_a_trial(chain, links, yes, collectives):
     found = chain(**links, library="Open MPI v5.0.11")
-    assert found.collectives == (False, "Open MPI v5.0.11 has no non-blocking collectives for GPU memory")
-    assert found.point_to_point.yes == ("override" in links or "point_to_point" in links["tried"])
+    assert found.point_to_point.yes is yes and not found.collectives.yes
+    assert found.collectives.reason.startswith(collectives)
 
 
 @pytest.mark.parametrize("says", [0, 1])

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from harness.launcher import Completed, job, side_by_side
+from harness.launcher import job, side_by_side
 
 NEVER = "never began #6; last all_reduce #5 of 200000 float64 elements with SUM, which has ended\n"
 # Exit code, and what rank 1 does.
@@ -18,10 +18,6 @@ CASES = {
 }
 
 
-def ended(folder: Path, case: str) -> Completed:
-    return job("parting", case, ranks=3, MPIDDP_TIMEOUT="5", MPIDDP_FLIGHT_RECORDER=f"{folder}/{case}/rank_")
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("recorder")
@@ -29,7 +25,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def jobs(folder):
-    calls = {case: partial(ended, folder, case) for case in CASES}
+    files = {case: f"{folder}/{case}/rank_" for case in CASES}
+    started = partial(job, "parting", ranks=3, MPIDDP_TIMEOUT="5")
+    calls = {case: partial(started, case, MPIDDP_FLIGHT_RECORDER=files[case]) for case in CASES}
     with side_by_side(calls) as futures:
         yield futures
 

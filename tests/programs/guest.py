@@ -51,7 +51,7 @@ def caught(kinds, call):
     raise AssertionError(f"none of {kinds} has been raised on rank {world.rank}")
 
 
-def mistakes(dist, comm, count=None):
+def mistakes(dist, comm, count):
     """Time out, disagree, lose a rank; destroy and begin again after each."""
     last = comm.size - 1
 
@@ -61,36 +61,28 @@ def mistakes(dist, comm, count=None):
                 time.sleep(0.01)
             comm.recv()
 
-    def late():
-        wait_for_the_others()
-        dist.all_reduce(np.ones(3))
-
-    def late_in_mpi():
-        wait_for_the_others()
-        dist.all_gather_object([None] * comm.size, 3)
-
-    def different():
-        dist.all_reduce(np.ones(3 + (comm.rank == last)))
-
     def one_makes_a_group():
         if comm.rank < last:
             time.sleep(0.5)  # the other one waits by then
             dist.barrier()
         dist.new_group([0])
 
-    def late_to_make_a_group():
-        wait_for_the_others()
-        dist.new_group([0])
-
-    for call in (late_in_mpi, different, one_makes_a_group, late, late_to_make_a_group)[:count]:
-        kind = "DistTimeoutError" if "late" in call.__name__ else "MismatchError"
-        dist.init_process_group(comm=comm, timeout=SHORT_S if "late" in call.__name__ else None)
+    calls = [
+        (dist.DistTimeoutError, lambda: dist.all_gather_object([None] * comm.size, 3)),  # in MPI
+        (dist.MismatchError, lambda: dist.all_reduce(np.ones(3 + (comm.rank == last)))),
+        (dist.MismatchError, one_makes_a_group),
+        (dist.DistTimeoutError, lambda: dist.all_reduce(np.ones(3))),
+        (dist.DistTimeoutError, lambda: dist.new_group([0])),
+    ]
+    for kind, call in calls[:count]:
+        late = kind is dist.DistTimeoutError
+        dist.init_process_group(comm=comm, timeout=SHORT_S if late else None)
         dist.barrier()
-        error = caught(getattr(dist, kind), call)
-        if "late" in call.__name__ and comm.rank != last:
+        error = caught(kind, lambda late=late, call=call: (late and wait_for_the_others(), call()))
+        if late and comm.rank != last:
             comm.send(None, last)
         assert f"{comm.size} ranks (" in str(error) and "of the world)" in str(error), error
-        caught(getattr(dist, kind), dist.barrier)
+        caught(kind, dist.barrier)
         began = time.monotonic()
         dist.destroy_process_group()
         assert time.monotonic() - began < 5, "the others were waited for"
@@ -186,42 +178,26 @@ match case:
                 dist.init_process_group(comm=part)
                 rounds(dist, part)
                 dist.destroy_process_group()
-            mistakes(dist, part, 3)
+            mistakes(dist, part, int(sys.argv[2]))
             dist.init_process_group(comm=part)
             rounds(dist, part)
             if world.rank == 2:
                 world.send("the end", dest=1)
-    case "solver":  # some ranks do nothing but the world's collectives; the others train between them
+    case "solver":  # some ranks train between the world's collectives; the others, too, or they make only these
         first, count = map(int, sys.argv[2:4])
         SHORT_S = 1.0
         for seed in range(first, first + count):
             rng = np.random.default_rng(seed)
             inside = rng.permutation(world.size)[: rng.integers(2, world.size)]
-            part = world.Split(0 if world.rank in inside else MPI.UNDEFINED, int(rng.integers(-1, 2)) * world.rank)
-            life = trains(guest(), part, seed) if world.rank in inside else itertools.repeat(None)
+            color = 0 if world.rank in inside else (1, MPI.UNDEFINED)[seed % 2]
+            part = world.Split(color, int(rng.integers(-1, 2)) * world.rank)
+            trained = part != MPI.COMM_NULL
+            life = trains(guest(), part, seed + color) if trained else itertools.repeat(None)
             host(40, rng, world, lambda _, life=life: next(life))
-            if world.rank in inside and guest().is_initialized():
+            if trained and guest().is_initialized():
                 guest().destroy_process_group()
             if world.rank == 0:
                 print("through with seed", seed, flush=True)
-    case "halves":  # two guests at once, of different sizes, that run different programs
-        color = int(world.rank >= 2)
-        part = world.Split(color, -world.rank)
-        dist = guest()
-        if color:
-            mistakes(dist, part)
-        else:
-            life = trains(dist, part, 3)
-            for _ in range(15):
-                next(life)
-            if dist.is_initialized():
-                dist.destroy_process_group()
-        world.Barrier()
-        dist.init_process_group(timeout=30)
-        rounds(dist, world)
-        dist.destroy_process_group()
-        dist.init_process_group(comm=part)
-        rounds(dist, part)
     case "communicators":  # of all kinds, one after the other, beside the job of the world
         dist = guest()
         dist.init_process_group(rank=world.rank, world_size=world.size)
@@ -242,6 +218,7 @@ match case:
             print(name, flush=True)
             os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size))
             dist.init_process_group(comm=comm)
+            assert dist.group.WORLD.comm == comm
             rounds(dist, comm)
             dist.destroy_process_group()
             assert os.environ["WORLD_SIZE"] == str(world.size)

@@ -101,18 +101,23 @@ def check():
     assert int(os.environ["RANK"]) == dist.get_rank() and int(os.environ["WORLD_SIZE"]) == ranks
 
 
-def go_on(case):
+def caught(kind, call, *args):
+    """Return the error that a call raises."""
     try:
-        wait(case)
-    except dist.RankFailedError as error:
-        assert pickle.loads(pickle.dumps(error)).ranks == error.ranks == [victim], error.ranks
-        group = dist.shrink_group(error.ranks)
-        assert group is dist.group.WORLD and group.size() == size - 1
-        assert dist.get_rank() == others.index(me)
-        check()
-        sys.stdout.write(f"{me} went on\n")
-    else:
-        sys.stdout.write(f"{me} noticed nothing\n")
+        call(*args)
+    except kind as error:
+        return error
+    raise AssertionError(f"{me} noticed nothing of {call}")
+
+
+def go_on(case):
+    error = caught(dist.RankFailedError, wait, case)
+    assert pickle.loads(pickle.dumps(error)).ranks == error.ranks == [victim], error.ranks
+    group = dist.shrink_group(error.ranks)
+    assert group is dist.group.WORLD and group.size() == size - 1
+    assert dist.get_rank() == others.index(me)
+    check()
+    sys.stdout.write(f"{me} went on\n")
 
 
 def keep_symmetric_arrays():
@@ -124,11 +129,8 @@ def keep_symmetric_arrays():
     if me == victim:
         x[...] = 7777
     dist.barrier()
-    try:
-        dies()
-        dist.all_reduce(y)
-    except dist.RankFailedError as error:
-        dist.shrink_group(error.ranks)
+    dies()
+    dist.shrink_group(caught(dist.RankFailedError, dist.all_reduce, y).ranks)
     new = dist.symmetric_empty(1 << 19)
     expected = sum(10.0**rank for rank in others)
     for what, array in {"old": x, "part": x[5:], "ordinary": y, "new": new}.items():
@@ -172,30 +174,20 @@ def meet_it_in_the_last_barrier():
 
 def use_the_old_group():
     dies()
-    try:
-        dist.barrier()
-    except dist.RankFailedError:
-        for call in (
-            lambda: dist.barrier(),
-            lambda: dist.all_reduce(short),
-            lambda: dist.isend(short, dst=0).wait(),
-            lambda: dist.all_reduce(long, async_op=True).wait(),
-            lambda: dist.new_group([me]),
-        ):
-            try:
-                call()
-            except dist.RankFailedError as error:
-                assert "died" in str(error), error
-            else:
-                raise AssertionError(call) from None
-        old = dist.group.WORLD
-        dist.shrink_group([])
-        dist.barrier()
-        try:
-            dist.barrier(old)
-        except ValueError as error:
-            assert "has been destroyed" in str(error), error
-        sys.stdout.write("all said so\n")
+    for call in (
+        dist.barrier,
+        dist.barrier,
+        lambda: dist.all_reduce(short),
+        lambda: dist.isend(short, dst=0).wait(),
+        lambda: dist.all_reduce(long, async_op=True).wait(),
+        lambda: dist.new_group([me]),
+    ):
+        assert "died" in str(caught(dist.RankFailedError, call)), call
+    old = dist.group.WORLD
+    dist.shrink_group([])
+    dist.barrier()
+    assert "has been destroyed" in str(caught(ValueError, dist.barrier, old))
+    sys.stdout.write("all said so\n")
 
 
 def lose_a_rank_after_another_has_ended(shrink):
@@ -203,16 +195,14 @@ def lose_a_rank_after_another_has_ended(shrink):
     if me == 0:
         return
     dies()
-    try:
-        dist.recv(one, src=victim)
-    except dist.RankFailedError as error:
-        if shrink:
-            dist.shrink_group(error.ranks)
-        else:
-            dist.destroy_process_group()
-            dist.init_process_group()
-        dist.barrier()
-        sys.stdout.write(f"{me} is rank {dist.get_rank()} of {dist.get_world_size()}\n")
+    error = caught(dist.RankFailedError, dist.recv, one, victim)
+    if shrink:
+        dist.shrink_group(error.ranks)
+    else:
+        dist.destroy_process_group()
+        dist.init_process_group()
+    dist.barrier()
+    sys.stdout.write(f"{me} is rank {dist.get_rank()} of {dist.get_world_size()}\n")
 
 
 def lose_two_and_then_another():
@@ -251,9 +241,14 @@ def revoke():
     dist.all_reduce(short)
 
 
+SCENARIOS = {
+    "symmetric arrays": keep_symmetric_arrays,
+    "the last barrier": meet_it_in_the_last_barrier,
+    "the old group": use_the_old_group,
+    "several": lose_two_and_then_another,
+    "revoked": revoke,
+}
 match case:
-    case "symmetric arrays":
-        keep_symmetric_arrays()
     case "nobody catches it":
         dies()
         dist.barrier()
@@ -261,15 +256,9 @@ match case:
         if me == victim:
             time.sleep(1)
             dies()
-    case "the last barrier":
-        meet_it_in_the_last_barrier()
-    case "the old group":
-        use_the_old_group()
     case "another has ended, shrink_group" | "another has ended, init_process_group":
         lose_a_rank_after_another_has_ended("shrink" in case)
-    case "several":
-        lose_two_and_then_another()
-    case "revoked":
-        revoke()
+    case _ if case in SCENARIOS:
+        SCENARIOS[case]()
     case _:
         go_on(case)

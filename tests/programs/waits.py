@@ -58,12 +58,10 @@ if rank == 1:
         case "sleep after new_group":
             dist.new_group(timeout=1.5)
             time.sleep(60)
-        case "recv from 0":
-            dist.recv(x, src=0)
+        case "recv from 0" | "recv from 2":
+            dist.recv(x, src=int(one[-1]))
         case "irecv from 0":
             dist.irecv(x, src=0).wait()
-        case "recv from 2":
-            dist.recv(x, src=2)
 if rank != 1 or one == "alike" or file:
     match others:
         case "all_reduce":
@@ -74,15 +72,8 @@ if rank != 1 or one == "alike" or file:
             dist.new_group([0, 2])
         case "all_reduce in new_group":
             dist.all_reduce(x, group=dist.new_group(timeout=1.5))
-        case "send of 0":
-            if rank == 0:
-                dist.send(x, dst=1)
-        case "send of 0 with tag 1":
-            if rank == 0:
-                dist.send(x, dst=1, tag=1)
-        case "long send of 0":
-            if rank == 0:
-                dist.send(np.ones(1_000_000), dst=1)
+        case "send of 0" | "send of 0 with tag 1" | "long send of 0" if rank == 0:
+            dist.send(long if "long" in others else x, dst=1, tag=int("tag" in others))
         # Ranks 0 and 1 do one thing, and rank 2 another.
         case "recv on 2":
             dist.recv(x, src=0) if rank == 2 else dist.all_reduce(x)
