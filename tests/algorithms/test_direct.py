@@ -35,17 +35,10 @@ def link(world: Any) -> Link:
     return link
 
 
-class Fixed(ways.Ways):
-    """One way for all calls."""
-
-    def __init__(self, link: Link, way: str) -> None:
-        super().__init__(link)
-        self.chosen = lambda kind: way  # type: ignore[method-assign, assignment]
-
-
-def fix(link: Link, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(link._resources, ways.Ways, Fixed(link, way))
-    default_group()._plans.forget()
+def fix(group: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all calls go one way."""
+    monkeypatch.setattr(group._link.resource(ways.Ways), "chosen", lambda kind: way)
+    group._plans.forget()
 
 
 @pytest.mark.parametrize("way", ["attach", "scratch", "native", "tried", "pieces"])
@@ -53,7 +46,7 @@ def test_random_calls_have_numpy_s_results(world: Any, link: Link, monkeypatch: 
     if way == "attach" and link.resource(CrossMemory).fault:
         pytest.skip("the kernel does not copy between processes here")
     if way != "tried":
-        fix(link, way, monkeypatch)
+        fix(default_group(), way, monkeypatch)
     counts = {"tried": (300_000, 700_000), "pieces": (70_000, 260_000)}.get(way, (140_000, 300_000))
     alike, me = np.random.default_rng(7), link.rank
     for step in range(16):
@@ -105,8 +98,7 @@ def test_memory_that_is_gone_ends_the_call_with_an_error(link: Link, monkeypatch
     if link.resource(CrossMemory).fault:
         pytest.skip("the kernel does not copy between processes here")
     dist.all_reduce(np.zeros(COUNT), group=group)
-    monkeypatch.setitem(group._link._resources, ways.Ways, Fixed(group._link, "attach"))
-    group._plans.forget()
+    fix(group, "attach", monkeypatch)
     monkeypatch.setattr(direct.Copies, "reduce_for", gone)
     for async_op in (False, True):
         with pytest.raises(UnreachableError, match="gone"):

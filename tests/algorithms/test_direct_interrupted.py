@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -32,37 +33,29 @@ def test_second_look_is_an_error() -> None:
             look()
 
 
-class Interrupting:
-    def writable(self) -> bool:
-        raise KeyboardInterrupt
-
-
-def test_arrays_of_a_blocking_call_are_kept() -> None:
-    link: Any = mock.MagicMock(sequence=0, __getitem__=lambda *_: Interrupting())
+def blocking(x: Any) -> tuple[Callable[[], object], list[Any]]:
+    link: Any = mock.MagicMock(sequence=0)
+    link.__getitem__.return_value.writable.side_effect = KeyboardInterrupt
     call: Any = mock.Mock(record=make_record("all_reduce"))
     shot = one_shot.OneShot(link, call, [one_shot.Shot([], None, one_shot.whole, None, None, None)])
-    x = np.ones(3)
-    kept = weakref.ref(x)
-    with pytest.raises(KeyboardInterrupt):
-        shot.run((x,))
-    del x
-    gc.collect()
-    assert kept() is not None
-    one_shot._abandoned.clear()
-    gc.collect()
-    assert kept() is None
+    return lambda: shot.run((x,)), one_shot._abandoned
 
 
-def test_arrays_of_an_asynchronous_call_are_kept() -> None:
-    x = np.ones(3)
-    kept = weakref.ref(x)
+def asynchronous(x: Any) -> tuple[Callable[[], object], list[Any]]:
     operation: Any = mock.Mock()
-    pending = Work(interrupted(x), operation, ())
+    return Work(interrupted(x), operation, ())._advance, work._abandoned
+
+
+@pytest.mark.parametrize("make", [blocking, asynchronous])
+def test_arrays_of_a_call_are_kept(make: Any) -> None:
+    x = np.ones(3)
+    kept = weakref.ref(x)
+    call, abandoned = make(x)
     with pytest.raises(KeyboardInterrupt):
-        pending._advance()
-    del x, pending
+        call()
+    del x, call
     gc.collect()
     assert kept() is not None
-    work._abandoned.clear()
+    abandoned.clear()
     gc.collect()
     assert kept() is None

@@ -16,29 +16,21 @@ def backwards(n: int) -> list[int]:
     return list(reversed(range(n)))
 
 
-def test_the_parameter_that_crosses_the_cap_is_included() -> None:
-    # Measured on torch 2.13: cap 20971 bytes, parameters of 16384 bytes.
-    sizes = [16384] * 6
-    assert sizes_of(assign_to_buckets(backwards(6), sizes, "f" * 6, [20971]), sizes) == [32768, 32768, 32768]
-
-
-def test_each_bucket_of_a_list_has_its_own_cap_and_the_last_holds_for_the_rest() -> None:
-    # Measured on torch 2.13: bucket_cap_mb_list=[1, 2, 3].
-    sizes = [MIB] * 9
-    buckets = assign_to_buckets(backwards(9), sizes, "f" * 9, [MIB, 2 * MIB, 3 * MIB])
-    assert sizes_of(buckets, sizes) == [MIB, 2 * MIB, 3 * MIB, 3 * MIB]
-
-
-def test_kinds_never_share_a_bucket() -> None:
-    # Measured on torch 2.13: "576, 288" for a float64 and a float32 half of a model.
-    kinds = ["float32", "float32", "float64", "float64"]
-    buckets = assign_to_buckets(backwards(4), [256, 32, 512, 64], kinds, [25 * MIB])
-    assert buckets == [[3, 2], [1, 0]]
-
-
-def test_interleaved_kinds_leave_in_the_order_in_which_they_are_complete() -> None:
-    buckets = assign_to_buckets([5, 4, 3, 2, 1, 0], [4] * 6, ["a", "b", "a", "b", "a", "b"], [8])
-    assert buckets == [[5, 3], [4, 2], [1], [0]]
+@pytest.mark.parametrize(
+    ("sizes", "kinds", "caps", "buckets"),
+    [
+        # Measured on torch 2.13: the parameter that crosses the cap is included.
+        ([16384] * 6, "f" * 6, [20971], [[5, 4], [3, 2], [1, 0]]),
+        # Measured on torch 2.13: each bucket has its own cap, and the last one holds for the rest.
+        ([MIB] * 9, "f" * 9, [MIB, 2 * MIB, 3 * MIB], [[8], [7, 6], [5, 4, 3], [2, 1, 0]]),
+        # Measured on torch 2.13: "576, 288" for a float64 and a float32 half of a model.
+        ([256, 32, 512, 64], "ffdd", [25 * MIB], [[3, 2], [1, 0]]),
+        # In the order in which they are complete.
+        ([4] * 6, "ababab", [8], [[5, 3], [4, 2], [1], [0]]),
+    ],
+)
+def test_explicit_caps(sizes: list[int], kinds: str, caps: list[int], buckets: list[list[int]]) -> None:
+    assert assign_to_buckets(backwards(len(sizes)), sizes, kinds, caps) == buckets
 
 
 def test_by_default_the_bucket_that_closes_last_is_the_small_one() -> None:

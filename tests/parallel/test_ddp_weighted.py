@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from harness.learning import (
-    Scale,
     assert_close,
     assert_equal,
     assert_same_bits_everywhere,
@@ -16,6 +15,7 @@ from harness.learning import (
     gradients,
     mine,
     mlp,
+    scale,
     step_of,
     twin,
 )
@@ -80,7 +80,7 @@ def test_weighted_is_the_joined_batch_also_where_a_rank_has_no_samples(world: Wo
 
 
 def test_gradients_without_a_sample_count_nothing_even_if_they_are_no_numbers(world: World) -> None:
-    ddp = DDP(Scale())
+    ddp = DDP(scale())
     without = world.size > 1 and world.rank == world.size - 1
     with ddp.weighted(0 if without else 2):
         ddp(np.float32(np.nan if without else 3)).backward()

@@ -14,6 +14,7 @@ from harness.learning import (
     batch,
     gradients,
     mlp,
+    module,
     share,
     step_of,
 )
@@ -83,30 +84,33 @@ def test_every_way_to_return_the_average(world: World, cap: float | None) -> Non
         assert_close(reduced(world, hook, bucket_cap_mb=cap), expected, atol=1e-7)
 
 
-@pytest.mark.parametrize("answer", [3, None, "text", np.ones(3)])
-def test_anything_but_a_future_is_refused(world: World, answer: Any) -> None:
-    ddp = DDP(mlp())
-    ddp.register_comm_hook(None, lambda state, bucket: answer)
-    with pytest.raises(
-        RuntimeError, match=r"callback must return a Work or a Future object, but got (builtins|numpy)\."
-    ):
-        step_of(ddp, *batch(world.rng, 3))
+def answering(answer: Any) -> Callable[..., Any]:
+    return lambda *_: answer
 
 
-@pytest.mark.parametrize("value", [3, None, [], np.ones(3), [np.ones((2, 2))], "text"], ids=str)
-def test_a_future_of_something_else_is_refused(world: World, value: Any) -> None:
+def then(after: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook with a callback behind the average."""
+    return lambda _, bucket: a_work(None, bucket).get_future().then(after)
+
+
+NO_WORK = r"callback must return a Work or a Future object, but got (builtins|numpy)\."
+NO_ARRAY = r"future must hold an array of \d+ elements"
+
+
+@pytest.mark.parametrize(
+    ("hook", "error", "text"),
+    [
+        *((answering(answer), RuntimeError, NO_WORK) for answer in (3, None, "text", np.ones(3))),
+        *((then(answering(x)), RuntimeError, NO_ARRAY) for x in (3, None, [], np.ones(3), [np.ones((2, 2))], "text")),
+        (then(lambda _: 1 / 0), ZeroDivisionError, "division by zero"),
+    ],
+)
+def test_wrong_answers_and_errors_surface_in_backward(world: World, hook: Any, error: Any, text: str) -> None:
     ddp = DDP(mlp())
-    ddp.register_comm_hook(None, lambda _, b: a_work(None, b).get_future().then(lambda _: value))
-    with pytest.raises(RuntimeError, match=r"future must hold an array of \d+ elements"):
+    ddp.register_comm_hook(None, hook)
+    with pytest.raises(error, match=text):
         step_of(ddp, *batch(world.rng, 3))
     ddp._reducer._pending.clear()
-
-
-def test_an_error_in_a_callback_surfaces_in_backward(world: World) -> None:
-    ddp = DDP(mlp())
-    ddp.register_comm_hook(None, lambda _, b: a_work(None, b).get_future().then(lambda _: 1 / 0))
-    with pytest.raises(ZeroDivisionError):
-        step_of(ddp, *batch(world.rng, 3))
 
 
 def test_registration_is_for_one_hook_and_before_the_first_backward(world: World) -> None:
@@ -134,20 +138,13 @@ def test_a_hook_sees_the_state_and_the_buckets_in_order(world: World) -> None:
 
     ddp, alone = DDP(mlp(), bucket_cap_mb=0.0001), mlp()
     ddp.register_comm_hook("state", look)
-    x, y = batch(world.rng, 3)
+    x, y = batch(np.random.default_rng(world.rank), 3)
     step_of(ddp, x, y), step_of(alone, x, y)
     count = len(ddp.bucket_sizes_bytes())
     assert [entry[:3] for entry in seen] == [("state", i, i == count - 1) for i in range(count)]
     whole = sum(p.grad.sum() for p in alone.parameters())
-    assert sum(entry[3] for entry in seen) == pytest.approx(whole, rel=1e-4, abs=1e-6)  # not divided by anything
-
-
-def test_without_communication_gradients_stay(world: World) -> None:
-    ddp, alone = DDP(mlp()), mlp()
-    ddp.register_comm_hook(None, dist.noop_hook)
-    x, y = batch(np.random.default_rng(world.rank), 3)
-    step_of(ddp, x, y), step_of(alone, x, y)
-    assert_equal(gradients(ddp.module), gradients(alone))
+    assert sum(entry[3] for entry in seen) == pytest.approx(whole, rel=1e-4, abs=1e-6)
+    assert_equal(gradients(ddp.module), gradients(alone))  # neither divided by anything nor reduced
 
 
 @pytest.mark.parametrize("kind", ["fp16", "bf16"])
@@ -175,16 +172,10 @@ def test_dividing_first_keeps_large_sums_in_range(world: World) -> None:
 
 
 def test_what_is_half_already_and_what_is_complex_travels_as_it_is(world: World) -> None:
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.half = nn.Parameter(np.ones(4, np.float16))
-            self.whole = nn.Parameter(np.ones(4, np.complex64))
+    def forward(model: Any, x: float) -> Any:
+        return (model.half * x).to("float64").sum() + (model.whole * x).abs().sum()
 
-        def forward(self, x: float) -> Any:
-            return (self.half * x).to("float64").sum() + (self.whole * x).abs().sum()
-
-    ddp = DDP(Both())
+    ddp = DDP(module(forward, half=np.ones(4, np.float16), whole=np.ones(4, np.complex64)))
     ddp.register_comm_hook(None, dist.fp16_compress_hook)
     ddp(float(world.rank + 1)).backward()
     np.testing.assert_allclose(ddp.module.half.grad, (world.size + 1) / 2, rtol=2e-3)

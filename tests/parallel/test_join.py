@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.learning import Scale, assert_same_bits_everywhere, batch, gloo, mlp, step_of, torch_mlp, values
+from harness.learning import assert_same_bits_everywhere, batch, gloo, mlp, scale, step_of, torch_mlp, values
 from harness.world import World
 
 import mpiddp as dist
@@ -25,7 +25,7 @@ def inputs_of(rank: int, size: int, kind: str) -> int:
 
 @pytest.mark.parametrize("by_all", [True, False])
 def test_gradients_are_divided_by_all_or_by_those_with_inputs(world: World, by_all: bool) -> None:
-    ddp = DDP(Scale())
+    ddp = DDP(scale())
     found = []
     with ddp.join(divide_by_initial_world_size=by_all):
         for _ in range(world.rank + 1):

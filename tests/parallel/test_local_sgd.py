@@ -14,50 +14,47 @@ from mpiddp import nn, optim
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
 SHAPES = [(3, 4), (5,), (2, 3), ()]
-FRAGMENTS = {1: [[0, 1, 2, 3]], 2: [[0], [1, 2, 3]]}
-"""Parameters of each fragment: 12, then 5 + 6 + 1 elements."""
+START = np.sin(np.arange(24) + 1.0)
+FRAGMENTS = {1: [slice(0, 24)], 2: [slice(0, 12), slice(12, 24)]}
+"""Elements of each fragment: of all parameters, or of the first one and of the three others."""
 
 DUE = {1: {4: [0], 8: [0], 12: [0]}, 2: {2: [0], 4: [1], 6: [0], 8: [1], 10: [0], 12: [1]}}
 """By the number of fragments, and of steps with a period of 4: the fragments that are synchronised."""
 
 
 def gradient_of(x: Any, rank: int, step: int) -> Any:
-    """Return a gradient that depends on everything: of a quadratic with another minimum on each rank."""
-    return np.asarray(x * (1 + rank / 4) - np.cos(np.arange(x.size).reshape(x.shape) + step * (rank + 1)))
+    """Return a gradient that depends on everything: of a loss with other minima on each rank."""
+    return np.asarray(x * (1 + rank / 4) - np.cos(5 * x + step * (rank + 1)))
 
 
 def diloco_in_one_process(ranks: int, steps: int, fragments: int, lr: float, momentum: float, warmup: int) -> Any:
     """Return the parameters of each rank after each step: Algorithm 1 of arXiv 2311.08105 in float64."""
-    start = [np.sin(np.arange(int(np.prod(shape))) + 1.0).reshape(shape) for shape in SHAPES]
-    world = [x.copy() for x in start]
-    outer_momentum = [np.zeros_like(x) for x in start]
-    workers = [[x.copy() for x in start] for _ in range(ranks)]
-    inner_momentum = [[np.zeros_like(x) for x in start] for _ in range(ranks)]
+    world, outer_momentum = START.copy(), np.zeros_like(START)
+    workers, inner_momentum = np.tile(START, (ranks, 1)), np.zeros((ranks, START.size))
     history = []
     for step in range(1, steps + 1):
-        gradients = [[gradient_of(x, rank, step) for x in workers[rank]] for rank in range(ranks)]
-        for rank in range(ranks):
-            for i in range(len(SHAPES)):
-                mine = sum(each[i] for each in gradients) / ranks if step <= warmup else gradients[rank][i]
-                inner_momentum[rank][i] = 0.5 * inner_momentum[rank][i] + mine
-                workers[rank][i] = workers[rank][i] - 0.1 * inner_momentum[rank][i]
+        gradients = np.stack([gradient_of(x, rank, step) for rank, x in enumerate(workers)])
+        inner_momentum = 0.5 * inner_momentum + (gradients.mean(axis=0) if step <= warmup else gradients)
+        workers = workers - 0.1 * inner_momentum
         if step == warmup:
-            world = [x.copy() for x in workers[0]]
-        for fragment in DUE[fragments].get(step - warmup, []):
-            for i in FRAGMENTS[fragments][fragment]:
-                outer_gradient = sum(world[i] - each[i] for each in workers) / ranks
-                outer_momentum[i] = momentum * outer_momentum[i] + outer_gradient
-                world[i] = world[i] - lr * (outer_gradient + momentum * outer_momentum[i])
-                for each in workers:
-                    each[i] = world[i].copy()
-        history.append([[x.copy() for x in each] for each in workers])
+            world = workers[0].copy()
+        for part in (FRAGMENTS[fragments][each] for each in DUE[fragments].get(step - warmup, [])):
+            outer_gradient = (world[part] - workers[:, part]).mean(axis=0)
+            outer_momentum[part] = momentum * outer_momentum[part] + outer_gradient
+            world[part] -= lr * (outer_gradient + momentum * outer_momentum[part])
+            workers[:, part] = world[part]
+        history.append(workers.copy())
     return history
 
 
+def joined(parameters: Any) -> np.ndarray:
+    return np.concatenate([parameter.data.reshape(-1) for parameter in parameters])
+
+
 def local_training(world: World, fragments: int = 1, **options: Any) -> Any:
-    parameters = [nn.Parameter(np.sin(np.arange(int(np.prod(s))) + 1.0).reshape(s)) for s in SHAPES]
-    for parameter in parameters:
-        parameter.data[...] += world.rank  # the first rank's values count
+    cuts = np.cumsum([int(np.prod(shape)) for shape in SHAPES])[:-1]
+    parts = zip(np.split(START, cuts), SHAPES, strict=True)
+    parameters = [nn.Parameter(part.reshape(shape) + world.rank) for part, shape in parts]  # the first rank's count
     inner = optim.SGD(parameters, lr=0.1, momentum=0.5)
     return parameters, inner, dist.DiLoCo(parameters, 4, fragments, **options)
 
@@ -79,10 +76,10 @@ def test_diloco_is_the_papers(world: World, fragments: int, lr: float, momentum:
     training = parameters, *_ = local_training(world, fragments, lr=lr, momentum=momentum, warmup_steps=warmup)
     for step in range(1, warmup + 13):
         local_step(world, training, step, warmup)
-        for parameter, x in zip(parameters, expected[step - 1][world.rank], strict=True):
-            np.testing.assert_allclose(parameter.data, x, rtol=1e-12, atol=1e-12, err_msg=str(step))
-        due = [i for each in DUE[fragments].get(step - warmup, []) for i in FRAGMENTS[fragments][each]]
-        assert_same_bits_everywhere({str(i): parameters[i].data for i in due})
+        found = joined(parameters)
+        np.testing.assert_allclose(found, expected[step - 1][world.rank], rtol=1e-12, atol=1e-12, err_msg=str(step))
+        for each in DUE[fragments].get(step - warmup, []):
+            assert_same_bits_everywhere({"part": found[FRAGMENTS[fragments][each]]})
 
 
 def test_diloco_resumes_to_the_same_bits(world: World) -> None:
@@ -98,8 +95,7 @@ def test_diloco_resumes_to_the_same_bits(world: World) -> None:
     for step in range(6, 13):
         local_step(world, training, step)
         local_step(world, resumed, step)
-    for one, two in zip(parameters, others, strict=True):
-        np.testing.assert_array_equal(one.data, two.data)
+    np.testing.assert_array_equal(joined(parameters), joined(others))
 
 
 def test_diloco_synchronizes_at_once_and_not_twice_in_a_step(world: World) -> None:
@@ -108,13 +104,11 @@ def test_diloco_synchronizes_at_once_and_not_twice_in_a_step(world: World) -> No
         local_step(world, training, step)
     for _ in range(2):
         averager.synchronize()
-        now = {str(i): parameter.data.copy() for i, parameter in enumerate(parameters)}
-        assert_same_bits_everywhere(now)
+        assert_same_bits_everywhere({"all": joined(parameters)})
     local_step(world, training, 4)  # of the second fragment, as planned
-    before = [parameter.data.copy() for parameter in parameters]
+    before = joined(parameters)
     averager.synchronize()
-    for i, parameter in enumerate(parameters):
-        assert np.array_equal(parameter.data, before[i]) == (i in FRAGMENTS[2][1])
+    assert [np.array_equal(joined(parameters)[part], before[part]) for part in FRAGMENTS[2]] == [False, True]
 
 
 def test_diloco_keeps_dtypes_apart(world: World) -> None:

@@ -6,11 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.learning import (
-    assert_close,
-    assert_same_bits_everywhere,
-    gradients,
-)
+from harness.learning import assert_close, assert_same_bits_everywhere, gradients
 from harness.world import World
 
 import mpiddp as dist

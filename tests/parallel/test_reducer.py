@@ -15,6 +15,7 @@ from harness.learning import (
     batch,
     gradients,
     mlp,
+    module,
     step_of,
     twin,
     values,
@@ -34,9 +35,11 @@ DDP = dist.DistributedDataParallel
 
 def test_gradients_are_views_of_their_buckets_and_neighbours(world: World) -> None:
     ddp = DDP(mlp(), bucket_cap_mb=0.0002)
+    optimizer = optim.SGD(ddp.parameters(), lr=0.1)
     for _ in range(3):
-        ddp.zero_grad()
+        optimizer.zero_grad()
         step_of(ddp, *batch(world.rng, 4))
+        optimizer.step()
         buckets = ddp._reducer.buckets
         assert len(buckets.in_order) > 1
         for bucket in buckets.in_order:
@@ -46,16 +49,7 @@ def test_gradients_are_views_of_their_buckets_and_neighbours(world: World) -> No
             assert sum(g.size for g in bucket.gradients()) == bucket.buffer().size
     total = sum(bucket.buffer().nbytes for bucket in buckets.in_order)
     assert total == sum(parameter.data.nbytes for parameter in ddp.parameters())
-
-
-def test_a_step_is_one_stretch_of_memory(world: World) -> None:
-    ddp = DDP(mlp(), bucket_cap_mb=0.0002)
-    optimizer = optim.SGD(ddp.parameters(), lr=0.1)
-    for _ in range(2):
-        optimizer.zero_grad()
-        step_of(ddp, *batch(world.rng, 4))
-        optimizer.step()
-    assert len(optimizer._runs[0].of(list(ddp.parameters()))) == 1
+    assert len(optimizer._runs[0].of(list(ddp.parameters()))) == 1, "a step is one stretch of memory"
 
 
 def test_a_step_makes_no_second_copy_of_the_gradients(world: World) -> None:
@@ -113,20 +107,14 @@ def test_every_way_to_clear_gradients(world: World, how: str) -> None:
 
 
 def test_large_and_tiny_parameters_and_empty_ones(world: World) -> None:
-    class Many(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.big = nn.Parameter(np.ones((300, 1000), np.float32))
-            for index in range(300):
-                self.register_parameter(f"p{index}", nn.Parameter(np.ones(index % 3, np.float32)))
+    def forward(model: Any, x: float) -> Any:
+        total = (model.big * x).sum()
+        for index in range(300):
+            total = total + (getattr(model, f"p{index}") * (index + x)).sum()
+        return total
 
-        def forward(self, x: Any) -> Tensor:
-            total = (self.big * x).sum()
-            for index in range(300):
-                total = total + (getattr(self, f"p{index}") * (index + x)).sum()
-            return total
-
-    ddp = DDP(Many(), bucket_cap_mb=0.001)
+    small = {f"p{index}": np.ones(index % 3, np.float32) for index in range(300)}
+    ddp = DDP(module(forward, big=np.ones((300, 1000), np.float32), **small), bucket_cap_mb=0.001)
     for _ in range(2):
         ddp.zero_grad()
         ddp(float(world.rank)).backward()
@@ -138,17 +126,9 @@ def test_large_and_tiny_parameters_and_empty_ones(world: World) -> None:
 
 @pytest.mark.parametrize("second", ["float64", "float16", "complex64"])
 def test_dtypes_have_buckets_of_their_own(world: World, second: str) -> None:
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            for index in range(6):
-                dtype = second if index % 2 else "float32"
-                self.register_parameter(f"p{index}", nn.Parameter(np.ones(5, dtype)))
-
-        def forward(self, x: float) -> list[Tensor]:
-            return [getattr(self, f"p{index}") * x for index in range(6)]
-
-    ddp = DDP(Mixed(), bucket_cap_mb=0.00003)
+    parameters = {f"p{index}": np.ones(5, second if index % 2 else "float32") for index in range(6)}
+    model = module(lambda model, x: [parameter * x for parameter in model.parameters()], **parameters)
+    ddp = DDP(model, bucket_cap_mb=0.00003)
     for _ in range(2):
         ddp.zero_grad()
         outputs = ddp(float(world.rank + 1))

@@ -104,21 +104,25 @@ def test_state_has_the_prefix_and_loads(world: World) -> None:
     assert other.module[0].weight.data.base is other.module[2].weight.data.base
 
 
+def frozen() -> nn.Module:
+    model = mlp()
+    model[2].bias.requires_grad = False
+    return model
+
+
+OTHERS = {
+    "count": lambda: mlp((5, 3)),
+    "shape": lambda: mlp((5, 8, 6, 3)),
+    "dtype": lambda: mlp(dtype="float64"),
+    "name": lambda: nn.Sequential(OrderedDict((f"l{i}", layer) for i, layer in enumerate(mlp()))),
+    "frozen": frozen,
+}
+
+
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("difference", ["count", "shape", "dtype", "name", "frozen"])
+@pytest.mark.parametrize("difference", OTHERS)
 def test_models_that_differ_are_an_error_on_every_rank(world: World, difference: str) -> None:
-    odd = world.rank == world.size - 1
-    model: nn.Module = mlp()
-    if odd:
-        changed = {
-            "count": lambda: mlp((5, 3)),
-            "shape": lambda: mlp((5, 8, 6, 3)),
-            "dtype": lambda: mlp(dtype="float64"),
-            "name": lambda: nn.Sequential(OrderedDict((f"l{i}", layer) for i, layer in enumerate(mlp()))),
-        }
-        model = changed[difference]() if difference in changed else model
-        if difference == "frozen":
-            model[2].bias.requires_grad = False
+    model = OTHERS[difference]() if world.rank == world.size - 1 else mlp()
     for init_sync in (True, False):
         with pytest.raises(RuntimeError, match="DDP expects same model across all ranks") as caught:
             DDP(model, init_sync=init_sync)
@@ -184,7 +188,6 @@ def test_a_model_that_is_let_go_is_local_again(world: World) -> None:
 @pytest.mark.mpi(min_size=2)
 def test_a_check_on_one_rank_beside_a_construction_on_others(world: World) -> None:
     ddp = DDP(mlp())
-    with pytest.raises(
-        dist.MismatchError, match=r"rank . calls (check_replicas|DistributedDataParallel).*, rank . calls (check|Distr)"
-    ):
+    text = r"rank . calls (check_replicas|DistributedDataParallel).*, rank . calls (check|Distr)"
+    with pytest.raises(dist.MismatchError, match=text):
         ddp.check_replicas() if world.rank == 0 else DDP(mlp())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from harness.learning import module
 
 import mpiddp as dist
 from mpiddp import nn, optim
@@ -96,16 +97,14 @@ def test_bits_are_those_of_one_process(world):
 
 
 def test_parts_of_a_micro_batch_are_added_under_no_sync(world):
-    module = nn.Module()
-    module.weight = nn.Parameter(np.zeros(3))
-    module.forward = lambda x: (module.weight * x).sum()
-    model = dist.DistributedDataParallel(module, virtual_ranks=4)
+    summing = module(lambda model, x: (model.weight * x).sum(), weight=np.zeros(3))
+    model = dist.DistributedDataParallel(summing, virtual_ranks=4)
     for virtual_rank in model.own_virtual_ranks:
         with model.micro_batch(virtual_rank, 0):
             with model.no_sync():
                 model(virtual_rank).backward()
             model(10).backward()
-    assert module.weight.grad.tolist() == [11.5] * 3
+    assert model.module.weight.grad.tolist() == [11.5] * 3
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -114,28 +113,25 @@ def test_long_buckets_and_subnormal_gradients(world, dtype):
     rng = np.random.default_rng(1)
     gradients = rng.standard_normal((4, 300_000)).astype(dtype)
     gradients[:, ::7] *= np.finfo(dtype).smallest_subnormal * 9
-    module = nn.Module()
-    module.weight = nn.Parameter(np.zeros(300_000, dtype))
-    model = dist.DistributedDataParallel(module, virtual_ranks=4)
-    module.forward = lambda x: module.weight * x
+    scaling = module(lambda model, x: model.weight * x, weight=np.zeros(300_000, dtype))
+    model = dist.DistributedDataParallel(scaling, virtual_ranks=4)
     for virtual_rank in model.own_virtual_ranks:
         with model.micro_batch(virtual_rank, 0):
             model(gradients[virtual_rank]).sum().backward()
     wanted = in_pairs([each * dtype(0.25) for each in gradients])
-    assert module.weight.grad.tobytes() == wanted.tobytes()
+    assert model.module.weight.grad.tobytes() == wanted.tobytes()
 
 
 def test_parameter_that_only_some_micro_batches_use(world):
-    module = nn.Module()
-    module.first, module.second = nn.Parameter(np.zeros(2)), nn.Parameter(np.zeros(2))
-    module.forward = lambda which: (module.second if which else module.first).sum()
-    model = dist.DistributedDataParallel(module, virtual_ranks=4, find_unused_parameters=True)
+    either = module(lambda model, x: (model.second if x else model.first).sum(), first=np.zeros(2), second=np.zeros(2))
+    model = dist.DistributedDataParallel(either, virtual_ranks=4, find_unused_parameters=True)
     for _ in range(2):
         for virtual_rank in model.own_virtual_ranks:
             with model.micro_batch(virtual_rank, 0):
                 if virtual_rank < 3:  # the last one has no backward
                     model(virtual_rank == 1).backward()
-        assert module.first.grad.tolist() == [0.5, 0.5] and module.second.grad.tolist() == [0.25, 0.25]
+        first, second = (p.grad.tolist() for p in model.parameters())
+        assert first == [0.5, 0.5] and second == [0.25, 0.25]
 
 
 def test_misuse_is_said(world):
