@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import pytest
 
 LONGEST = (
-    *("test_with_torch", "test_slurm_jobs", "test_elastic_jobs", "test_harness_jobs", "test_leaving_jobs"),
-    *("test_calls_jobs", "test_reports_jobs"),
+    *("test_with_torch", "test_unchanged", "test_slurm_jobs", "test_elastic_jobs", "test_harness_jobs"),
+    *("test_leaving_jobs", "test_calls_jobs", "test_reports_jobs"),
 )
 """Begun first, so that none runs alone in the end."""
 LEAVE_S = 5.0
