@@ -19,6 +19,7 @@ MARKS = {
     "launch": "starts jobs itself",
     "core": "says something of MPI or its launcher: run with both libraries; an mpi test on 1 to 4 ranks",
     "ranks(*numbers)": "an mpi test, run on these numbers of ranks",
+    "alone": "given to the run of an mpi test on one rank, which takes one core as a unit test does",
     "long": "run by --long only: another case of a promise that an everyday test holds",
 }
 """``mpi``, which runs under mpiexec, is pytest-mpi's own; a test with neither runs in this process."""

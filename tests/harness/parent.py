@@ -214,6 +214,8 @@ class MpiItem(pytest.Item):
         self.origin, self.origin_name, self.origin_location = test.nodeid, test.name, test.location
         for mark in test.own_markers:
             self.add_marker(getattr(pytest.mark, mark.name)(*mark.args, **mark.kwargs))
+        if ranks == 1:
+            self.add_marker("alone")
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         _, line, domain = self.origin_location
