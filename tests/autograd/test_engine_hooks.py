@@ -2,55 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
-from mpiddp.autograd import Function, Tensor, enable_grad, is_grad_enabled, queue_callback
+from mpiddp.autograd import Tensor, enable_grad, is_grad_enabled, queue_callback
 
-from .leaves import leaf
+from .leaves import leaf, with_backward
 
-
-class Cut(Function):
-    def forward(self, a: np.ndarray) -> np.ndarray:
-        return a * 1
-
-    def backward(self, grad: np.ndarray) -> None:
-        return None
+Cut = with_backward(lambda grad: None)
 
 
-def test_hooks_fire_once_each_in_the_order_of_readiness() -> None:
-    a, b, c = leaf(1), leaf(2), leaf(3)
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        pytest.param(lambda a, b, c: a * 2 * b * c, [("c", 4), ("b", 6), ("a", 12)], id="once each, when ready"),
+        pytest.param(lambda a, b, c: b * 3 * c * b, [("c", 12), ("b", 36)], id="shared: after its last use"),
+        pytest.param(lambda a, b, c: Cut.apply(b * 2) + a, [("a", 1)], id="not without a gradient"),
+        pytest.param(lambda a, b, c: Cut.apply(a) * 3 + a * 2, [("a", 2)], id="last use without a gradient"),
+    ],
+)
+def test_hooks_of_leaves_fire(function: Callable[..., Tensor], expected: list[tuple[str, float]]) -> None:
+    leaves = {"a": leaf(1), "b": leaf(2), "c": leaf(3)}
     order = []
-    for name, x in (("a", a), ("b", b), ("c", c)):
+    for name, x in leaves.items():
         x.register_post_accumulate_grad_hook(lambda p, name=name: order.append((name, float(p.grad[0]))))
-    (((a * 2) * b) * c).backward()
-    assert order == [("c", 4.0), ("b", 6.0), ("a", 12.0)]
-
-
-def test_shared_leaf_fires_after_its_last_use() -> None:
-    shared, last = leaf(2), leaf(5)
-    seen = []
-    shared.register_post_accumulate_grad_hook(lambda p: seen.append(("shared", float(p.grad[0]))))
-    last.register_post_accumulate_grad_hook(lambda p: seen.append(("last", float(p.grad[0]))))
-    ((shared * 3) * last * shared).backward()  # 3 s^2 l
-    assert seen == [("last", 12.0), ("shared", 60.0)]
-
-
-def test_leaf_without_gradient_does_not_fire() -> None:
-    x, unused, cut = leaf(1), leaf(1), leaf(1)
-    fired = []
-    for name, p in (("x", x), ("unused", unused), ("cut", cut)):
-        p.register_post_accumulate_grad_hook(lambda p, name=name: fired.append(name))
-    (Cut.apply(cut * 2) + x).backward()
-    assert fired == ["x"] and cut.grad is None and unused.grad is None
-
-
-def test_leaf_whose_last_use_has_no_gradient_still_fires() -> None:
-    x, fired = leaf(1), []
-    x.register_post_accumulate_grad_hook(lambda p: fired.append(float(p.grad[0])))
-    early = Cut.apply(x) * 3
-    (early + x * 2).backward()
-    assert fired == [2.0]
+    function(**leaves).backward()
+    assert order == expected
+    assert {name for name, x in leaves.items() if x.grad is not None} == {name for name, _ in expected}
 
 
 def test_removed_hook_does_not_fire() -> None:

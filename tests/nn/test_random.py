@@ -29,17 +29,15 @@ def test_seed_is_an_integer() -> None:
 
 
 def test_ranks_share_values_and_not_dropout() -> None:
-    values, masks = [], []
+    values, masks = set(), set()
     for rank in range(3):
         nn.random.set_stream(rank)
         nn.manual_seed(5)
-        masks.append(mask())
-        values.append(nn.Linear(20, 20).weight.data)
-    np.testing.assert_array_equal(values[0], values[1])
-    np.testing.assert_array_equal(values[0], values[2])
+        masks.update(mask().tobytes() for _ in range(rank + 1))  # which do not move the values
+        values.add(nn.Linear(20, 20).weight.data.tobytes())
     nn.manual_seed(6)
-    assert (nn.Linear(20, 20).weight.data != values[0]).any()
-    assert all((masks[i] != masks[j]).any() for i, j in ((0, 1), (1, 2), (0, 2)))
+    assert len(values) == 1 and nn.Linear(20, 20).weight.data.tobytes() not in values
+    assert len(masks) == 1 + 2 + 3
 
 
 def test_order_of_seed_and_rank_does_not_matter() -> None:
@@ -53,14 +51,6 @@ def test_order_of_seed_and_rank_does_not_matter() -> None:
     second = mask()
     nn.random.set_stream(2)  # not a new start
     assert (mask() != first).any() and (second != first).any()
-
-
-def test_dropout_does_not_move_the_values() -> None:
-    nn.manual_seed(5)
-    a = nn.Linear(20, 20).weight.data
-    nn.manual_seed(5)
-    mask()
-    np.testing.assert_array_equal(nn.Linear(20, 20).weight.data, a)
 
 
 def test_masks_of_a_step_follow_from_seed_rank_and_step_alone():
