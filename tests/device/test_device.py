@@ -197,22 +197,6 @@ def test_operation_waits_for_the_current_stream(world: Any, cupy: Any) -> None:
             assert (x.get() == 60 * total).all()
 
 
-@pytest.mark.mpi(min_size=2)
-def test_message_waits_for_the_current_stream(world: Any, cupy: Any) -> None:
-    if world.rank == 0:
-        x = cupy.zeros(4000)
-        for _ in range(60):
-            x += 1
-        dist.send(x, 1)
-    elif world.rank == 1:
-        y = cupy.zeros(4000)
-        for _ in range(60):
-            y += 5  # is to be overwritten, not added to what comes
-        dist.recv(y, 0)
-        assert (y.get() == 60).all()
-    dist.barrier()
-
-
 def test_earlier_kernels_read_what_was_there_before(world: Any, cupy: Any) -> None:
     for count in (3, 4000):
         x = cupy.full(count, world.rank + 1.0)
@@ -226,16 +210,6 @@ def test_earlier_kernels_read_what_was_there_before(world: Any, cupy: Any) -> No
             after = (x + 1).get()
         assert (before.get() == 32 * (world.rank + 1)).all()
         assert (after == world.size * (world.size + 1) / 2 + 1).all()
-
-
-def test_no_synchronisation_of_the_device(world: Any, cupy: Any) -> None:
-    y = cupy.ones(5000, np.float32)
-    dist.all_reduce(y)
-    before = cupy.cuda.runtime.synchronised
-    for _ in range(3):
-        dist.all_reduce(y)
-        dist.broadcast(y, 0)
-    assert cupy.cuda.runtime.synchronised == before
 
 
 def test_arrays_on_their_way_are_kept(world: Any, cupy: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import ctypes
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,39 +35,25 @@ def _torch() -> None:
     torch = import_torch()
 
 
-class OnHost:
-    """Memory under NumPy's array interface, as an imaging library offers it."""
-
-    def __init__(self, x: np.ndarray, **changes: Any) -> None:
-        self.kept = x
-        self.__array_interface__ = {**x.__array_interface__, **changes}
+def interface(x: Any, **changes: Any) -> SimpleNamespace:
+    """Return memory under NumPy's interface, as an imaging library offers it, or under CUDA's, as Numba does."""
+    name = "__array_interface__" if isinstance(x, np.ndarray) else "__cuda_array_interface__"
+    return SimpleNamespace(kept=x, **{name: {**getattr(x, name), **changes}})
 
 
-class ReadOnlyExport:
+def exported(x: Any, capsule: Any) -> SimpleNamespace:
+    return SimpleNamespace(kept=x, __dlpack__=capsule, __dlpack_device__=x.__dlpack_device__)
+
+
+def old_export(x: Any) -> SimpleNamespace:
+    """As DLPack before its first version: no capsule says that it may be written to."""
+    return exported(x, lambda stream=None: x.__dlpack__())
+
+
+def read_only_export(x: np.ndarray) -> SimpleNamespace:
     """As JAX: DLPack with the flag that forbids writing."""
-
-    def __init__(self, x: np.ndarray) -> None:
-        self.x = x.copy()
-        self.x.flags.writeable = False
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.x.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.x.__dlpack_device__()
-
-
-class OldExport:
-    """DLPack before its first version: no capsule says that it may be written to."""
-
-    def __init__(self, x: Any) -> None:
-        self.x = x
-
-    def __dlpack__(self, stream: None = None) -> Any:
-        return self.x.__dlpack__()
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.x.__dlpack_device__()
+    x.flags.writeable = False
+    return exported(x, x.__dlpack__)
 
 
 def test_torch_tensors_in_collectives(world: Any) -> None:
@@ -126,13 +113,13 @@ def test_numpy_memory_under_torch_is_symmetric_still(world: Any) -> None:
         (lambda: torch.ones(1).expand(4), "C-contiguous"),
         (lambda: torch.ones(6, dtype=torch.bfloat16)[::2], "got bfloat16 (3,) with strides (4,)"),
         (
-            lambda: ReadOnlyExport(np.ones(3)),
+            lambda: read_only_export(np.ones(3)),
             "a writable array, got float64 (3,) that is read-only as `tensor`; pass y = numpy.array(x) and read the"
             " result from y, or call tree_all_reduce",
         ),
-        (lambda: OldExport(torch.ones(3)), "that is read-only"),
-        (lambda: OldExport(torch.ones(3, dtype=torch.bfloat16)), "that is read-only"),
-        (lambda: OnHost(np.ones(3), data=(np.ones(3).ctypes.data, True)), "that is read-only"),
+        (lambda: old_export(torch.ones(3)), "that is read-only"),
+        (lambda: old_export(torch.ones(3, dtype=torch.bfloat16)), "that is read-only"),
+        (lambda: interface(np.ones(3), data=(np.ones(3).ctypes.data, True)), "that is read-only"),
         (lambda: memoryview(b"abc"), "that is read-only"),
     ],
 )
@@ -144,9 +131,9 @@ def test_refusals(make: Any, text: str) -> None:
 
 def test_what_is_only_read_may_be_read_only(world: Any) -> None:
     rows = [np.zeros(3) for _ in range(world.size)]
-    dist.all_gather(rows, ReadOnlyExport(np.full(3, float(world.rank))))
+    dist.all_gather(rows, read_only_export(np.full(3, float(world.rank))))
     assert np.array_equal(rows, np.repeat(np.arange(float(world.size)), 3).reshape(-1, 3))
-    dist.all_gather(rows, OldExport(torch.full((3,), 7.0, dtype=torch.float64)))
+    dist.all_gather(rows, old_export(torch.full((3,), 7.0, dtype=torch.float64)))
     assert (np.array(rows) == 7).all()
 
 
@@ -172,40 +159,20 @@ def test_buffers_and_interfaces(world: Any) -> None:
     dist.broadcast(data, 0)
     assert data == b"\x01\x02"
     x = np.ones((2, 3))
-    dist.all_reduce(OnHost(x))
+    dist.all_reduce(interface(x))
     assert (x == world.size).all()
 
 
-class OnGpu:
-    """As a CUDA tensor, without a GPU."""
-
-    def __init__(self) -> None:
-        self.__cuda_array_interface__ = {"shape": (1,), "typestr": "<f4", "data": (64, False), "version": 3}
+BESIDES = {"__dlpack__": lambda **_: pytest.fail("the device comes first"), "__dlpack_device__": lambda: (2, 0)}
+"""What a CUDA tensor of torch's has."""
 
 
-class TensorOnGpu(OnGpu):
-    """As torch's: with DLPack besides."""
-
-    def __dlpack__(self, **options: Any) -> Any:
-        raise AssertionError("the device comes first")
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, 0
-
-
-@pytest.mark.parametrize("make", [OnGpu, TensorOnGpu])
-def test_gpu_memory_without_cupy(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("more", [{}, BESIDES], ids=["Numba's", "torch's"])
+def test_gpu_memory_without_cupy(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"shape": (1,), "typestr": "<f4", "data": (64, False), "version": 3}
     monkeypatch.setattr(device.dlpack, "cuda_fault", lambda: "CuPy is not installed: pip install it")
     with pytest.raises(dist.ArrayError, match=r"its memory is on a GPU.*CuPy is not installed"):
-        dist.all_reduce(make())
-
-
-class Exported:
-    """As Numba's arrays: memory of a GPU under the CUDA array interface."""
-
-    def __init__(self, x: Any, **changes: Any) -> None:
-        self.x = x
-        self.__cuda_array_interface__ = {**x.__cuda_array_interface__, **changes}
+        dist.all_reduce(SimpleNamespace(__cuda_array_interface__=there, **more))
 
 
 @pytest.mark.parametrize("length", [0, 1_001])
@@ -213,16 +180,16 @@ def test_gpu_memory_is_used_where_it_lies(world: Any, length: int) -> None:
     with fake_gpu() as cupy:
         total = world.size * (world.size + 1) / 2
         x = cupy.full((length,), world.rank + 1.0)
-        dist.all_reduce(Exported(x))
+        dist.all_reduce(interface(x))
         assert (x.get() == total).all()
-        work = dist.broadcast(Exported(x), 0, async_op=True)
+        work = dist.broadcast(interface(x), 0, async_op=True)
         work.wait()
         rows = [cupy.zeros(length) for _ in range(world.size)]
-        dist.all_gather([Exported(row) for row in rows], Exported(x))
+        dist.all_gather([interface(row) for row in rows], interface(x))
         assert all((row.get() == total).all() for row in rows)
         with pytest.raises(dist.ArrayError, match="C-contiguous"):
-            dist.all_reduce(Exported(cupy.zeros((3, 4)).T))
-        fixed = Exported(x, data=(x.data.ptr, True))
+            dist.all_reduce(interface(cupy.zeros((3, 4)).T))
+        fixed = interface(x, data=(x.data.ptr, True))
         with pytest.raises(dist.ArrayError, match="writable"):
             dist.all_reduce(fixed)
         dist.all_gather(rows, fixed)

@@ -96,16 +96,13 @@ def test_it_waits_for_kernels_before_and_orders_those_after(world: Any, cupy: An
         assert (x.get() == world.size * (world.size + 1)).all()
 
 
-def test_arrays_of_the_host_keep_mpi(world: Any, cupy: Any, group: Any) -> None:
+def test_arrays_of_the_host_and_moves_that_nccl_has_not_here_keep_mpi(world: Any, cupy: Any, group: Any) -> None:
     x = np.full(10, world.rank + 1.0)
     dist.all_reduce(x, group=group)
     assert (x == world.size * (world.size + 1) / 2).all()
     objects: list[Any] = [None] * world.size
     dist.all_gather_object(objects, world.rank, group=group)
-    assert objects == list(range(world.size)) and calls(cupy) == []
-
-
-def test_moves_that_nccl_has_not_here(world: Any, cupy: Any, group: Any) -> None:
+    assert objects == list(range(world.size))
     got = [cupy.zeros(2) for _ in range(world.size)]
     dist.all_to_all(got, [cupy.full((2,), 10.0 * world.rank + r) for r in range(world.size)], group=group)
     assert [float(each[0]) for each in got] == [10.0 * r + world.rank for r in range(world.size)]
@@ -175,44 +172,36 @@ def test_ddp_by_nccl(world: Any, cupy: Any, group: Any) -> None:
     np.testing.assert_allclose(found, np.tile(x.sum(axis=(0, 1)) / world.size, (3, 1)), rtol=1e-5)
 
 
-@pytest.mark.mpi(min_size=2)
-def test_ranks_that_share_a_gpu_keep_mpi(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_GPU_UUID", "one")
+def expect_mpi(world: Any, xp: Any, why: str) -> None:
+    """Ask for NCCL where it cannot be: the first rank warns, and the group works."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made = dist.new_group(backend="nccl")
     texts = [str(each.message) for each in caught]
-    assert dist.get_backend(made) == "mpi"
     expected = "backend 'nccl' gives 'mpi' in the group of all"
-    assert [expected in text and "ranks 0 and 1 share a GPU" in text for text in texts] == [True] * (world.rank == 0)
-    x = cupy.ones(3)
+    assert [expected in text and why in text for text in texts] == [True] * (world.rank == 0), texts
+    assert dist.get_backend(made) == "mpi"
+    x = xp.ones(3)
     dist.all_reduce(x, group=made)
-    assert (x.get() == world.size).all()
+    assert (x == world.size).all()
     dist.destroy_process_group(made)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_share_a_gpu_keep_mpi(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_GPU_UUID", "one")
+    expect_mpi(world, cupy, "ranks 0 and 1 share a GPU")
 
 
 def test_one_rank_without_it_is_everybodys(world: Any, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cupy.cuda.nccl, "available", world.rank != 0)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        made = dist.new_group(backend="nccl")
-    assert dist.get_backend(made) == "mpi"
-    if world.rank == 0:
-        assert any("CuPy cannot load the NCCL library: pip install nvidia-nccl" in str(w.message) for w in caught)
-    dist.destroy_process_group(made)
+    expect_mpi(world, cupy, "CuPy cannot load the NCCL library: pip install nvidia-nccl")
 
 
 def test_without_a_gpu_the_first_rank_warns(world: Any) -> None:
     if dist.is_nccl_available():
         pytest.skip("there is a GPU with NCCL")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        made = dist.new_group(backend="nccl")
-    texts = [str(each.message) for each in caught]
-    assert len(texts) == (world.rank == 0), texts
-    assert all("backend 'nccl' gives 'mpi' in the group of all" in text and "CuPy" in text for text in texts)
-    assert dist.get_backend(made) == "mpi"
-    dist.destroy_process_group(made)
+    expect_mpi(world, np, "CuPy")
 
 
 def test_deterministic_keeps_its_reductions_out(world: Any, cupy: Any, group: Any, monkeypatch: Any) -> None:

@@ -11,31 +11,7 @@ import numpy as np
 import pytest
 
 from mpiddp import device
-from mpiddp.device import choice, dlpack, half, pinned, place, stream
-
-
-def test_a_mark_that_is_not_reached_leaves_no_error_behind(cupy: Any) -> None:
-    x = cupy.ones(5)
-    reached = stream.ready(x)
-    while reached.Test():  # until it is asked too early
-        x += 1
-        reached = stream.ready(x)
-    assert x.sum().get() >= 5, "CUB takes the thread's last error for its own"
-
-
-def test_marks_of_a_device_that_is_not_current(cupy: Any) -> None:
-    with cupy.cuda.Device(1):
-        x = cupy.zeros(5)
-    for reached in (stream.ready(x), stream.mark(stream.side("up", x)), stream.mark(stream.after("down", x))):
-        assert reached.event.device_id == 1
-        reached.Wait()
-    devices = []
-    follow = stream.follow
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "follow", lambda *what: (devices.append(cupy.cuda.runtime.getDevice()), follow(*what)))
-        stream.hold(x, stream.ready(x))
-    assert devices == [1], "the address of the default stream means the current device's"
-    assert cupy.cuda.runtime.getDevice() == 0
+from mpiddp.device import choice, dlpack, half, place, stream
 
 
 def test_a_device_that_has_failed_reaches_no_mark(cupy: Any) -> None:
@@ -46,20 +22,6 @@ def test_a_device_that_has_failed_reaches_no_mark(cupy: Any) -> None:
             ask()
     cupy.cuda.runtime.failed = 0
     reached.Wait()
-
-
-def test_sides_are_kept_and_do_not_wait_for_each_other(cupy: Any) -> None:
-    x = cupy.zeros(5)
-    assert stream.side("up", x) is stream.side("up", x)
-    assert stream.side("up", x) != stream.side("down", x)
-    with stream.on(stream.side("up", x)):
-        late = x + 1
-    stream.side("down", x).synchronize()
-    assert not (late._host == 1).any()
-    side = stream.side("add", x)
-    stream.follow(side, stream.mark(stream.side("up", x)))
-    side.synchronize()
-    assert (late._host == 1).all()
 
 
 def test_steps_under_a_stream(cupy: Any) -> None:
@@ -80,17 +42,6 @@ def test_steps_under_a_stream(cupy: Any) -> None:
         next(running)
     assert ended.value.value == "end"
     assert seen == [side, side]
-
-
-def test_pinned_memory(cupy: Any) -> None:
-    for nbytes in (0, 1, 4096, 4097, 100_000):
-        memory = pinned.take(nbytes)
-        assert memory.nbytes >= nbytes and memory.flags.writeable
-        assert cupy._memory.is_pinned(memory.ctypes.data, memory.nbytes)
-        other = pinned.take(nbytes)
-        assert not np.shares_memory(memory, other)
-        pinned.give(memory)
-        assert pinned.take(nbytes) is memory
 
 
 def test_what_is_moved_keeps_its_shape(cupy: Any) -> None:
