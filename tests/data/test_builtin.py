@@ -109,24 +109,22 @@ def test_truncated_files(tmp_path: Path, name: str, packed: bool, cut: int) -> N
         mnist(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"<html>404</html>", b"", b"\0\0\x0b\x01\0\0\0\0", b"\x1f\x8bno"])
-def test_files_that_are_something_else(tmp_path: Path, content: bytes) -> None:
-    write_mnist(tmp_path)
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(content)
-    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte is .*fetch it again"):
-        mnist(tmp_path)
+ELSE = (b"<html>404</html>", b"", b"\0\0\x0b\x01\0\0\0\0", b"\x1f\x8bno")
+SIX_LABELS = idx(np.zeros(6, np.uint8))
 
 
-def test_too_long_and_swapped_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("part", "content", "said"),
+    [
+        *(("images-idx3", content, r"train-images-idx3-ubyte is .*fetch it again") for content in ELSE),
+        ("labels-idx1", SIX_LABELS + b"\0", "holds 15 bytes, its header speaks of 14"),
+        ("images-idx3", SIX_LABELS, "should hold images"),
+    ],
+)
+def test_files_that_are_something_else(tmp_path: Path, part: str, content: bytes, said: str) -> None:
     write_mnist(tmp_path)
-    images, labels = tmp_path / "train-images-idx3-ubyte", tmp_path / "train-labels-idx1-ubyte"
-    original = labels.read_bytes()
-    labels.write_bytes(original + b"\0")
-    with pytest.raises(ValueError, match="holds 15 bytes, its header speaks of 14"):
-        mnist(tmp_path)
-    labels.write_bytes(images.read_bytes())
-    images.write_bytes(original)
-    with pytest.raises(ValueError, match="should hold images"):
+    (tmp_path / f"train-{part}-ubyte").write_bytes(content)
+    with pytest.raises(ValueError, match=said):
         mnist(tmp_path)
 
 

@@ -10,10 +10,6 @@ import pytest
 from mpiddp.data import DataLoader, DistributedSampler
 
 
-def shares(n: int, replicas: int, **options: Any) -> list[list[int]]:
-    return [list(DistributedSampler(range(n), replicas, rank, **options)) for rank in range(replicas)]
-
-
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 7, 16])
