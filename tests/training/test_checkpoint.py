@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import shutil
 import signal
@@ -46,6 +47,12 @@ def checkpoint(step: int = 7, score: float | None = None, size: int = 5) -> Chec
     return Checkpoint(arrays, state)
 
 
+def save(store: CheckpointStore, *steps: int, scores: tuple[float | None, ...] = ()) -> None:
+    for step, score in itertools.zip_longest(steps, scores):
+        store.save(checkpoint(step, score))
+    store.finish()
+
+
 def test_everything_comes_back_to_the_bit(tmp_path):
     made = checkpoint()
     made.write(tmp_path / "c")
@@ -80,20 +87,17 @@ def test_damage_is_found_and_named(tmp_path, name, damage):
         read_checkpoint(tmp_path / "c")
 
 
-class Failing:
-    """Lets the n-th write of a file fail as on a full disk, after half of the content."""
+def fill_disk(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
+    """Let the n-th write of a file fail, after half of the content."""
+    numbers = itertools.count(1)
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
-        self.left = nth
-        self.write = serialization.write_synced
-        monkeypatch.setattr(checkpoint_module, "write_synced", self)
-
-    def __call__(self, path: Path, content: bytes) -> None:
-        self.left -= 1
-        if self.left == 0:
+    def write(path: Path, content: bytes) -> None:
+        if next(numbers) == nth:
             path.write_bytes(content[: len(content) // 2])
             raise OSError(errno.ENOSPC, "No space left on device")
-        self.write(path, content)
+        serialization.write_synced(path, content)
+
+    monkeypatch.setattr(checkpoint_module, "write_synced", write)
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
@@ -103,7 +107,7 @@ def test_full_disk_leaves_the_old_or_nothing(tmp_path, monkeypatch, nth, exists)
     if exists:
         old.write(tmp_path / "c")
     with monkeypatch.context() as patch:
-        Failing(patch, nth)
+        fill_disk(patch, nth)
         with pytest.raises(OSError, match="No space"):
             checkpoint(step=2).write(tmp_path / "c")
     assert [p.name for p in tmp_path.iterdir()] == ["c"] * exists
@@ -113,14 +117,11 @@ def test_full_disk_leaves_the_old_or_nothing(tmp_path, monkeypatch, nth, exists)
 
 def test_store_keeps_the_last_and_the_best(tmp_path):
     store = CheckpointStore(tmp_path / "c", keep=2)
-    for step, score in ((1, 0.5), (2, 0.9), (3, None), (4, 0.7), (5, 0.8)):
-        store.save(checkpoint(step, score))
-    store.finish()
+    save(store, 1, 2, 3, 4, 5, scores=(0.5, 0.9, None, 0.7, 0.8))
     assert store.steps() == [2, 4, 5]
     # Another process finds the best on the disk.
     store = CheckpointStore(tmp_path / "c", keep=1)
-    store.save(checkpoint(6, 0.9))
-    store.finish()
+    save(store, 6, scores=(0.9,))
     assert store.steps() == [6], "of equals the newer is the best"
 
 
@@ -157,12 +158,11 @@ def test_newest_of_nothing(tmp_path):
 def test_a_failed_write_is_told_by_the_next_save_and_only_once(tmp_path, monkeypatch):
     store = CheckpointStore(tmp_path)
     with monkeypatch.context() as patch:
-        Failing(patch, 1)
+        fill_disk(patch, 1)
         store.save(checkpoint(1))
         with pytest.raises(OSError, match="No space"):
             store.finish()
-    store.save(checkpoint(2))
-    store.finish()
+    save(store, 2)
     assert store.steps() == [2]
 
 
@@ -219,12 +219,6 @@ def test_whole_or_absent_under_kill_9(tmp_path):
             found = read_checkpoint(entry)
             assert (found.arrays["x"] == found.step).all() and entry.name == f"c{found.step}"
     assert half_written, "no writer was killed while it was writing: no test"
-
-
-def save(store: CheckpointStore, *steps: int) -> None:
-    for step in steps:
-        store.save(checkpoint(step))
-    store.finish()
 
 
 def names(folder: Path) -> list[str]:

@@ -55,16 +55,10 @@ def make(config, sharded=True, stop_after=None):
     return trainer, memory
 
 
-def train_and_save(config, world, sharded=True, stop_after=4):
-    trainer, _ = make(config, sharded, stop_after)
+def train_and_save(config, sharded=True):
+    trainer, _ = make(config, sharded, stop_after=4)
     trainer.fit(2)
     save(trainer, config)
-
-
-def resume(config, world, sharded=True):
-    trainer, memory = make(config, sharded)
-    Checkpointer(config).resume(trainer)
-    return trainer, memory
 
 
 def model_bits(trainer):
@@ -77,7 +71,7 @@ def config_in(folder, **options):
 
 def test_owners_write_their_shards(world, folder):
     config = config_in(folder)
-    train_and_save(config, world)
+    train_and_save(config)
     read = read_checkpoint(CheckpointStore(folder / "checkpoints").path(4))
     assert not [name for name in read.arrays if name.startswith("optimizer.")]
     assert sorted(read.shards) == list(range(world.size))
@@ -97,8 +91,9 @@ def test_resumed_run_has_the_bits_of_an_unbroken_one(world, folder, before, afte
     config = config_in(folder)
     unbroken, memory = make(config, sharded=False)
     unbroken.fit(2)
-    train_and_save(config, world, sharded=before)
-    resumed, its = resume(config, world, sharded=after)
+    train_and_save(config, sharded=before)
+    resumed, its = make(config, sharded=after)
+    Checkpointer(config).resume(resumed)
     assert resumed.step == its.iter == 4 and its.error_dict[0].tolist() == [10 * world.rank + 4] * 3
     resumed.fit(2)
     assert model_bits(resumed) == model_bits(unbroken)

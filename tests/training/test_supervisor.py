@@ -15,6 +15,11 @@ from mpiddp import cli, settings
 from mpiddp.faults import marker
 from mpiddp.training import supervisor
 
+
+def supervisor_of(tmp_path, words, lost_after_s=300.0):
+    return supervisor.Supervisor(supervisor.Command(words), None, tmp_path / "marker", lost_after_s)
+
+
 # A rank 0 that lives for a moment, or stays, and a launcher that waits for ever.
 LAUNCHER = """
 import os, pathlib, subprocess, sys, time
@@ -40,11 +45,9 @@ def test_launcher_whose_rank_0_is_gone_is_ended(monkeypatch, tmp_path, host, sec
     monkeypatch.setattr(supervisor, "_GONE_S", 0.5)
     monkeypatch.setattr("socket.gethostname", lambda: "here")
     program = LAUNCHER.format(word=f"watched {host}", seconds=seconds, waits=waits)
-    command = supervisor.Command([sys.executable, "-c", program])
-    lost_after_s = 4.0 if ended else 1.5
-    one = supervisor.Supervisor(command, None, tmp_path / "marker", lost_after_s)
+    words, lost_after_s = [sys.executable, "-c", program], 4.0 if ended else 1.5
     began = time.monotonic()
-    end = one._job(command.words)
+    end = supervisor_of(tmp_path, words, lost_after_s)._job(words)
     assert end.lost and not end.well
     assert (time.monotonic() - began < lost_after_s) == ended
 
@@ -66,18 +69,15 @@ def test_host_that_is_away_gets_growing_pauses(monkeypatch, tmp_path, capfd, lon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(supervisor, "_PAUSES_S", (0.1, 0.2, 0.3))
     monkeypatch.setattr(supervisor, "_LONG_S", long_s)
-    command = supervisor.Command([sys.executable, "-c", AWAY])
-    one = supervisor.Supervisor(command, None, tmp_path / "marker", 300.0)
-    assert one.run(9) == 0
+    assert supervisor_of(tmp_path, [sys.executable, "-c", AWAY]).run(9) == 0
     pauses = re.findall(r"started again in (\S+) s", capfd.readouterr().err)
     assert pauses == (["0.1", "0.2", "0.3", "0.3"] if long_s else ["0.1"] * 4)
 
 
 def test_signal_in_a_pause_ends_the_attempts(monkeypatch, tmp_path):
     monkeypatch.setattr(supervisor, "_PAUSES_S", (60.0,))
-    one = supervisor.Supervisor(supervisor.Command(["false"]), None, tmp_path / "marker", 300.0)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    assert one.run(9) == 1
+    assert supervisor_of(tmp_path, ["false"]).run(9) == 1
 
 
 @pytest.mark.parametrize("survivable", [False, True])
@@ -94,9 +94,8 @@ def test_marker_that_is_deleted_ends_no_supervisor(monkeypatch, tmp_path, ends):
     monkeypatch.setattr(supervisor, "_GONE_S", 0.2)
     program = "import os, pathlib, time; marker = pathlib.Path(os.environ['MPIDDP_MARKER']); marker.unlink();"
     program += f"time.sleep(0.6); {ends} and marker.write_text('{marker.ENDED}')"
-    command = supervisor.Command([sys.executable, "-c", program])
-    one = supervisor.Supervisor(command, None, tmp_path / "marker", 300.0)
-    end = one._job(command.words)
+    words = [sys.executable, "-c", program]
+    end = supervisor_of(tmp_path, words)._job(words)
     assert (end.code, end.lost, end.well) == (0, False, ends)
 
 
@@ -104,14 +103,12 @@ def test_programs_of_ranks_end_with_their_job(monkeypatch, tmp_path):
     monkeypatch.setenv("MPIDDP_MARKER", str(tmp_path / "marker"))
     environments = [dict(os.environ), settings.outside_of_jobs()]
     assert "MPIDDP_MARKER" not in environments[1], "it is not theirs to write"
-    command = supervisor.Command(["true"])
-    one = supervisor.Supervisor(command, None, tmp_path / "marker", 1.0)
     programs = [subprocess.Popen(["sleep", "60"], env=each) for each in environments]
     try:
         # Popen may return before the kernel shows the new program's environment.
         while not all(Path(f"/proc/{each.pid}/environ").read_bytes() for each in programs):
             time.sleep(0.01)
-        one._kill_members()
+        supervisor_of(tmp_path, ["true"])._kill_members()
         assert [each.wait(10) for each in programs] == [-signal.SIGKILL] * 2
     finally:
         for each in programs:

@@ -5,31 +5,22 @@ from __future__ import annotations
 import pytest
 from harness.configured import BY_EPOCH, EPOCHS, configured, data, rate
 
-import mpiddp as dist
 from mpiddp import nn
 from mpiddp.training.build import build_trainer
 from mpiddp.training.checkpointer import Checkpointer
-from mpiddp.training.trainer import Trainer
+
+from .test_checkpointer import bits, save
+from .test_options import powersgd
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
 RESUMED = {
     "schedule": {"schedule": "cosine", "warmup_steps": 2, "accumulate": 3, "clip_norm": 0.5, "dropout": 0.3},
     "zero, adam": {"zero": True, "optimizer": "adam", "lr": 0.001, "accumulate": 2},
-    "own hook and schedule": {"average": f"{__name__}:with_power_sgd", "schedule": BY_EPOCH, "accumulate": 2},
+    "own hook and schedule": {"average": f"{powersgd.__module__}:powersgd", "schedule": BY_EPOCH, "accumulate": 2},
     "batch norm of all ranks, zero": {"model": "resnet", "sync_batchnorm": True, "zero": True, "accumulate": 3},
     "batch norm of each rank": {"model": "resnet", "accumulate": 3},
 }
-
-
-def with_power_sgd(module: nn.Module) -> dist.DistributedDataParallel:
-    model = dist.DistributedDataParallel(module)
-    model.register_comm_hook(dist.PowerSGDState(None, start_powerSGD_iter=2), dist.powerSGD_hook)
-    return model
-
-
-def bits(trainer: Trainer) -> dict[str, bytes]:
-    return {name: x.tobytes() for name, x in (trainer.arrays() | trainer.own_arrays()).items()}
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -54,9 +45,7 @@ def test_a_run_that_was_stopped_in_a_window_goes_on_to_the_same_bits(world, fold
     # A step of one batch begins with the question, so there the signal came behind it.
     reached = at + 1 + (config.accumulate == 1)
     assert stopped.stopped and stopped.step == reached
-    checkpointer = Checkpointer(config)
-    checkpointer.save(stopped)
-    checkpointer.finish()
+    save(stopped, config)
 
     nn.manual_seed(99)
     resumed = build_trainer(config, data())
@@ -69,17 +58,21 @@ def test_a_run_that_was_stopped_in_a_window_goes_on_to_the_same_bits(world, fold
     assert bits(stopped) != bits(unbroken), "or this test could not fail"
 
 
-def test_a_changed_plan_holds_from_the_step_that_was_reached(world, folder):
-    options = {"schedule": "cosine", "output": folder, "resume": "auto", "weight_decay": 0.1}
-    config = configured(**options)
-    trainer = build_trainer(config, data())
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        ({"weight_decay": 0.1}, {"epochs": 4, "lr": 0.4, "weight_decay": 0.2, "momentum": 0.5}),
+        ({"warmup_steps": 2}, {"schedule": "constant", "warmup_steps": 0}),
+    ],
+)
+def test_a_changed_plan_holds_from_the_step_that_was_reached(world, folder, options, changed):
+    options = {"schedule": "cosine", "output": folder, "resume": "auto", **options}
+    config, other = configured(**options), configured(**options | changed)
+    trainer, resumed = build_trainer(config, data()), build_trainer(other, data())
     trainer.fit(1)
-    checkpointer = Checkpointer(config)
-    checkpointer.save(trainer)
-    checkpointer.finish()
-    longer = configured(**options | {"epochs": 4, "lr": 0.4, "weight_decay": 0.2, "momentum": 0.5})
-    resumed = build_trainer(longer, data())
-    Checkpointer(longer).resume(resumed)
+    save(trainer, config)
+    Checkpointer(other).resume(resumed)
     (group,) = resumed.optimizer.param_groups
-    assert group["lr"] == pytest.approx(rate(longer, 8, 32)) and group["lr"] != pytest.approx(rate(config, 8, 16))
-    assert (group["weight_decay"], group["momentum"]) == (0.2, 0.5)
+    expected = rate(other, 8, 8 * other.epochs)
+    assert group["lr"] == pytest.approx(expected) and expected != pytest.approx(rate(config, 8, 16))
+    assert (group["weight_decay"], group["momentum"]) == (other.weight_decay, other.momentum)
