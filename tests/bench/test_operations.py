@@ -16,19 +16,10 @@ def test_every_wrong_element_is_counted(dtype, count):
     x = np.empty(count, kind)
     x[...] = np.resize(values, count)
     assert operations.count_mismatches(x, values) == 0
-    places = sorted({0, count - 1, count // 2})
-    for place in places:
-        x[place] += kind.type(1)
+    places = sorted({0, count - 1, count // 2, count // 3})
+    for place, more in zip(places, (1, np.nan, np.inf, -np.inf) if kind.kind == "f" else (1,) * 4, strict=False):
+        x[place] += kind.type(more)
     assert operations.count_mismatches(x, values) == len(places)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_no_number_is_wrong(bad):
-    values = operations.pattern(0, np.dtype("float32"))
-    x = np.empty(100, np.float32)
-    x[...] = np.resize(values, 100)
-    x[42] = bad
-    assert operations.count_mismatches(x, values) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])

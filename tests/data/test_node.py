@@ -39,8 +39,13 @@ def is_first() -> bool:
     return default_group()._link.node.rank == 0
 
 
+def of_ranks() -> list[int]:
+    """Return the node of each rank."""
+    return default_group()._link.nodes
+
+
 def nodes() -> int:
-    return len(set(default_group()._link.nodes))
+    return len(set(of_ranks()))
 
 
 def made(seed: int = 0) -> list[Array]:
@@ -80,17 +85,18 @@ def test_every_rank_sees_what_one_rank_of_its_node_has_loaded(world: Any) -> Non
 
 def shares_memory_on_node(x: Array) -> bool:
     """Return True if the ranks of this node have mapped the same file for it, as the kernel counts files."""
-    inode = next(
-        (line.split()[4] for line in Path("/proc/self/maps").read_text().splitlines() if _inside(line, x)), "0"
-    )
-    told = everybody((default_group()._link.nodes[dist.get_rank()], inode))
-    mine = [each for node, each in told if node == default_group()._link.nodes[dist.get_rank()]]
-    return inode != "0" and set(mine) == {inode}
+    inode, mine = mapping_of(x).split()[4], of_ranks()[dist.get_rank()]
+    told = everybody((mine, inode))
+    return inode != "0" and {each for node, each in told if node == mine} == {inode}
 
 
-def _inside(line: str, x: Array) -> bool:
-    start, end = (int(part, 16) for part in line.split()[0].split("-"))
-    return bool(start <= x.__array_interface__["data"][0] < end)
+def mapping_of(x: Array) -> str:
+    """Return the kernel's line of the memory where ``x`` begins."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(part, 16) for part in line.split()[0].split("-"))
+        if start <= x.__array_interface__["data"][0] < end:
+            return line
+    raise AssertionError
 
 
 def test_one_copy_on_a_node(world: Any) -> None:
@@ -131,10 +137,8 @@ def test_mapped_files_are_mapped_by_all(world: Any, folder: Path) -> None:
     np.testing.assert_array_equal(part, made()[0][5:])
     assert (ones == 1).all() and not a.flags.writeable and not part.flags.writeable
     if nodes() < world.size:
-        maps = Path("/proc/self/maps").read_text().splitlines()
-        for x, name in ((a, "a.npy"), (b, "b.npy")):
-            assert next(line for line in maps if _inside(line, x)).endswith(str(folder / name))
-        assert not next(line for line in maps if _inside(line, part)).endswith(".npy"), "a part has no known offset"
+        assert mapping_of(a).endswith(f"{folder}/a.npy") and mapping_of(b).endswith(f"{folder}/b.npy")
+        assert not mapping_of(part).endswith(".npy"), "a part has no known offset"
     dist.barrier()
 
 
@@ -151,22 +155,23 @@ class OddError(Exception):
 
 
 @pytest.mark.parametrize(
-    ("error", "where"), [(FileNotFoundError("no x.npy"), "everywhere"), (OddError(1, 2), "last node")], ids=str
+    ("error", "expected", "text", "where"),
+    [
+        (FileNotFoundError("no x.npy"), FileNotFoundError, "no x.npy", "everywhere"),
+        (OddError(1, 2), RuntimeError, "OddError: 1 and 2", "last node"),
+    ],
 )
-def test_every_rank_raises_what_one_has(world: Any, error: Exception, where: str) -> None:
-    last = default_group()._link.nodes[world.rank] == max(default_group()._link.nodes)
+def test_every_rank_raises_what_one_has(world: Any, error: Exception, expected: Any, text: str, where: str) -> None:
+    last = max(of_ranks())
 
     def load() -> list[Array]:
-        if where == "everywhere" or last:
+        if where == "everywhere" or of_ranks()[world.rank] == last:
             raise error
         return made()
 
-    expected, text = (
-        (RuntimeError, "OddError: 1 and 2") if isinstance(error, OddError) else (type(error), error.args[0])
-    )
     with pytest.raises(expected, match=text) as caught:
         shared_on_node(load)
-    culprit = 0 if where == "everywhere" else default_group()._link.nodes.index(max(default_group()._link.nodes))
+    culprit = 0 if where == "everywhere" else of_ranks().index(last)
     notes = getattr(caught.value, "__notes__", [])
     assert any(f"on rank {culprit}, host " in note for note in notes) == (culprit > 0)
     assert shared_on_node(lambda: [np.ones(2)])[0].sum() == 2, "the group goes on"
@@ -181,7 +186,7 @@ def test_what_is_no_array_is_refused_everywhere(world: Any, bad: Any) -> None:
 def test_nodes_that_differ_are_both_named(world: Any) -> None:
     if nodes() == 1:
         pytest.skip("one node agrees with itself")
-    mine = default_group()._link.nodes[world.rank]
+    mine = of_ranks()[world.rank]
     with pytest.raises(dist.MismatchError, match=r"float64 \(5,\) on rank 0 and float64 \(6,\) on rank 1"):
         shared_on_node(lambda: [np.ones(5 + mine)])
     found = shared_on_node(lambda: [np.full(5, mine)])

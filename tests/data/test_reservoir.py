@@ -75,11 +75,8 @@ def test_state_goes_on_with_the_same_draws(policy):
     one.add(range(20))
     one.draw(7, last=False)
     other.load_state_dict(one.state_dict(), list(one.slots))
-    assert [one.draw(5, last=False), one.evict(), one.draw(30, last=True)] == [
-        other.draw(5, last=False),
-        other.evict(),
-        other.draw(30, last=True),
-    ]
+    found = [[each.draw(5, last=False), each.evict(), each.draw(30, last=True)] for each in (one, other)]
+    assert found[0] == found[1]
 
 
 def test_fifo_keeps_the_order():

@@ -137,9 +137,8 @@ def test_in_place(world: Any, cupy: Any) -> None:
 
 
 def test_coalesced(world: Any, cupy: Any) -> None:
-    xs = [
-        cupy.full(count, world.rank + 1.0, kind) for count, kind in ((3, "float32"), (500, "float64"), (7, "float32"))
-    ]
+    kinds = ((3, "float32"), (500, "float64"), (7, "float32"))
+    xs = [cupy.full(count, world.rank + 1.0, kind) for count, kind in kinds]
     dist.all_reduce_coalesced(xs)
     assert all((x.get() == world.size * (world.size + 1) / 2).all() for x in xs)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,17 @@ from mpiddp.optim import SGD, lr_scheduler
 
 from .test_optimizer import Parameter
 
-CASES: list[tuple[str, dict[str, Any]]] = [
-    ("StepLR", {"step_size": 3, "gamma": 0.5}),
-    ("MultiStepLR", {"milestones": [7, 2, 2, 11], "gamma": 0.3}),
-    ("LambdaLR", {"lr_lambda": lambda step: 1 / (1 + step)}),
-    ("LambdaLR", {"lr_lambda": [lambda step: 1 / (1 + step), lambda step: 0.5**step]}),
-    ("LinearLR", {}),
-    ("LinearLR", {"start_factor": 1.0, "end_factor": 0.0, "total_iters": 13}),
-    ("CosineAnnealingLR", {"T_max": 7, "eta_min": 0.01}),
-    ("CosineAnnealingLR", {"T_max": 40}),
-]
+Make = Callable[[Any, Any], Any]
+CASES: dict[str, Make] = {
+    "steps": lambda module, opt: module.StepLR(opt, step_size=3, gamma=0.5),
+    "milestones": lambda module, opt: module.MultiStepLR(opt, milestones=[7, 2, 2, 11], gamma=0.3),
+    "function": lambda module, opt: module.LambdaLR(opt, lambda step: 1 / (1 + step)),
+    "functions": lambda module, opt: module.LambdaLR(opt, [lambda step: 1 / (1 + step), lambda step: 0.5**step]),
+    "linear": lambda module, opt: module.LinearLR(opt),
+    "linear to zero": lambda module, opt: module.LinearLR(opt, start_factor=1.0, end_factor=0.0, total_iters=13),
+    "cosine": lambda module, opt: module.CosineAnnealingLR(opt, T_max=7, eta_min=0.01),
+    "half a cosine": lambda module, opt: module.CosineAnnealingLR(opt, T_max=40),
+}
 
 
 def optimizer() -> Any:
@@ -45,21 +47,13 @@ def sequence(module: Any, opt: Any) -> Any:
     return module.SequentialLR(opt, schedules, milestones=[4, 12])
 
 
-def schedule_of(name: str, module: Any, opt: Any, options: dict[str, Any]) -> Any:
-    own = {"warm_up": warm_up, "sequence": sequence}
-    return own[name](module, opt) if name in own else getattr(module, name)(opt, **options)
-
-
-@pytest.mark.parametrize(("name", "options"), [*CASES, ("warm_up", {})])
-def test_equals_torch(name: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("make", [*CASES.values(), warm_up], ids=[*CASES, "warm-up"])
+def test_equals_torch(make: Make) -> None:
     torch = pytest.importorskip("torch")
     params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     mine = optimizer()
     theirs = torch.optim.SGD([{"params": params[:1]}, {"params": params[1:], "lr": 0.3}], lr=0.1)
-    schedules = [
-        schedule_of(name, module, opt, options)
-        for module, opt in ((lr_scheduler, mine), (torch.optim.lr_scheduler, theirs))
-    ]
+    schedules = [make(lr_scheduler, mine), make(torch.optim.lr_scheduler, theirs)]
     for _ in range(30):
         assert np.allclose(rates(mine), rates(theirs), rtol=1e-12, atol=1e-15)
         assert schedules[0].last_epoch == schedules[1].last_epoch and schedules[0].get_last_lr() == rates(mine)
@@ -79,15 +73,15 @@ def test_nested_sequence_counts_from_where_each_begins() -> None:
     assert np.allclose(factors[12:20], [1, 1, 0.5, 1, 0.7, 0.49, 0.343, 0.2401])
 
 
-@pytest.mark.parametrize(("name", "options"), [*CASES, ("sequence", {})])
+@pytest.mark.parametrize("make", [*CASES.values(), sequence], ids=[*CASES, "sequence"])
 @pytest.mark.parametrize("steps", [0, 1, 5, 13, 17])
-def test_resumes(name: str, options: dict[str, Any], steps: int) -> None:
+def test_resumes(make: Make, steps: int) -> None:
     first, second = optimizer(), optimizer()
-    schedule = schedule_of(name, lr_scheduler, first, options)
+    schedule = make(lr_scheduler, first)
     for _ in range(steps):
         schedule.step()
     saved = json.loads(json.dumps([schedule.state_dict(), first.state_dict()["param_groups"]]))
-    resumed = schedule_of(name, lr_scheduler, second, options)
+    resumed = make(lr_scheduler, second)
     resumed.load_state_dict(saved[0])
     second.load_state_dict({"state": {}, "param_groups": saved[1]})
     assert rates(first) == rates(second)

@@ -20,6 +20,12 @@ def supervised(tmp_path, event: str, *options: str) -> Program:
     return start("steps", tmp_path, event, ranks=2, before=[*RUN, *options, "--"], cwd=tmp_path)
 
 
+def expect_failed(done: launcher.Completed, starts: int, said: str) -> None:
+    assert done.rc not in (0, launcher.TIMED_OUT), str(done)
+    assert done.stderr.count("mpiddp run: start") == starts, str(done)
+    assert said in done.stderr
+
+
 def expect_complete(done: launcher.Completed, starts: int = 2) -> None:
     assert done.rc == 0, str(done)
     assert done.stdout.split("sum")[-1].split() == ["100.0"] * 3, str(done)  # of s and s + 1, for s below 10
@@ -46,10 +52,7 @@ def test_job_whose_rank_0_shows_no_life_is_ended_and_started_again(tmp_path):
 
 def test_restarts_without_progress_are_given_up(tmp_path):
     with supervised(tmp_path, "always", "--restarts", "9", "--watch", str(tmp_path / "saved")) as job:
-        done = job.wait(60)
-    assert done.rc not in (0, launcher.TIMED_OUT), str(done)
-    assert done.stderr.count("mpiddp run: start") == 3, str(done)
-    assert "given up: 2 restarts in a row without progress" in done.stderr
+        expect_failed(job.wait(60), 3, "given up: 2 restarts in a row without progress")
 
 
 @pytest.mark.core
@@ -60,9 +63,7 @@ def test_signal_ends_the_job_and_no_other_is_started(tmp_path, number):
         job.signal(number)
         done = job.wait(30)
         assert not job.members()
-    assert done.rc not in (0, launcher.TIMED_OUT), str(done)
-    assert done.stderr.count("mpiddp run: start") == 1, str(done)
-    assert "it is not started again" in done.stderr
+    expect_failed(done, 1, "it is not started again")
 
 
 @pytest.mark.core
