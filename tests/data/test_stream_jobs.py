@@ -5,7 +5,7 @@ from harness.launcher import ULFM, is_open_mpi, job
 @pytest.mark.parametrize(
     "scenarios",
     [
-        "one_source_two_trainers two_sources_uneven stranger strange_sample slow_trainer trainer_stops next_stream",
+        "two_sources_uneven stranger strange_sample slow_trainer trainer_stops next_stream",
         "intercommunicator state mistakes silent_source nothing_comes",
         "refusals two_at_once no_end group_beside group_ends_first",
     ],

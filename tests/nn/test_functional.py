@@ -143,7 +143,11 @@ def test_gradients_are_born_in_their_slots(monkeypatch: pytest.MonkeyPatch) -> N
     np.testing.assert_allclose(flat, 2 * once, rtol=1e-5, atol=1e-6)
 
 
-IMAGE = np.zeros((2, 3), np.float32)
+def call(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Callable[[], Any]:
+    return lambda: function(*map(np.zeros, shapes))
+
+
+IMAGE, KERNEL = np.zeros((2, 3), np.float32), (4, 3, 3, 3)
 ERRORS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (IndexError, "Target 3 is out of bounds", lambda: F.nll_loss(IMAGE, np.array([0, 3]))),
     (IndexError, "Target -1 is out of bounds", lambda: F.nll_loss(IMAGE, np.array([0, -1]))),
@@ -151,26 +155,14 @@ ERRORS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (TypeError, "expected integer classes", lambda: F.cross_entropy(IMAGE, np.array([0.0, 1.0]))),
     (TypeError, "not probabilities: got float64", lambda: F.cross_entropy(IMAGE, np.full((2, 3), 1 / 3))),
     (ValueError, "is not a valid value for reduction", lambda: F.mse_loss(IMAGE, IMAGE, reduction="average")),
-    (
-        RuntimeError,
-        r"mat1 and mat2 shapes cannot be multiplied \(2x3 and 4x5\)",
-        lambda: F.linear(IMAGE, np.zeros((5, 4), np.float32)),
-    ),
+    (RuntimeError, r"mat1 and mat2 shapes cannot be multiplied \(2x3 and 4x5\)", call(F.linear, (2, 3), (5, 4))),
     (
         RuntimeError,
         r"expected input\[1, 2, 5, 5\] to have 3 channels, but got 2",
-        lambda: F.conv2d(np.zeros((1, 2, 5, 5)), np.zeros((4, 3, 3, 3))),
+        call(F.conv2d, (1, 2, 5, 5), KERNEL),
     ),
-    (
-        RuntimeError,
-        "Kernel size can't be greater than actual input size",
-        lambda: F.conv2d(np.zeros((1, 3, 2, 5)), np.zeros((4, 3, 3, 3))),
-    ),
-    (
-        ValueError,
-        "Expected more than 1 value per channel",
-        lambda: F.batch_norm(np.zeros((1, 3)), None, None, training=True),
-    ),
+    (RuntimeError, "Kernel size can't be greater than actual input size", call(F.conv2d, (1, 3, 2, 5), KERNEL)),
+    (ValueError, "Expected more than 1 value per channel", lambda: F.batch_norm(IMAGE[:1], None, None, training=True)),
     (ValueError, "dropout probability has to be between 0 and 1", lambda: F.dropout(IMAGE, 1.5)),
 ]
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -61,39 +62,21 @@ def test_equals_torch(cls: Any, options: dict[str, Any], dtype: str) -> None:
         assert my_state.keys() == {key for key, value in their_state.items() if value is not None}
         for name, value in my_state.items():
             np.testing.assert_allclose(value, their_state[name].numpy(), rtol=tolerance, atol=4 * tolerance)
-    # Another optimizer goes on from torch's state.
+    # Another optimizer goes on from torch's state, its options included.
     state = twin.state_dict()
     arrays = {
         index: {key: value.numpy().copy() for key, value in record.items() if value is not None}
         for index, record in state["state"].items()
     }
+    kept = copy.deepcopy(arrays)
     resumed = [Parameter(their.detach().numpy().copy()) for their in theirs]
-    other = cls(resumed, **options)
+    other = cls(resumed)
     other.load_state_dict({"state": arrays, "param_groups": state["param_groups"]})
     train(other, resumed, 2, 5, as_grad=lambda grad: grad.astype(dtype))
     train(twin, theirs, 2, 5, as_grad=lambda grad: torch.tensor(grad.astype(dtype)))
     for param, their in zip(resumed, theirs, strict=True):
         np.testing.assert_allclose(param.data, their.detach().numpy(), rtol=tolerance, atol=4 * tolerance)
-
-
-@pytest.mark.parametrize(("cls", "options"), CASES)
-def test_resumes_to_the_same_bits(cls: Any, options: dict[str, Any]) -> None:
-    through = [Parameter(data.copy()) for data in start("float32")]
-    opt = cls(through, **options)
-    train(opt, through, 1, 6, 0.3)
-    resumed = [Parameter(param.data.copy()) for param in through]
-    other = cls(resumed)
-    state = opt.state_dict()
-    other.load_state_dict(state)
-    assert other.state_dict()["param_groups"] == state["param_groups"]
-    before = {i: {k: v.copy() for k, v in record.items()} for i, record in state["state"].items()}
-    train(other, resumed, 2, 6, 0.3)
-    for i, record in before.items():
-        for name, value in record.items():
-            assert np.array_equal(value, state["state"][i][name]), "loading must copy"
-    train(opt, through, 2, 6, 0.3)
-    for a, b in zip(through, resumed, strict=True):
-        assert a.data.tobytes() == b.data.tobytes()
+    np.testing.assert_equal(arrays, kept, "loading must copy")
 
 
 def test_zero_grad() -> None:
@@ -129,29 +112,29 @@ def test_groups_are_added_and_changed_while_training() -> None:
     assert first.data.tolist() == [0.5, 0.5] and second.data.tolist() == [0.5, 0.5]
 
 
-def test_misuse() -> None:
-    param = Parameter(np.ones(2))
-    with pytest.raises(ValueError, match="optimizer got an empty parameter list"):
-        SGD([])
-    with pytest.raises(TypeError, match="one of the params is int"):
-        SGD([3])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="can't optimize a non-leaf Tensor"):
-        SGD([Tensor(np.ones(2), requires_grad=True) * 2])
-    param_of_torch = Parameter(0)
-    param_of_torch.data = type("Tensor", (), {"__module__": "torch", "__dlpack__": None})()
-    with pytest.raises(TypeError, match=r"got torch\.Tensor: .*mpiddp\.torch\.DistributedDataParallel"):
-        SGD([param_of_torch])
-    with pytest.raises(ValueError, match="twice"):
-        SGD([param, param])
-    with pytest.raises(ValueError, match="more than one parameter group"):
-        SGD([{"params": [param]}, {"params": [param]}])
-    for options in ({"lr": -1.0}, {"lr": float("inf")}, {"momentum": -0.1}, {"weight_decay": float("nan")}):
-        with pytest.raises(ValueError, match="Invalid"):
-            SGD([param], **options)
-    with pytest.raises(ValueError, match="Nesterov momentum requires a momentum and zero dampening"):
-        SGD([param], nesterov=True)
-    with pytest.raises(ValueError, match=r"Invalid beta parameter at index 1: 1\.0"):
-        Adam([param], betas=(0.9, 1.0))
+PARAM, OF_TORCH = Parameter(np.ones(2)), Parameter(0)
+OF_TORCH.data = type("Tensor", (), {"__module__": "torch", "__dlpack__": None})()
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "params", "options"),
+    [
+        (ValueError, "optimizer got an empty parameter list", [], {}),
+        (TypeError, "one of the params is int", [3], {}),
+        (ValueError, "can't optimize a non-leaf Tensor", [Tensor(np.ones(2), requires_grad=True) * 2], {}),
+        (TypeError, r"got torch\.Tensor: .*mpiddp\.torch\.DistributedDataParallel", [OF_TORCH], {}),
+        (ValueError, "twice", [PARAM, PARAM], {}),
+        (ValueError, "more than one parameter group", [{"params": [PARAM]}, {"params": [PARAM]}], {}),
+        *((ValueError, "Invalid learning rate", [PARAM], {"lr": lr}) for lr in (-1.0, float("inf"))),
+        (ValueError, "Invalid momentum", [PARAM], {"momentum": -0.1}),
+        (ValueError, "Invalid weight_decay", [PARAM], {"weight_decay": float("nan")}),
+        (ValueError, "Nesterov momentum requires a momentum and zero dampening", [PARAM], {"nesterov": True}),
+        (ValueError, r"Invalid beta parameter at index 1: 1\.0", [PARAM], {"betas": (0.9, 1.0)}),
+    ],
+)
+def test_misuse(error: type[Exception], said: str, params: list[Any], options: dict[str, Any]) -> None:
+    with pytest.raises(error, match=said):
+        (Adam if "betas" in options else SGD)(params, **options)
 
 
 def test_loading_what_does_not_fit() -> None:

@@ -28,6 +28,7 @@ _PAGE = Path(mpiddp.data.__file__).with_name("README.md").read_text()
 exec(re.search(r"```python\n(.*?)```", _PAGE, re.DOTALL)[1], _SCOPE)
 Source = _SCOPE["Source"]
 FIELDS = "x float32 3; y float64 2 2; n int64"
+SAMPLE = np.zeros(3, np.float32), np.zeros((2, 2)), np.int64(0)
 TAG = 31000
 world = MPI.COMM_WORLD
 ME = world.rank
@@ -43,6 +44,14 @@ def send(count, comm=world, first=0, pause_s=0.0, fields=FIELDS, **how):
         time.sleep(pause_s)
     source.close()
     return results, source
+
+
+def send_one(until):
+    """Send a sample, and end when that rank says so."""
+    source = Source(world, FIELDS)
+    assert source.put(*SAMPLE) == 1
+    world.recv(source=until, tag=5)
+    source.close()
 
 
 @contextlib.contextmanager
@@ -66,17 +75,10 @@ def all_of(stream):
     return [n for batch in stream for n in check(batch)]
 
 
-def one_source_two_trainers():
-    """Each sample comes once, in order; the last batch is partial; both trainers get some."""
+def expect_each_once(found, count):
+    parts = world.gather(found)
     if ME == 0:
-        results, _ = send(101)
-        assert results == [1] * 101
-    else:
-        found = all_of(Stream(world, [0], batch_size=4, policy="fifo", window=3, num_replicas=2, rank=ME - 1))
-        assert found == sorted(found) and len(found) >= 3
-    parts = world.gather([] if ME == 0 else found)
-    if ME == 0:
-        assert sorted(n for part in parts for n in part) == list(range(101)), parts
+        assert sorted(n for part in parts for n in part) == list(range(count)), parts
 
 
 def two_sources_uneven():
@@ -162,10 +164,11 @@ def trainer_stops():
 
 def next_stream():
     """A trainer ends, and begins its next stream, while another one still reads this one, from the same source."""
+    found = []
     if ME == 0:
         source = Source(world, FIELDS)
         while not world.Iprobe(1, 5):
-            source.put(np.zeros(3, np.float32), np.zeros((2, 2)), np.int64(0))
+            source.put(*SAMPLE)
         world.recv(source=1, tag=5)
         source.close()
         assert send(7)[0] == [1] * 7
@@ -178,9 +181,7 @@ def next_stream():
         if ME == 1:
             world.send(None, 0, tag=5)
         found = all_of(stream)
-    parts = world.gather([] if ME == 0 else found)
-    if ME == 0:
-        assert sorted(n for part in parts for n in part) == list(range(7)), parts
+    expect_each_once(found, 7)
 
 
 def mistakes():
@@ -191,7 +192,7 @@ def mistakes():
     for wrong in ("fields", "short", "long") * 30:
         if ME == 0:
             source = Source(world, FIELDS if wrong != "fields" else "x float32 3")
-            x, y, n = np.zeros(3, np.float32), np.zeros((2, 2)), np.int64(0)
+            x, y, n = SAMPLE
             source.put(*{"fields": (x,), "short": (x, n), "long": (x, y, n, n)}[wrong])
             source.close()
         elif ME == 1:
@@ -211,10 +212,7 @@ def silent_source():
     if ME == 0:
         send(50, pause_s=0.03)
     elif ME == 1:
-        source = Source(world, FIELDS)
-        assert source.put(np.zeros(3, np.float32), np.zeros((2, 2)), np.int64(0)) == 1
-        world.recv(source=2, tag=5)
-        source.close()
+        send_one(until=2)
     else:
         stream, found = Stream(world, [0, 1], batch_size=3, capacity=60), 0
         while {*stream._live} != {1}:
@@ -244,7 +242,7 @@ def killed_source():
     """Where ranks survive, the trainer of a source that dies gets an error that names it."""
     if ME == 1:
         source = Source(world, FIELDS)
-        source.put(np.zeros(3, np.float32), np.zeros((2, 2)), np.int64(0))
+        source.put(*SAMPLE)
         world.recv(source=2, tag=5)
         os.kill(os.getpid(), signal.SIGKILL)
     elif ME == 2:
@@ -264,16 +262,18 @@ def killed_source():
 
 
 def intercommunicator():
-    """The sources are ranks of the remote group."""
+    """The sources are ranks of the remote group; samples come in order, the last batch is partial, each gets some."""
     local = MPI.Intracomm(world.Split(int(ME > 0), ME))
     across = local.Create_intercomm(0, world, 1 if ME == 0 else 0)
+    found = []
     if ME == 0:
-        send(20, across)
+        assert send(101, across)[0] == [1] * 101
     else:
-        found = all_of(Stream(across, [0], policy="fifo", num_replicas=2, rank=ME - 1))
-        assert 0 < len(found) < 20
+        found = all_of(Stream(across, [0], batch_size=4, policy="fifo", window=3, num_replicas=2, rank=ME - 1))
+        assert found == sorted(found) and len(found) >= 3
     across.Free()
     local.Free()
+    expect_each_once(found, 101)
 
 
 def state():
@@ -346,10 +346,7 @@ def two_at_once():
 def no_end():
     """A source whose program goes on without an end is named; one with letters that are no fields, too."""
     if ME == 0:
-        source = Source(world, FIELDS)
-        source.put(np.zeros(3, np.float32), np.zeros((2, 2)), np.int64(0))
-        world.recv(source=2, tag=5)
-        source.close()
+        send_one(until=2)
     elif ME == 1:
         Source(world, "x float33 é").close()
     elif ME == 2:

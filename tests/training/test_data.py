@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from harness.world import everybody
 
 import mpiddp as dist
 from mpiddp import nn
-from mpiddp.data import ArrayDataset, DataLoader, GlobalBatchSampler, digits, mnist, synthetic
+from mpiddp.data import ArrayDataset, DataLoader, GlobalBatchSampler, digits, mnist, shared_on_node, synthetic
 from mpiddp.data.dataset import fetch
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.optim import SGD
@@ -66,47 +65,39 @@ def test_files_of_ones_own(world: Any, folder: Path) -> None:
     assert x.dtype == np.float32 and sorted(x.sum((1, 2, 3))) == pytest.approx(sorted(images.sum((1, 2)) / 255))
 
 
-MODULE = """
-import numpy as np
-from mpiddp.data import ArrayDataset, shared_on_node
+def of_size(n: int) -> list[Array]:
+    return [np.ones((n, 4), np.float32), np.zeros(n, np.int64)]
 
-def make(train):
-    n = 20 if train else 5
-    return ArrayDataset(*shared_on_node(lambda: [np.ones((n, 4), np.float32), np.zeros(n, np.int64)]))
 
-def empty(train):
-    return ArrayDataset(np.ones((0 if train else 5, 4), np.float32), np.zeros(0 if train else 5, np.int64))
+def made(train: bool) -> ArrayDataset:
+    return ArrayDataset(*shared_on_node(lambda: of_size(20 if train else 5)))
 
-def own(train):
-    import mpiddp as dist
-    n = 20 + dist.get_rank()
-    return ArrayDataset(np.ones((n, 4), np.float32), np.zeros(n, np.int64))
 
-def fails(train):
-    import mpiddp as dist
+def empty(train: bool) -> ArrayDataset:
+    return ArrayDataset(*of_size(0 if train else 5))
+
+
+def own(train: bool) -> ArrayDataset:
+    return ArrayDataset(*of_size(20 + dist.get_rank()))
+
+
+def fails(train: bool) -> list[int]:
     if dist.get_rank() == dist.get_world_size() - 1:
         raise ValueError("no such corpus")
     return [1, 2]
-"""
 
 
-def test_a_callable_of_ones_own(world: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if world.rank == 0:
-        (folder / "my_data.py").write_text(MODULE)
-    dist.barrier()
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.delitem(sys.modules, "my_data", raising=False)
-    train, test = load_data(Config(data="my_data:make"))
+def test_a_callable_of_ones_own(world: Any) -> None:
+    train, test = load_data(Config(data=f"{__name__}:made"))
     assert (len(train), len(test)) == (20, 5)
-    with pytest.raises(
-        UsageError, match=r"--data my_data:fails: ValueError: no such corpus \(.*my_data\.py, line \d+, in fails\)"
-    ):
-        load_data(Config(data="my_data:fails"))
-    with pytest.raises(UsageError, match=r"--data my_data:empty gave \(0, 5\) samples"):
-        load_data(Config(data="my_data:empty"))
+    said = rf"--data {__name__}:fails: ValueError: no such corpus \(.*test_data\.py, line \d+, in fails\)"
+    with pytest.raises(UsageError, match=said):
+        load_data(Config(data=f"{__name__}:fails"))
+    with pytest.raises(UsageError, match=rf"--data {__name__}:empty gave \(0, 5\) samples"):
+        load_data(Config(data=f"{__name__}:empty"))
     if world.size > 1:
         with pytest.raises(UsageError, match=r"gave \(20, 20\) samples .* on rank 0, and \(21, 21\) on rank 1: "):
-            load_data(Config(data="my_data:own"))
+            load_data(Config(data=f"{__name__}:own"))
 
 
 def test_missing_files_are_named_on_every_rank(world: Any, folder: Path) -> None:

@@ -85,14 +85,8 @@ def test_divergence_names_the_parameters(world):
         trainer.fit(1)
 
 
-def test_batch_smaller_than_the_ranks_is_refused(world):
-    run.check_request(Config(batch_size=world.size), world.size)
-    if world.size > 1:
-        with pytest.raises(UsageError, match=f"give {world.size} or more, or start fewer"):
-            run.check_request(Config(batch_size=world.size - 1), world.size)
-
-
 def test_spares_are_refused_where_they_cannot_help(world):
+    run.check_request(Config(batch_size=world.size), world.size)
     with pytest.raises(UsageError, match="--spares 1 needs ranks that live on when one dies: start with Open MPI's"):
         run.check_request(Config(spares=1), world.size)
     with pytest.raises(UsageError, match=r"running statistics of batch norms .* give --sync-batchnorm"):
