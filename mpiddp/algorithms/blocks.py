@@ -17,7 +17,7 @@ from mpiddp.faults.calls import NO_ROOT, BlockError
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_message
-from mpiddp.mpi.requests import All
+from mpiddp.mpi.requests import All, Driven, Steps
 from mpiddp.shm.eager import ADDRESS, BUFFERS, SIZE, TAKEN, EagerBuffers, Round
 from mpiddp.shm.segment import address_of
 from mpiddp.typing import Array
@@ -39,36 +39,6 @@ class _Offer(NamedTuple):
     taken: int
     """The position of the answer."""
     x: Array
-
-
-class _Rest(All):
-    """The rest of a call: offers and messages; a block of the wrong size is an error at the end."""
-
-    def __init__(self, blocks: Blocks, requests: list[MPI.Request], offers: list[_Offer], fault: str) -> None:
-        super().__init__(requests)
-        self._blocks, self._offers, self._fault = blocks, offers, fault
-        self._number = blocks.eager.number
-
-    def Test(self) -> bool:  # noqa: N802
-        ended = self._answered() and super().Test()
-        if ended and self._fault:
-            raise BlockError(self._fault)
-        return ended
-
-    def Wait(self) -> None:  # noqa: N802
-        self._blocks.eager.spin_wait(self.Test).Wait()
-
-    def _answered(self) -> bool:
-        """Return True if all offers are answered; send what a receiver cannot read."""
-        words, left = self._blocks.eager.words, []
-        for offer in self._offers:
-            answer = words[offer.taken]
-            if answer == -self._number:
-                self.requests.append(self._blocks.send(offer.x, offer.rank))
-            elif answer != self._number:
-                left.append(offer)
-        self._offers = left
-        return not left
 
 
 class _Sent(NamedTuple):
@@ -225,7 +195,7 @@ class Blocks:
                 eager.words[address] = 0
                 self._requests.append(self.send(x, rank))
 
-    def take(self, current: Round, given: Any) -> _Rest | None:
+    def take(self, current: Round, given: Any) -> Driven | None:
         """Copy the blocks that have arrived; return what is left to wait for."""
         words, buffer, fault = self.eager.words, self.eager.number % BUFFERS, ""
         expected = self._received[buffer]
@@ -245,9 +215,24 @@ class Blocks:
                 fault = fault or wrong
         if not (fault or self._requests or self._offers):
             return None
-        requests, self._requests = self._requests, []
-        offers, self._offers = self._offers, []
-        return _Rest(self, requests, offers, fault)
+        rest = self._rest(self.eager.number, self._requests, self._offers, fault)
+        self._requests, self._offers = [], []
+        return Driven(lambda: rest)
+
+    def _rest(self, number: int, requests: list[MPI.Request], offers: list[_Offer], fault: str) -> Steps:
+        """Wait for the answers to offers, and for messages; a block of the wrong size is an error at the end."""
+        words = self.eager.words
+
+        def answered(taken: int) -> Callable[[], bool]:
+            return lambda: abs(words[taken]) == number
+
+        for offer in offers:
+            yield self.eager.spin_wait(answered(offer.taken))
+            if words[offer.taken] < 0:
+                requests.append(self.send(offer.x, offer.rank))
+        yield All(requests)
+        if fault:
+            raise BlockError(fault)
 
     def _take_long(self, x: Array, sent_bytes: int, rank: int) -> str:
         """Begin to receive a block that is no short one of the right size; return what is wrong with it."""

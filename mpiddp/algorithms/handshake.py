@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,37 +123,20 @@ def before(algorithm: Callable[..., Steps]) -> Callable[..., Steps]:
     return compared
 
 
-class _Direct(All):
-    """Persistent messages between all ranks."""
-
-    __slots__ = ()
-
-    def __init__(self, comm: MPI.Intracomm, rows: Sequence[memoryview]) -> None:
-        others = [rank for rank in range(comm.size) if rank != comm.rank]
-        receives = [comm.Recv_init(rows[rank], rank, Tag.HANDSHAKE) for rank in others]
-        super().__init__(receives + [comm.Send_init(rows[comm.rank], rank, Tag.HANDSHAKE) for rank in others])
-
-    def start(self) -> _Direct:
-        for request in self.requests:
-            request.Start()
-        return self
-
-    def free(self) -> None:
-        for request in self.requests:
-            request.Free()
-
-
 class Slot:
     """The buffers of one handshake in a small group on several nodes: a row from each rank."""
 
-    __slots__ = ("_comm", "_direct", "_mine", "_row", "_starts", "_views", "told")
+    __slots__ = ("_comm", "_messages", "_mine", "_row", "_starts", "_views", "told")
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm, self.told = comm, bytearray(ROW_BYTES * comm.size)
         self._starts = range(0, ROW_BYTES * comm.size, ROW_BYTES)
         rows = [memoryview(self.told)[start : start + ROW_BYTES] for start in self._starts]
         self._row, self._mine = rows[comm.rank], b""
-        self._direct = _Direct(comm, rows) if comm.size <= _DIRECT_RANKS else None
+        others = [rank for rank in range(comm.size) if rank != comm.rank] if comm.size <= _DIRECT_RANKS else []
+        receives = [comm.Recv_init(rows[rank], rank, Tag.HANDSHAKE) for rank in others]
+        self._messages = All(receives + [comm.Send_init(self._row, rank, Tag.HANDSHAKE) for rank in others])
+        """Persistent ones between all ranks; none in larger groups."""
         self._views: dict[tuple[np.dtype[Any], int, int], list[Array]] = {}
 
     def begin(self, mine: bytes, x: Array | None) -> Awaited:
@@ -162,11 +145,13 @@ class Slot:
         row[:SLOT_START] = mine
         if x is not None:
             row[SLOT_START : SLOT_START + x.nbytes] = x.tobytes()
-        return self._comm.Iallgather(MPI.IN_PLACE, self.told) if self._direct is None else self._direct.start()
+        for request in self._messages.requests:
+            request.Start()
+        return self._messages if self._messages.requests else self._comm.Iallgather(MPI.IN_PLACE, self.told)
 
     def free(self) -> None:
-        if self._direct is not None:
-            self._direct.free()
+        for request in self._messages.requests:
+            request.Free()
 
     def agrees(self) -> bool:
         """Return True if all ranks have sent this rank's entry."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -53,7 +54,8 @@ def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
         yield _all([link.now.Ireduce(MPI.IN_PLACE, piece, reduction, root) for piece in chunks(x)])
         finish(op, x, link.size)
     else:
-        yield _all([link.now.Ireduce(piece, None, reduction, root) for piece in chunks(premultiplied(op, x))])
+        sent = premultiplied(op, x)  # which lives until MPI has sent it
+        yield _all([link.now.Ireduce(piece, None, reduction, root) for piece in chunks(sent)])
 
 
 def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Steps:
@@ -112,16 +114,34 @@ def _exchange(
 
     All ranks submit operations in one order, so that messages keep it.
     """
-    requests, blocks = [], dict(outputs)
+    requests, blocks, fault = [], dict(outputs), ""
     for rank, x in inputs:
         if rank != link.rank:
             requests.append(link.now.Isend(as_message(x, x.nbytes), rank, Tag.BLOCK))
         else:
             as_bytes(blocks.pop(rank))[...] = as_bytes(x)
-    incoming = _Blocks(link, operation, blocks)
-    yield All([incoming, *requests])
-    if incoming.fault:
-        raise BlockError(incoming.fault)
+    early, probe = link.early.setdefault(link.now.handle, {}), _Probe(link.now)
+    while blocks:  # each is received once its size is known: MPI may crash in a receive that is too short
+        known = blocks.keys() & early.keys() if early else None
+        if known:
+            source = known.pop()
+            message, sent_bytes = early[source].popleft()
+            if not early[source]:
+                del early[source]
+        else:
+            yield probe
+            message, source, sent_bytes = probe.message, probe.status.Get_source(), size_of(probe.status)
+            if source not in blocks:  # a later operation's, whose sender is ahead
+                early.setdefault(source, deque()).append((message, sent_bytes))
+                continue
+        x = blocks.pop(source)
+        if sent_bytes != x.nbytes:  # received nevertheless, so that the next is right
+            fault = fault or wrong_size(link, operation, source, sent_bytes, x.nbytes)
+            x = np.empty(sent_bytes, np.uint8)
+        requests.append(message.Irecv(as_message(x, sent_bytes)))
+    yield All(requests)
+    if fault:
+        raise BlockError(fault)
 
 
 def _apart(inputs: Sequence[Array], outputs: Sequence[Array], rank: int) -> Sequence[Array]:
@@ -138,55 +158,20 @@ def overlap(outputs: Sequence[Array], inputs: Sequence[Array]) -> bool:
     return meet([*spans_of(written)], [*spans_of(sent)])
 
 
-class _Blocks(All):
-    """Other ranks' blocks, received once their size is known: MPI may crash in a receive that is too short."""
+class _Probe:
+    """The next block from any sender: a probe for each would search all unexpected messages each time."""
 
-    def __init__(self, link: Channel, operation: str, blocks: dict[int, Array]) -> None:
-        self._link, self._operation, self._comm = link, operation, link.now
-        self._early = link.early.setdefault(link.now.handle, {})
-        self._left = blocks
-        super().__init__([])
-        self.fault = ""
-        self._status = MPI.Status()
+    message: Any = None
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm, self.status = comm, MPI.Status()
 
     def Test(self) -> bool:  # noqa: N802
-        self._take_early()
-        # from any sender: a probe for each would search all unexpected messages each time
-        while self._left:
-            message = self._comm.Improbe(MPI.ANY_SOURCE, Tag.BLOCK, self._status)
-            if message is None:
-                return False
-            self._sort(message)
-        return super().Test()
+        self.message = self._comm.Improbe(MPI.ANY_SOURCE, Tag.BLOCK, self.status)
+        return self.message is not None
 
     def Wait(self) -> None:  # noqa: N802
-        self._take_early()
-        while self._left:
-            self._sort(matched_probe(self._comm, MPI.ANY_SOURCE, Tag.BLOCK, self._status))
-        super().Wait()
-
-    def _take_early(self) -> None:
-        for source in self._left.keys() & self._early.keys() if self._early else ():
-            arrived = self._early[source]
-            self._accept(source, *arrived.popleft())
-            if not arrived:
-                del self._early[source]
-
-    def _sort(self, message: MPI.Message) -> None:
-        """Accept a block, or keep a later operation's, whose sender is ahead."""
-        source, sent_bytes = self._status.Get_source(), size_of(self._status)
-        if source in self._left:
-            self._accept(source, message, sent_bytes)
-        else:
-            self._early.setdefault(source, deque()).append((message, sent_bytes))
-
-    def _accept(self, source: int, message: MPI.Message, sent_bytes: int) -> None:
-        """Receive a block, elsewhere if it does not fit, so that the next is right."""
-        x = self._left.pop(source)
-        if sent_bytes != x.nbytes:
-            self.fault = self.fault or wrong_size(self._link, self._operation, source, sent_bytes, x.nbytes)
-            x = np.empty(sent_bytes, np.uint8)
-        self.requests.append(message.Irecv(as_message(x, sent_bytes)))
+        self.message = matched_probe(self._comm, MPI.ANY_SOURCE, Tag.BLOCK, self.status)
 
 
 def wrong_size(link: Channel, operation: str, source: int, sent_bytes: int, expected_bytes: int) -> str:

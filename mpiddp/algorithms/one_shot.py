@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from sys import _getframe as getframe
 from time import monotonic
-from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,7 +78,6 @@ class OneShot:
         self._waits = self.shots[-1].awaited is not None
         self._looks = min(LOOKS + size_bytes // _BYTES_PER_LOOK, _MOST_LOOKS)
         """So long a wait for the others' part of an array of ``size_bytes`` is not yet shown to other ranks."""
-        self._caller: CodeType | None = None
 
     def run(self, args: Sequence[Any], outputs: Sequence[Array] | None = None) -> Work | None:
         """Make a call with nothing pending in this process; a timeout aborts the group.
@@ -118,8 +116,9 @@ class OneShot:
         except ValueError:  # called from C, as by atexit
             frame = getframe(2)
         code = frame.f_code
-        if code is not self._caller:
-            code, frame = self._find_caller(frame)
+        if code.co_filename not in program_files:
+            frame = recorder.program_frame(frame)
+            code = frame.f_code
         append((self._call, sequence, code, frame.f_lasti, now := monotonic(), now))
         if not self._waits:
             self._monitor.publish(sequence, self._call.record)
@@ -133,13 +132,6 @@ class OneShot:
             if not monitor.publish(link.sequence, self._call.record):
                 steps = monitor.verifying(link.sequence, steps)
             return link.queue.submit(steps, operation, outputs, sorted(spans_of(args)))
-
-    def _find_caller(self, frame: FrameType) -> tuple[CodeType, FrameType]:
-        frame = recorder.program_frame(frame)
-        code = frame.f_code
-        if code.co_filename in program_files:
-            self._caller = code
-        return code, frame
 
     def _wait(self, event: Awaited, operation: Operation | None) -> Operation:
         """Publish the call to other ranks and the watchdog, and compare calls during a long wait.
@@ -202,13 +194,6 @@ class OneShot:
 def _continued(event: Awaited, steps: Steps) -> Steps:
     yield event
     yield from steps
-
-
-def shots(
-    link: Link, operation: str, output: Array, x: Array, op: ReduceOp | None = None, root: int = NO_ROOT
-) -> Iterator[Shot]:
-    """Return the shots of a call with arrays like ``output`` and ``x``."""
-    return _SHOTS[operation](link, output, x, op, root)
 
 
 def meeting(eager: EagerBuffers) -> Shot:
@@ -305,13 +290,14 @@ def _take_table(current: Round, out: Array) -> None:
     out.reshape(current.table.shape)[...] = current.table
 
 
-_SHOTS: dict[str, Callable[[Link, Array, Array, ReduceOp | None, int], Iterator[Shot]]] = {
+SHOTS: dict[str, Callable[[Link, Array, Array, ReduceOp | None, int], Iterator[Shot]]] = {
     "broadcast": _in_place,
     "all_reduce": _in_place,
     "reduce": _in_place,
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
 }
+"""For each operation, makes the shots of a call with arrays like its output and input."""
 
 
 def _shown_in(dtype: np.dtype[Any], op: ReduceOp | None) -> np.dtype[Any]:

@@ -117,15 +117,10 @@ class Plans(Resource):
         self._plans[key] = plan
         return plan
 
-    def forget(self) -> None:
+    def forget(self, error: DistError | None = None) -> None:
         self._plans.clear()
 
-    def close(self) -> None:
-        self.forget()
-
-    def drop(self, error: DistError) -> None:
-        """Let the next call find the group aborted."""
-        self.forget()
+    close = drop = forget  # the next call finds an aborted group aborted
 
 
 _all: weakref.WeakSet[Plans] = weakref.WeakSet()
@@ -200,7 +195,7 @@ def make(
     in_place = output is x
     places = (0, 0) if in_place else (0, 1)
     if chosen == "one_shot":
-        shots = one_shot.shots(link, operation, output, x, op, root)
+        shots = one_shot.SHOTS[operation](link, output, x, op, root)
         overlaps = not in_place and 2 * x.nbytes > link[EagerBuffers].buffer_bytes
         shot = OneShot(link, call, shots, places, one_shot.apart if overlaps else None, x.nbytes)
         return Plan(call, shot.steps, shot.run)
@@ -209,7 +204,7 @@ def make(
         most_bytes = _PIECES_BYTES if op is None or op.factor is None else _SCALED_PIECES_BYTES
         in_pieces = link.size <= 4 and x.nbytes <= most_bytes
         if in_pieces and (algorithm or _overrides().get(operation)) is None:
-            pieces = OneShot(link, call, one_shot.shots(link, operation, output, x, op, root), places)
+            pieces = OneShot(link, call, one_shot.SHOTS[operation](link, output, x, op, root), places)
         direct = Direct(link, call, operation, x, op, root, pieces)
         shot = OneShot(link, call, direct.shots(), places, None if in_place else direct.apart, x.nbytes)
         return Plan(call, shot.steps, shot.run)

@@ -185,9 +185,14 @@ def new_group(
         return GroupMember.NON_GROUP_MEMBER if made is None else made
     if parent.rank() not in chosen:
         return None
-    others = tuple(parent._link.ranks[rank] for rank in chosen if rank != parent.rank())
-    with calling(parent, Call(parent._link.members, "new_group", peers=others)) as operation:
-        return _without_waiting(lambda: make(among(parent._link.now, chosen)), operation)
+    return by_members(parent, chosen, "new_group", make)
+
+
+def by_members(parent: ProcessGroup, ranks: Sequence[int], what: str, make: Callable[[MPI.Intracomm], T]) -> T:
+    """Return what ``make`` makes of a communicator of ``ranks`` of a group, which alone call this together."""
+    others = tuple(parent._link.ranks[rank] for rank in ranks if rank != parent.rank())
+    with calling(parent, Call(parent._link.members, what, peers=others)) as operation:
+        return _without_waiting(lambda: make(among(parent._link.now, ranks)), operation)
 
 
 def new_subgroups(
@@ -233,14 +238,14 @@ def new_subgroups(
     if whole.size() % group_size:
         raise ValueError(f"The world size ({whole.size()}) must be divisible by group_size={group_size}")
     parts = [list(range(start, start + group_size)) for start in range(0, whole.size(), group_size)]
-    mine = split(whole, parts, "new_subgroups", maker(whole, timeout, backend, group_desc))
-    return mine, _of_all_parts(whole, parts, mine)
+    return _split_all(whole, parts, "new_subgroups", maker(whole, timeout, backend, group_desc))
 
 
-def _of_all_parts(
-    parent: ProcessGroup, parts: Sequence[Sequence[int]], mine: ProcessGroup | None
-) -> list[ProcessGroup | int | None]:
-    return [mine if parent.rank() in part else GroupMember.NON_GROUP_MEMBER for part in parts]
+def _split_all(
+    parent: ProcessGroup, parts: Sequence[Sequence[int]], what: str, make: Make
+) -> tuple[ProcessGroup | None, list[ProcessGroup | int | None]]:
+    mine = split(parent, parts, what, make)
+    return mine, [mine if parent.rank() in part else GroupMember.NON_GROUP_MEMBER for part in parts]
 
 
 def _disjoint(given: Sequence[Sequence[int]], size: int) -> list[list[int]]:
@@ -283,8 +288,7 @@ def new_subgroups_by_enumeration(
         raise ValueError("The arg 'ranks_per_subgroup_list' cannot be empty")
     parts = _disjoint(ranks_per_subgroup_list, parent.size())
     make = maker(parent, timeout, backend, group_desc)
-    mine = split(parent, parts, "new_subgroups_by_enumeration", make)
-    return mine, _of_all_parts(parent, parts, mine)
+    return _split_all(parent, parts, "new_subgroups_by_enumeration", make)
 
 
 def split_group(

@@ -28,20 +28,16 @@ def _pickled(obj: object) -> Array:
     return np.frombuffer(pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL), dtype=np.uint8)
 
 
-def _all_gather(link: Link, data: Array) -> Steps:
+def _gather(link: Link, data: Array, root: int = NO_ROOT) -> Steps:
+    """Return the objects of all ranks, on one rank or on all of them."""
     sizes = np.empty(link.size, np.int64)
     yield link.now.Iallgather(np.array([data.size]), sizes)
-    received = [np.empty(size, np.uint8) for size in sizes]
-    yield from native.all_gather_list(link.after(), received, data)
+    received = [np.empty(size, np.uint8) for size in sizes] if root in (NO_ROOT, link.rank) else []
+    if root == NO_ROOT:
+        yield from native.all_gather_list(link.after(), received, data)
+    else:
+        yield from native.gather(link.after(), received, data, root)
     return [pickle.loads(each.data) for each in received]
-
-
-def _gather(link: Link, data: Array, root: int) -> Steps:
-    sizes = np.empty(link.size, np.int64) if link.rank == root else None
-    yield link.now.Igather(np.array([data.size]), sizes, root)
-    received = None if sizes is None else [np.empty(size, np.uint8) for size in sizes]
-    yield from native.gather(link.after(), received, data, root)
-    return [pickle.loads(each.data) for each in received or ()]
 
 
 def _broadcast(link: Link, data: Array | None, root: int) -> Steps:
@@ -77,7 +73,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None)
     if group is None:
         return
     _expect_room(object_list, group, "all_gather_object", "object_list")
-    object_list[: group.size()] = _perform(group, _all_gather, "all_gather_object", _pickled(obj))
+    object_list[: group.size()] = _perform(group, _gather, "all_gather_object", _pickled(obj))
 
 
 def _perform(group: ProcessGroup, steps: Callable[..., Steps], name: str, *args: Any, root: int = NO_ROOT) -> Any:
@@ -86,7 +82,7 @@ def _perform(group: ProcessGroup, steps: Callable[..., Steps], name: str, *args:
 
 def gathered(group: ProcessGroup, name: str, obj: Any) -> list[Any]:
     """Return the objects of all ranks, by a call that ranks compare as ``name`` before; a mismatch ends no group."""
-    plan = Plan(make_call(group._link, name, self_comparing=True), before(_all_gather))
+    plan = Plan(make_call(group._link, name, self_comparing=True), before(_gather))
     objects: list[Any] = perform(group, plan, (_pickled(obj),))
     return objects
 

@@ -7,15 +7,11 @@ from typing import Any
 
 from mpiddp.faults import this_job
 from mpiddp.faults.abort import time_limit
-from mpiddp.mpi.lazy import MPI
-from mpiddp.mpi.operation import Call
-from mpiddp.mpi.requests import run_in_thread
 
 from . import groups, init
 from .backends import backend_of
-from .dispatch import calling
 from .groups import GroupLike, ProcessGroup, default_group
-from .new_groups import among, checked_ranks
+from .new_groups import by_members, checked_ranks
 
 SHRINK_DEFAULT = 0
 SHRINK_ABORT = 1
@@ -63,7 +59,8 @@ def shrink_group(
     failed = job.failures.happened()
     if not failed and not shrink_flags & SHRINK_ABORT:
         groups.expect_idle()
-    comm = None if failed else _without(old, excluded)
+    left = [rank for rank in range(old.size()) if rank not in excluded]
+    comm = None if failed else by_members(old, left, "shrink_group", lambda made: made)
     groups.discard()
     while True:
         with time_limit(link.timeout_s, "shrink_group"):
@@ -79,11 +76,3 @@ def shrink_group(
 
 def survivable() -> bool:
     return default_group()._monitor.survivable
-
-
-def _without(old: ProcessGroup, excluded: set[int]) -> MPI.Intracomm:
-    """Make a communicator of the remaining ranks, which call this together."""
-    left = [rank for rank in range(old.size()) if rank not in excluded]
-    others = tuple(old._link.ranks[rank] for rank in left if rank != old.rank())
-    with calling(old, Call(old._link.members, "shrink_group", peers=others)) as operation:
-        return run_in_thread(lambda: among(old._link.later, left), operation)

@@ -224,11 +224,8 @@ class Watchdog:
     def _desertion(self, thread: int, operation: Operation) -> str:
         explained = self._reports.explain(operation)  # asks all of them
         gone = self._liveness.exited_ranks(operation)
-        who = (
-            f"program of rank {gone[0]} has"
-            if len(gone) == 1
-            else f"programs of ranks {', '.join(map(str, gone))} have"
-        )
+        s, have = ("s", "have") if len(gone) > 1 else ("", "has")
+        who = f"program{s} of rank{s} {', '.join(map(str, gone))} {have}"
         if operation.call.tag is not None:
             lies = "".join(f"; {each}" for each in [operation.members.monitor.unmatched()] if each)
             taken = "received" if operation.sends else "sent"

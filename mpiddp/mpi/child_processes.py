@@ -29,7 +29,7 @@ def refuse_children(launch: launchers.Launch) -> None:
             )
             # A fork server may stand between a Pool and its workers.
             if "PoolWorker" in this.name and rank_pid in (os.getppid(), processes.parent(os.getppid())):
-                _end_pool(fault, rank_pid)
+                _end_job(f"{fault}; the pool would start its workers again for ever, so the job ends here", rank_pid)
             raise SetupError(fault)
         if starter is not None and rank_pid is None and launch.size > 1:
             refuse_spawned(launch, starter, this)
@@ -46,26 +46,20 @@ def refuse_spawned(launch: launchers.Launch, rank: Any, child: Any) -> NoReturn:
     if launch.rank != 0 or child._identity[-1:] != (1,):
         rank.join(_FIRST_WORD_S)
     if rank.is_alive():
-        sys.stderr.write(
-            f"SetupError: rank {launch.rank} of {launch.size} (process {rank.pid}) started this process with"
-            f" multiprocessing, as if it had to start ranks; {launch.launcher.name} has started all {launch.size} of"
-            " them already: delete the spawn (multiprocessing.Process, mp.spawn, a Pool), and call its function"
-            " directly in every process\n"
+        _end_job(
+            f"rank {launch.rank} of {launch.size} (process {rank.pid}) started this process with multiprocessing, as if"
+            f" it had to start ranks; {launch.launcher.name} has started all {launch.size} of them already: delete the"
+            " spawn (multiprocessing.Process, mp.spawn, a Pool), and call its function directly in every process",
+            rank.pid,
         )
-        _kill(rank.pid)
     os._exit(1)
 
 
-def _end_pool(fault: str, rank_pid: int) -> NoReturn:
-    """End the job: a Pool replaces its workers without end."""
-    sys.stderr.write(f"SetupError: {fault}; the pool would start its workers again for ever, so the job ends here\n")
-    _kill(rank_pid)
-    os._exit(1)
-
-
-def _kill(rank_pid: int) -> None:
-    """Kill a rank of this host, with which the launcher kills the others."""
+def _end_job(fault: str, rank_pid: int) -> NoReturn:
+    """Print why, and kill a rank of this host, with which the launcher kills the others."""
+    sys.stderr.write(f"SetupError: {fault}\n")
     stdio.deliver()
     for each in {str(rank_pid), *processes.started_ranks(processes.parent(rank_pid))}:
         processes.remove_shared_files(int(each))
     os.kill(rank_pid, signal.SIGKILL)
+    os._exit(1)

@@ -26,7 +26,6 @@ from .lazy import MPI
 from .link import Link, Resource, aborted
 from .message import CODES, as_message, code_name, dtype_code, plain, size_of
 from .operation import Call, Operation
-from .p2p_device import Departure
 from .requests import Probe, Steps, active, lock
 from .work import Work
 
@@ -155,7 +154,7 @@ class Mailbox(Resource):
         self.route = self._routes.get
         self._moving: dict[Work, None] = {}
         """Messages that have begun to move: all pending ones but the posted receives."""
-        self._departing: defaultdict[int, deque[Departure]] = defaultdict(deque)
+        self._departing: defaultdict[int, deque[object]] = defaultdict(deque)
 
     def add_route(self, name: str, peer: int, tag: int, x: Array, ranks: Sequence[int]) -> Route:
         """Remember a checked message, for `route`."""
@@ -205,7 +204,7 @@ class Mailbox(Resource):
                 request = self._comm.Isend(as_message(x, route.size_bytes), to, route.code)
             send = Message(route, x, entry)
             if request is None:
-                send._steps = p2p_device.send(x, Departure(self._departing[to]), self._comm, to, route.code)
+                send._steps = p2p_device.send(x, self._departing[to], self._comm, to, route.code)
                 send._resume(send._steps)
             else:
                 send._awaited = request

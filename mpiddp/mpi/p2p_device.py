@@ -12,30 +12,17 @@ from mpiddp.typing import Array
 
 from .lazy import MPI
 from .message import as_message
-from .requests import Awaited, Steps
+from .requests import Steps, When
 
 by_address = False
 """Whether MPI takes device pointers."""
 
 
-class Departure(Awaited):
-    """A message's turn among those to one rank: it leaves after earlier ones, which may still be copied to the host."""
-
-    __slots__ = ("_waiting",)
-
-    def __init__(self, waiting: deque[Departure]) -> None:
-        self._waiting = waiting
-        waiting.append(self)
-
-    def Test(self) -> bool:  # noqa: N802
-        return self._waiting[0] is self
-
-    def leave(self) -> None:
-        self._waiting.remove(self)
-
-
-def send(x: Array, departure: Departure, comm: MPI.Intracomm, to: int, tag: int) -> Steps:
+def send(x: Array, departing: deque[object], comm: MPI.Intracomm, to: int, tag: int) -> Steps:
+    """Send after earlier messages to the same rank, which may still be copied to the host: they are ``departing``."""
     memory: Array | None = None
+    turn = object()
+    departing.append(turn)
     try:
         source = x
         if is_device_array(x) and by_address:
@@ -46,10 +33,10 @@ def send(x: Array, departure: Departure, comm: MPI.Intracomm, to: int, tag: int)
             side = stream.after("down", x)
             transfer.down(memory, x, side)
             yield stream.mark(side)
-        yield departure
+        yield When(lambda: departing[0] is turn)
         request = comm.Isend(as_message(source, x.nbytes), to, tag)
     finally:
-        departure.leave()
+        departing.remove(turn)
     yield request
     if memory is not None:
         pinned.give(memory)

@@ -45,12 +45,19 @@ class Awaited(Protocol):
 Steps = Generator[Awaited, None, Any]
 
 
-class _Ready(Awaited):
+class When(Awaited):
+    """A condition as an event."""
+
+    __slots__ = ("_happened",)
+
+    def __init__(self, happened: Callable[[], bool]) -> None:
+        self._happened = happened
+
     def Test(self) -> bool:  # noqa: N802
-        return True
+        return self._happened()
 
 
-READY, IN_TURN = _Ready(), _Ready()
+READY, IN_TURN = When(lambda: True), When(lambda: True)
 """What steps yield first if all of them have to run at the head of the queue; the second one on both communicators."""
 
 

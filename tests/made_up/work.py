@@ -21,7 +21,7 @@ from mpiddp.faults.liveness import Liveness
 from mpiddp.mpi import world
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.mpi.requests import drive
+from mpiddp.mpi.requests import Driven, drive
 from mpiddp.mpi.world import Claims
 from mpiddp.shm import segment
 from mpiddp.shm.scratch import Scratch
@@ -112,7 +112,8 @@ def gathering(size: int, ahead: int = 0) -> tuple[Comm, Callable[[], bool]]:
     block = np.zeros(BLOCK_BYTES, np.uint8)
     comm.arriving = [(rank, Tag.BLOCK, block) for rank in range(1, size)]
     comm.arriving += [(rank, Tag.BLOCK, block) for rank in range(1, ahead + 1)]
-    return comm, native._Blocks(link, "gather", {rank: block.copy() for rank in range(1, size)}).Test
+    outputs = [(rank, block.copy()) for rank in range(1, size)]
+    return comm, Driven(lambda: native._exchange(link, "gather", outputs, ())).Test
 
 
 def monitored_barrier(group: Any) -> None:

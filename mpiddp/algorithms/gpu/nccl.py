@@ -128,14 +128,15 @@ def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
             communicator.reduce(x, x, op.name, root, side)
             finish(op, x, link.size)
         else:
-            communicator.reduce(None, premultiplied(op, x), op.name, root, side)
+            sent = premultiplied(op, x)
+            communicator.reduce(None, sent, op.name, root, side)
     yield stream.mark(side)
 
 
 def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
     communicator, side = _begin(link, x, output)
     with stream.on(side):
-        sent = premultiplied(op, x)
-        communicator.reduce_scatter(output, _apart(sent, output), op.name, side)
+        sent = _apart(premultiplied(op, x), output)
+        communicator.reduce_scatter(output, sent, op.name, side)
         finish(op, output, link.size)
     yield stream.mark(side)

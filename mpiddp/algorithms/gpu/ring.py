@@ -15,7 +15,7 @@ from mpiddp.device import stream
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import movable
 from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.mpi.requests import READY, Awaited, Steps
+from mpiddp.mpi.requests import READY, Awaited, Steps, When
 from mpiddp.typing import Array
 
 RINGS = 2
@@ -69,16 +69,6 @@ def by_rings(x: Array, ranks: int, part_bytes: int, steps: Callable[[list[Array]
     )
 
 
-class AnyOf(Awaited):
-    __slots__ = ("_awaited",)
-
-    def __init__(self, awaited: Sequence[Awaited]) -> None:
-        self._awaited = awaited
-
-    def Test(self) -> bool:  # noqa: N802
-        return bool(sum([each.Test() for each in self._awaited]))
-
-
 def run_concurrently(generators: Sequence[Steps]) -> Steps:
     """Run all to their ends, as one operation.
 
@@ -94,5 +84,5 @@ def run_concurrently(generators: Sequence[Steps]) -> Steps:
                 waiting.pop(index, None)
         if not waiting:
             return
-        yield AnyOf(list(waiting.values()))
+        yield When(lambda: sum([each.Test() for each in waiting.values()]) > 0)  # all of them make progress
         ready = [index for index, awaited in waiting.items() if awaited.Test()]

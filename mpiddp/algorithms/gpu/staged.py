@@ -17,54 +17,39 @@ Access: TypeAlias = tuple[Sequence[Array], Sequence[Array]]
 """The arrays that this rank's part of an operation reads, and those that it writes."""
 
 
-class HostCopies:
-    """Arrays and their copies in pinned memory; a host array stands for itself."""
-
-    def __init__(self, reads: Sequence[Array], writes: Sequence[Array]) -> None:
-        self._reads = [x for x in reads if is_device_array(x)]
-        self._writes = [x for x in writes if is_device_array(x)]
-        arrays = {id(x): x for x in (*self._reads, *self._writes)}
-        self._memory = {key: pinned.take(x.nbytes) for key, x in arrays.items()}
-        self._copies = {key: self._memory[key][: x.nbytes].view(x.dtype).reshape(x.shape) for key, x in arrays.items()}
-        one_of_each = {place_of(x): x for x in arrays.values()}
-        self._begin = {place: (x, stream.ready(x)) for place, x in one_of_each.items()}
-
-    def of(self, given: Any) -> Any:
-        """Return copies of arrays, also in lists, and all else as it is."""
-        if isinstance(given, (list, tuple)):
-            return [self.of(each) for each in given]
-        return self._copies.get(id(given), given)
-
-    def _sides(self, role: str) -> dict[Place, Any]:
-        """Return a stream of each device, behind the work queued at submission."""
-        sides = {}
-        for place, (x, begin) in self._begin.items():
-            sides[place] = stream.side(role, x)
-            stream.follow(sides[place], begin)
-        return sides
-
-    def down(self) -> Steps:
-        sides = self._sides("down")
-        for x in self._reads:
-            transfer.down(self._memory[id(x)], x, sides[place_of(x)])
-        for side in sides.values():
-            yield stream.mark(side)
-
-    def up(self) -> Steps:
-        sides = self._sides("up")
-        for x in self._writes:
-            transfer.up(x, self._memory[id(x)], sides[place_of(x)])
-        for side in sides.values():
-            yield stream.mark(side)
-        for memory in self._memory.values():
-            pinned.give(memory)
-
-
 def through_host(host: Callable[..., Steps], link: Link, call: Call | None, access: Access, *args: Any) -> Steps:
-    copies = HostCopies(*access)
-    yield from copies.down()
-    yield from host(link.after(), call, *(copies.of(each) for each in args))
-    yield from copies.up()
+    """Run steps of the host on copies in pinned memory; a host array stands for itself."""
+    reads, writes = ([x for x in xs if is_device_array(x)] for xs in access)
+    arrays = {id(x): x for x in (*reads, *writes)}
+    memory = {key: pinned.take(x.nbytes) for key, x in arrays.items()}
+    copies = {key: memory[key][: x.nbytes].view(x.dtype).reshape(x.shape) for key, x in arrays.items()}
+    one_of_each = {place_of(x): x for x in arrays.values()}
+    begin = {place: stream.ready(x) for place, x in one_of_each.items()}
+
+    def copied(given: Any) -> Any:
+        """Return copies of arrays, also in lists, and all else as it is."""
+        return list(map(copied, given)) if isinstance(given, (list, tuple)) else copies.get(id(given), given)
+
+    def sides(role: str) -> dict[Place, Any]:
+        """Return a stream of each device, behind the work queued at submission."""
+        found = {place: stream.side(role, x) for place, x in one_of_each.items()}
+        for place, side in found.items():
+            stream.follow(side, begin[place])
+        return found
+
+    down = sides("down")
+    for x in reads:
+        transfer.down(memory[id(x)], x, down[place_of(x)])
+    for side in down.values():
+        yield stream.mark(side)
+    yield from host(link.after(), call, *map(copied, args))
+    up = sides("up")
+    for x in writes:
+        transfer.up(x, memory[id(x)], up[place_of(x)])
+    for side in up.values():
+        yield stream.mark(side)
+    for each in memory.values():
+        pinned.give(each)
 
 
 def _broadcast(link: Link, x: Array, root: int) -> Access:
