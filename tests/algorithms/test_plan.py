@@ -126,17 +126,6 @@ def test_deterministic_keeps_mpi_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps(link, "all_reduce", "native", np.zeros(10)) is exchange.all_reduce
 
 
-def test_the_environment_overrides(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:ring, broadcast:two_shot")
-    plan.forget()
-    x = np.arange(10.0) + world.rank
-    if world.size > 1:
-        assert steps(default_group()._link, "all_reduce", None, x) is ring.all_reduce
-        assert plan.algorithm_of("broadcast", default_group()._link, 8) == "two_shot"
-    dist.all_reduce(x)
-    assert (x == np.arange(10.0) * world.size + sum(range(world.size))).all()
-
-
 @pytest.mark.parametrize("text", ["all_reduce:rnig", "allreduce:ring", "broadcast:ring", "ring", "all_reduce:"])
 def test_a_wrong_override_says_what_is_there(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPIDDP_ALGORITHM", text)
@@ -151,13 +140,18 @@ def test_shared_memory_is_refused_across_nodes(monkeypatch: pytest.MonkeyPatch) 
         plan.algorithm_of("all_reduce", Pretended(0, 0, 1, 1), 1)  # type: ignore[arg-type]
 
 
-def test_the_argument_goes_before_table_and_environment(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:tree")
+def test_the_argument_goes_before_the_environment_and_that_before_the_table(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:tree, broadcast:two_shot")
     plan.forget()
-    link, x = default_group()._link, np.ones(10)
+    link, x = default_group()._link, np.arange(10.0) + world.rank
     if world.size > 1:
         assert steps(link, "all_reduce", "ring", x) is ring.all_reduce
+        assert plan.algorithm_of("broadcast", link, 8) == "two_shot"
     assert steps(link, "all_reduce", None, x) is (tree if world.size > 1 else native).all_reduce
+    dist.all_reduce(x)
+    assert (x == np.arange(10.0) * world.size + sum(range(world.size))).all()
     with pytest.raises(ValueError, match="no algorithm all_reduce:rnig"):
         dist.all_reduce(x, algorithm="rnig")
     with pytest.raises(ValueError, match="no algorithm broadcast:ring"):

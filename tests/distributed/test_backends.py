@@ -1,11 +1,8 @@
 """Names of torch that scripts ask for, whatever they run on."""
 
-from datetime import timedelta
-
 import pytest
 
 import mpiddp as dist
-from mpiddp import settings
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2)]
 
@@ -25,11 +22,6 @@ def test_backend_makes_groups(world, backend):
     dist.destroy_process_group(made)
     with pytest.raises(ValueError, match="carrier-pigeon"):
         dist.new_group(backend=dist.Backend("Carrier-Pigeon"))
-
-
-def test_default_timeout_is_that_of_the_settings(world, monkeypatch):
-    monkeypatch.delenv("MPIDDP_TIMEOUT", raising=False)
-    assert dist.default_pg_timeout == timedelta(seconds=settings.default_timeout_s())
 
 
 def test_names_agree_with_torch(world):

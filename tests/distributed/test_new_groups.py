@@ -79,7 +79,8 @@ def test_subgroups_by_enumeration(world):
 
 def test_split(world):
     ranks = list(reversed(range(world.size)))
-    parent = dist.new_group(ranks, sort_ranks=False)
+    parent, ordered = dist.new_group(ranks, sort_ranks=False), dist.new_group(ranks)
+    assert dist.get_process_group_ranks(parent) == ranks == dist.get_process_group_ranks(ordered)[::-1]
     parts = [[0], list(range(1, world.size))] if world.size > 1 else [[0]]
     with pytest.raises(ValueError, match=f"rank.* {world.size}"):
         dist.split_group(parent, [[world.size]])

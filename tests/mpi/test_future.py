@@ -12,48 +12,29 @@ from mpiddp.mpi import operation
 pytestmark = pytest.mark.mpi
 
 
-def test_future(world):
-    x = np.ones(4)
-    future = dist.all_reduce(x, async_op=True).get_future()
-    seen = []
-    doubled = future.then(lambda done: seen.append(1) or 2 * done.value()[0])
-    more = doubled.then(lambda done: done.value() + 1)
-    assert (more.wait() == 2 * world.size + 1).all()
-    assert future.done() and doubled.done()
-    assert (future.value()[0] == world.size).all()
-    assert (doubled.value() == 2 * world.size).all()
-    assert seen == [1]
-    assert future.then(lambda done: 5).wait() == 5  # of a future that is done
-
-
-def test_future_before_its_value(world):
-    receive = dist.irecv(np.zeros(1), world.rank)
-    future = receive.get_future()
-    assert not future.done()
-    with pytest.raises(RuntimeError, match="not there yet"):
-        future.value()
-    with pytest.raises(RuntimeError):
-        receive.source_rank()
-    dist.isend(np.ones(1), world.rank).wait()
-    assert future.wait()[0][0] == 1
-
-
-def test_future_by_hand(world):
-    future = dist.Future()
-    seen = []
-    twice = future.then(lambda found: 2 * found.value())
-    future.add_done_callback(lambda found: seen.append(found.value()))
+@pytest.mark.parametrize("made", ["by hand", "by an operation"])
+def test_future(world, made):
+    receive = dist.irecv(np.zeros(1), world.rank) if made == "by an operation" else None
+    future, seen = dist.Future() if receive is None else receive.get_future(), []
+    twice = future.then(lambda found: 2 * found.value()[0][0])
+    more = twice.then(lambda found: found.value() + 1)
+    future.add_done_callback(lambda found: seen.append(found.value()[0][0]))
     assert not future.done() and not twice.done()
     with pytest.raises(RuntimeError, match="not there yet"):
         future.value()
-    future.set_result(21)
-    assert future.done() and future.wait() == future.value() == 21
-    assert (twice.wait(), seen) == (42, [21])
+    if receive is None:
+        future.set_result([np.full(1, 21.0)])
+    else:
+        with pytest.raises(RuntimeError):
+            receive.source_rank()
+        dist.isend(np.full(1, 21.0), world.rank).wait()
+    assert (more.wait(), twice.value(), future.wait()[0][0], future.value()[0][0], seen) == (43, 42, 21, 21, [21])
+    assert future.done() and twice.done()
     for again in (future.set_result, future.set_exception):
-        with pytest.raises(RuntimeError, match="only be marked completed once"):
+        with pytest.raises(RuntimeError, match="only be marked completed once" if receive is None else "belongs to an"):
             again(ValueError())
     future.add_done_callback(seen.append)  # of one that is done
-    assert seen == [21, future]
+    assert seen == [21, future] and future.then(lambda found: 5).wait() == 5
 
 
 def test_future_with_an_error_by_hand(world, caplog):

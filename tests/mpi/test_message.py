@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 from distributed import test_objects as objects, test_p2p as p2p
+from faults import test_calls
 from harness.collectives import COLLECTIVES, REDUCTIONS, check
 from harness.inputs import OPS, both_ways, finish
 
@@ -41,17 +42,9 @@ def test_messages(world, test):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_block_that_does_not_fit(world):
-    for size in (5, 15, 10):  # 5: as long as a piece of what is sent
-        x, given = np.zeros(size), [np.full(30, rank + 1.0) for rank in range(world.size)]
-        if world.rank == 0:
-            dist.scatter(np.zeros(30), given)
-        else:
-            with pytest.raises(dist.MismatchError, match=f"sends 240 bytes .* expects {8 * size} from it"):
-                dist.scatter(x)
-        x = np.zeros(30)
-        dist.scatter(x, given if world.rank == 0 else None)
-        assert (x == world.rank + 1).all()
+@pytest.mark.parametrize("expected", [10, 30, 20])  # the first is as long as a piece of what is sent
+def test_block_that_does_not_fit(world, expected):
+    test_calls.test_blocks_of_another_size_than_expected(world, (60, expected))
 
 
 def test_datatypes_are_not_kept_for_ever(world):

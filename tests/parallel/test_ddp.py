@@ -32,11 +32,12 @@ DDP = dist.DistributedDataParallel
 
 
 def nested() -> nn.Module:
-    """Return modules in modules, of which one is there at two depths: seven parameters."""
+    """Return modules in modules, one of them at two depths, and one's weight in another: seven parameters."""
     nn.manual_seed(3)
-    twice = nn.Sequential(nn.Linear(7, 7), nn.Tanh())
+    twice, tied = nn.Sequential(nn.Linear(7, 7), nn.Tanh()), nn.Linear(7, 7, bias=False)
+    tied.weight = twice[0].weight
     deep = nn.Sequential(nn.Linear(5, 7), nn.Sequential(twice, nn.Sequential(nn.BatchNorm1d(7))))
-    return nn.Sequential(deep, twice, nn.Sequential(nn.Sequential(nn.Linear(7, 3, bias=False))))
+    return nn.Sequential(deep, twice, tied, nn.Sequential(nn.Sequential(nn.Linear(7, 3, bias=False))))
 
 
 @pytest.mark.parametrize(

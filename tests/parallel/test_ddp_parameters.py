@@ -1,4 +1,4 @@
-"""Parameters that DistributedDataParallel averages: shared, frozen, unused and ignored ones."""
+"""Parameters that DistributedDataParallel averages: frozen, unused and ignored ones."""
 
 from __future__ import annotations
 
@@ -12,33 +12,10 @@ from harness.world import World, everybody
 import mpiddp as dist
 from mpiddp import nn
 from mpiddp.autograd import Tensor
-from mpiddp.nn import functional as F  # noqa: N812
 
 pytestmark = pytest.mark.mpi
 
 DDP = dist.DistributedDataParallel
-
-
-def test_a_shared_parameter_is_reduced_once(world: World) -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one = nn.Linear(4, 4, bias=False)
-            self.two = nn.Linear(4, 4, bias=False)
-            self.two.weight = self.one.weight
-
-        def forward(self, x: Any) -> Tensor:
-            return self.two(self.one(x).tanh())
-
-    nn.manual_seed(0)
-    alone = Tied()
-    ddp = DDP(twin(alone))
-    assert ddp.module.one.weight is ddp.module.two.weight
-    x = world.rng.standard_normal((2 * world.size, 4)).astype(np.float32)
-    F.mse_loss(alone(x), 0 * x).backward()
-    (part,) = mine(world, x)
-    F.mse_loss(ddp(part), 0 * part).backward()
-    assert_close(gradients(alone), gradients(ddp.module))
 
 
 def test_frozen_parameters_get_no_gradient_but_are_synchronised(world: World) -> None:

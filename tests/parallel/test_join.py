@@ -155,9 +155,7 @@ class Counter(dist.Joinable):
 
     @property
     def join_process_group(self) -> dist.ProcessGroup:
-        group = dist.group.WORLD
-        assert group is not None
-        return group
+        return dist.group.WORLD
 
 
 def test_several_joinables_share_one_announcement(world: World) -> None:

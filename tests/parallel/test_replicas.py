@@ -68,24 +68,16 @@ def test_buffers_follow_the_first_rank_at_the_next_forward(
     assert (len({x.tobytes() for x in means}) == 1) == (world.size == 1)
 
 
-def test_construction_copies_parameters_and_buffers_of_the_first_rank(world: World) -> None:
-    model = Normed()
-    for parameter in model.parameters():
-        parameter.data += world.rank
-    model.norm.running_mean += world.rank
-    model.norm.num_batches_tracked += world.rank
-    ddp = DDP(model)
-    assert_equal(values(ddp.module), values(Normed()))
-    np.testing.assert_array_equal(model.norm.running_mean, 0)
-    assert model.norm.num_batches_tracked == 0
+@pytest.mark.parametrize("init_sync", [True, False])
+def test_construction_copies_parameters_and_buffers_of_the_first_rank(world: World, init_sync: bool) -> None:
+    model, expected = Normed(), Normed()
+    for each in (model,) if init_sync else (model, expected):
+        for array in (*(parameter.data for parameter in each.parameters()), *each.buffers()):
+            array += world.rank
+    ddp = DDP(model, init_sync=init_sync)
+    assert_equal(values(ddp.module), values(expected))
+    assert_equal(dict(ddp.module.named_buffers()), dict(expected.named_buffers()))
     assert model.norm.num_batches_tracked.shape == ()
-
-
-def test_without_init_sync_values_stay(world: World) -> None:
-    model = mlp()
-    model[0].bias.data[...] = world.rank
-    DDP(model, init_sync=False)
-    np.testing.assert_array_equal(model[0].bias.data, world.rank)
 
 
 def test_evaluation_mode_with_gradients_reduces_as_in_torch(world: World) -> None:

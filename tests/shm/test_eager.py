@@ -300,13 +300,11 @@ def test_what_is_asked_for_later_holds_for_calls_like_an_earlier_one(group, begu
     dist.all_reduce(x, group=group)
     dist.all_reduce(x, group=group)
     assert len(begun) == 2
-    monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:ring")
-    plan.forget()
-    try:
-        dist.all_reduce(x, group=group)
-    finally:
-        monkeypatch.delenv("MPIDDP_ALGORITHM")
+    with monkeypatch.context() as patched:
+        patched.setenv("MPIDDP_ALGORITHM", "all_reduce:ring")
         plan.forget()
+        dist.all_reduce(x, group=group)
+    plan.forget()
     assert len(begun) == 2
     assert (x == group.size() ** 3).all()
 
