@@ -15,7 +15,7 @@ from mpiddp import launchers, settings
 from mpiddp.bench import cli as bench
 from mpiddp.cores import limit_blas_threads
 from mpiddp.training import config, supervisor
-from mpiddp.training.options import UsageError, nearest
+from mpiddp.training.options import UsageError, nearest, refusing
 
 from .faults import flight, where_socket
 from .mpi.finalize import running
@@ -133,12 +133,10 @@ def run_flight(arguments: argparse.Namespace) -> int:
             dumps.append(flight.read(path))
         except ValueError as error:
             damaged.append(str(error))
-    try:
-        if not dumps:
-            raise ValueError("; ".join(damaged))
+    if not dumps:
+        raise UsageError("; ".join(damaged))
+    with refusing("", ValueError):
         print(json.dumps({dump.rank: dump._asdict() for dump in dumps}) if arguments.json else flight.line_up(dumps))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     for each in damaged:
         print(f"mpiddp: left out: {each}", file=sys.stderr)
     return 0

@@ -158,8 +158,7 @@ def _array_of(value: Any, at: str) -> Array:
 
 def encode_arrays(arrays: Mapping[str, Array], metadata: dict[str, str] | None = None) -> bytes:
     """Return arrays, those of a GPU too, as the content of a safetensors file."""
-    encoded: bytes = safetensors.numpy.save({name: on_host(x) for name, x in arrays.items()}, metadata)
-    return encoded
+    return safetensors.numpy.save({name: on_host(x) for name, x in arrays.items()}, metadata)
 
 
 def on_host(x: Any, copy: bool = False) -> np.ndarray[Any, Any]:

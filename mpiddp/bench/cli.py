@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpiddp.cores import limit_blas_threads
-from mpiddp.training.options import UsageError
+from mpiddp.training.options import refusing
 
 from .results import parse_size, size_range
 
@@ -140,10 +140,7 @@ def add_parser(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     if hasattr(arguments, "factor"):
-        try:
+        with refusing("", ValueError):
             arguments.sizes = size_range(arguments.begin, arguments.end, arguments.factor)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
     limit_blas_threads()
-    code: int = importlib.import_module(f"mpiddp.bench.{arguments.module}").run(arguments)
-    return code
+    return importlib.import_module(f"mpiddp.bench.{arguments.module}").run(arguments)  # type: ignore[no-any-return]

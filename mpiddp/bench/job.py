@@ -20,7 +20,7 @@ from mpiddp.device.half import bfloat16
 from mpiddp.faults import this_job
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.world import library_name
-from mpiddp.training.options import UsageError
+from mpiddp.training.options import refusing
 from mpiddp.training.ranks import of_any_rank, raise_on_all_ranks
 from mpiddp.typing import Array
 
@@ -137,10 +137,8 @@ def job() -> Iterator[Bench]:
 
 
 def dtype(name: str) -> np.dtype[Any]:
-    try:
+    with refusing(f"--dtype {name}: ", TypeError):
         return bfloat16() if name == "bfloat16" else np.dtype(name)
-    except TypeError as error:
-        raise UsageError(f"--dtype {name}: {error}") from None
 
 
 def symmetric(largest_bytes: int) -> Allocate:

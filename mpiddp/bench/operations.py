@@ -20,7 +20,7 @@ import numpy as np
 
 import mpiddp.distributed as dist
 from mpiddp.mpi.reduction import check
-from mpiddp.training.options import UsageError
+from mpiddp.training.options import refusing
 from mpiddp.typing import Array
 
 from .results import Series
@@ -176,16 +176,13 @@ def _unit(dtype: np.dtype[Any]) -> float:
 
 
 def reduce_op(name: str) -> dist.ReduceOp:
-    op: dist.ReduceOp = getattr(dist.ReduceOp, name.upper())
-    return op
+    return getattr(dist.ReduceOp, name.upper())  # type: ignore[no-any-return]
 
 
 def check_reduction(operation: str, op: str, dtype: np.dtype[Any]) -> None:
     if operation in REDUCING:
-        try:
+        with refusing(f"--op {op} --dtype {dtype.name}: ", TypeError):
             check(dtype, reduce_op(op))
-        except TypeError as error:
-            raise UsageError(f"--op {op} --dtype {dtype.name}: {error}") from None
 
 
 def new_series(name: str, ranks: int, arguments: argparse.Namespace) -> Series:

@@ -6,7 +6,7 @@ import argparse
 
 import numpy as np
 
-from mpiddp.training.options import UsageError
+from mpiddp.training.options import refusing
 
 from . import contenders
 from .compare import measure
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         series = new_series(name, here.size, arguments)
         contender = Contender("mpiddp", lambda b: contenders.mpiddp(b, asked), asked)
         points = series.points
-        try:
+        with refusing(f"--algorithm {arguments.algorithm}: ", ValueError):
             for size in sizes:
                 buffers = Buffers(operation, here.rank, here.size, size, kind, arguments.op, allocate)
                 if points and points[-1].size_bytes == buffers.total_bytes:
@@ -48,8 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
                 entered = [(contender, buffers)]
                 points.append(measure(here, entered, arguments, 1, BUDGET_S, FEWEST)["mpiddp"].point)
                 here.say(_table_row(series, points[-1]))
-        except ValueError as error:
-            raise UsageError(f"--algorithm {arguments.algorithm}: {error}") from None
         here.say(_footer(series))
         here.write(arguments.json, "sweep", [series])
     return int(any(point.wrong for point in points))

@@ -51,8 +51,7 @@ class Clock:
             call()
             took[index] = now() - start
         self._comm.Allreduce(MPI.IN_PLACE, took, MPI.MAX)
-        seconds: list[float] = took.tolist()
-        return seconds
+        return took.tolist()
 
     def enough(
         self, call: Call, warmup: int, before: Call = nothing, budget_s: float = BUDGET_S, fewest: int = FEWEST

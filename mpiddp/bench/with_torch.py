@@ -27,24 +27,17 @@ from .operations import Buffers
 from .timing import Call
 
 
-class Net(nn.Module):
-    """As ``mpiddp.training.models.Net``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, 10, 5), nn.Conv2d(10, 20, 5)
-        self.conv2_drop = nn.Dropout2d()
-        self.fc1, self.fc2 = nn.Linear(320, 50), nn.Linear(50, 10)
-
-    def forward(self, x: Any) -> Any:
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv2_drop(self.conv2(x)), 2))
-        x = F.relu(self.fc1(x.view(-1, 320)))
-        return F.log_softmax(self.fc2(F.dropout(x, training=self.training)), dim=1)
+def net() -> nn.Module:
+    """Return the layers of ``mpiddp.training.models.Net``."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Conv2d(10, 20, 5), nn.Dropout2d(), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(320, 50), nn.ReLU(), nn.Dropout(), nn.Linear(50, 10), nn.LogSoftmax(dim=1)),
+    )
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "net": Net,
+    "net": net,
     "mlp": lambda: perceptron(nn, 256),
     "mlp-wide": lambda: perceptron(nn, 2048),
 }

@@ -31,8 +31,7 @@ def bilinear_weights(source: int, target: int) -> Array:
     Pixels are areas, as in torch with ``align_corners=False``.
     """
     centre = np.clip((np.arange(target) + 0.5) * source / target - 0.5, 0, source - 1)
-    weights: Array = np.maximum(0, 1 - np.abs(centre[:, None] - np.arange(source)))
-    return weights
+    return np.maximum(0, 1 - np.abs(centre[:, None] - np.arange(source)))  # type: ignore[no-any-return]
 
 
 def raw_digits() -> tuple[Array, Array]:

@@ -118,7 +118,8 @@ class DataLoader:
         return len(self.batch_sampler)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        batches = self._fetched_ahead() if self.num_workers else self._fetched()
+        fetched = ((ticket, self._fetch(indices)) for ticket, indices in self._tickets())
+        batches = self._fetched_ahead() if self.num_workers else fetched
         with contextlib.closing(_uploaded(batches) if self.device == "cuda" else batches) as ready:
             for ticket, batch in ready:
                 self.current, self._state = ticket.share, ticket.state
@@ -151,10 +152,6 @@ class DataLoader:
     def _fetch(self, indices: Indices) -> Any:
         batch = fetch(self.dataset, indices, self.collate_fn)
         return pin(batch) if self.device == "cuda" else batch
-
-    def _fetched(self) -> _Batches:
-        for ticket, indices in self._tickets():
-            yield ticket, self._fetch(indices)
 
     def _fetched_ahead(self) -> _Batches:
         pool = ThreadPoolExecutor(self.num_workers, thread_name_prefix="mpiddp-loader")

@@ -29,5 +29,4 @@ def adopt(x: Any) -> Array:
         raise TypeError(f"its memory is on a GPU, and arrays there are CuPy's to communicate: {fault}")
     if str(getattr(x, "dtype", "")).endswith("bfloat16"):
         expect_bfloat16()
-    found: Array = cupy().from_dlpack(x) if hasattr(x, "__dlpack__") else cupy().asarray(x)
-    return found
+    return cupy().from_dlpack(x) if hasattr(x, "__dlpack__") else cupy().asarray(x)  # type: ignore[no-any-return]

@@ -65,16 +65,14 @@ def expect_known(dtype: DTypeLike) -> None:
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Make an uninitialised array on the current device."""
     expect_known(dtype)
-    made: Array = cupy().empty(shape, dtype)
-    return made
+    return cupy().empty(shape, dtype)  # type: ignore[no-any-return]
 
 
 def over(address: int, size_bytes: int, dtype: np.dtype[Any], place: int, owner: object) -> Array:
     """Return a flat array over another library's memory, which ``owner`` keeps. It takes a tenth of DLPack's time."""
     cuda = cupy().cuda
     memory = cuda.MemoryPointer(cuda.UnownedMemory(address, size_bytes, owner, place), 0)
-    made: Array = cupy().ndarray(size_bytes // dtype.itemsize, dtype, memory)
-    return made
+    return cupy().ndarray(size_bytes // dtype.itemsize, dtype, memory)  # type: ignore[no-any-return]
 
 
 def device_arrays_of(args: Iterable[object]) -> Iterator[Array]:

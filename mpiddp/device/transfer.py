@@ -21,14 +21,12 @@ def upload(x: Array) -> Array:
         return x
     expect_known(x.dtype)
     with cupy().cuda.Device(current_device()):  # each thread has its own
-        copy: Array = cupy().asarray(x)
-    return copy
+        return cupy().asarray(x)  # type: ignore[no-any-return]
 
 
 def download(x: Array) -> np.ndarray[Any, Any]:
     """Return a finished copy on the host; a host array as it is."""
-    found: np.ndarray[Any, Any] = x.get() if is_device_array(x) else x  # type: ignore[attr-defined]
-    return found
+    return x.get() if is_device_array(x) else x  # type: ignore[attr-defined]
 
 
 def placed(value: Any, like: Array) -> Array:

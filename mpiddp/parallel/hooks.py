@@ -45,8 +45,7 @@ def averages(value: Any, bucket: GradBucket) -> Array:
             f"a communication hook's future must hold an array of {length} elements (the gradients of bucket"
             f" {bucket.index()}) or a list that begins with one, got {_kind(value)}{size}"
         )
-    array: Array = found
-    return array
+    return found  # type: ignore[no-any-return]
 
 
 def _kind(value: object) -> str:
@@ -82,14 +81,10 @@ def noop_hook(state: object, bucket: GradBucket) -> Future:
     return completed(bucket.buffer())
 
 
-def _is_wider(x: Array, dtype: np.dtype[Any]) -> bool:
-    return x.dtype.kind == "f" and x.dtype.itemsize > dtype.itemsize
-
-
 def _compress_hook(dtype: np.dtype[Any], process_group: GroupLike, bucket: GradBucket) -> Future:
     group = known(process_group)
     buffer = bucket.buffer()
-    if not _is_wider(buffer, dtype):
+    if buffer.dtype.kind != "f" or buffer.dtype.itemsize <= dtype.itemsize:  # it is as narrow
         return allreduce_hook(group, bucket)
     # Divide before rounding: a sum of averages overflows less. The reducer decompresses when it copies to the bucket.
     return submitted(converted(buffer * buffer.dtype.type(1 / group.size()), dtype), group)

@@ -32,10 +32,10 @@ class Checkpointer:
     def __init__(self, config: Config, versions: Mapping[str, str] | None = None) -> None:
         assert config.output is not None
         self._config = config
-        self._output = config.output
         self._versions = dict(versions or {})
         self._folder = config.output / "checkpoints"
-        self._store = CheckpointStore(self._folder, config.keep) if dist.get_rank() == 0 else None
+        self._store = CheckpointStore(self._folder, config.keep)
+        """Used by rank 0, which may be another process after a death."""
         self._lock: RunLock | None = None
         self._saved: tuple[int, int] | None = None
         self._shard_fault: str | None = None
@@ -46,9 +46,7 @@ class Checkpointer:
         BlockingIOError: another run holds it; UsageError: it holds checkpoints, and the configuration does not resume.
         """
         self._reclaim()
-        if self._store is None:
-            return
-        if self._config.resume == "no" and self._store.steps():
+        if dist.get_rank() == 0 and self._config.resume == "no" and self._store.steps():
             raise UsageError(
                 f"{self._folder} holds checkpoints of an earlier run: --resume auto goes on with it, another"
                 " --output (or removing that folder) begins anew"
@@ -75,15 +73,14 @@ class Checkpointer:
         }
         self._finish_previous()
         shards = self._write_shards(trainer)
-        if self._store is not None and self._shard_fault is None:
+        if dist.get_rank() == 0 and self._shard_fault is None:
             self._store.save(Checkpoint(trainer.arrays(), state), shards)
 
     def finish(self) -> None:
         """Wait for the disk; OSError on rank 0 if the last checkpoint could not be written."""
-        if self._store is not None:
-            self._store.finish()
-            if self._shard_fault is not None:
-                raise OSError(self._shard_fault)
+        self._store.finish()
+        if dist.get_rank() == 0 and self._shard_fault is not None:
+            raise OSError(self._shard_fault)
 
     def regroup(self, trainer: Trainer) -> None:
         """Continue with the surviving ranks, from a checkpoint of this moment."""
@@ -95,9 +92,8 @@ class Checkpointer:
         self.save(trainer, score=trainer.history[-1].accuracy if tested else None)
 
     def _reclaim(self) -> None:
-        if dist.get_rank() == 0:  # another process may have been rank 0 before
-            self._store = self._store or CheckpointStore(self._folder, self._config.keep)
-            self._lock = self._lock or RunLock(self._output)
+        if dist.get_rank() == 0:
+            self._lock = self._lock or RunLock(self._folder.parent)
             self._store.tidy()
 
     def _finish_previous(self) -> None:
@@ -114,7 +110,7 @@ class Checkpointer:
         if not any(has_shard for has_shard, _ in writers):
             return {}
         name = f"rank-{dist.get_rank():05d}.safetensors"
-        pending = temporary_name(self._folder / f"step-{trainer.step:010d}", writer=writers[0][1])
+        pending = temporary_name(self._store.path(trainer.step), writer=writers[0][1])
         entries, fault = {}, None
         if own:
             content = encode_arrays(own)
@@ -126,7 +122,7 @@ class Checkpointer:
                 fault = f"rank {dist.get_rank()}: {error}"
         told = gathered((entries, fault))
         self._shard_fault = next((fault for _, fault in told if fault is not None), None)
-        if self._shard_fault is not None and self._store is not None:
+        if self._shard_fault is not None and dist.get_rank() == 0:
             remove_folders([pending])
         return {name: entry for entries, _ in told for name, entry in entries.items()}
 
@@ -156,7 +152,7 @@ class Checkpointer:
         raise_on_all_ranks(lambda: _load(trainer, state, arrays))
         _apply_changed_options(trainer, state["config"], self._config)
         self._saved = (trainer.epoch, trainer.step)
-        if self._store is not None:
+        if dist.get_rank() == 0:
             done, epochs = trainer.epoch, self._config.epochs
             where = f"in epoch {done + 1}" if done < epochs else f"with all {epochs} epochs done"
             say(f"resumed after step {trainer.step}, {where}, from {self._folder}")
@@ -165,7 +161,7 @@ class Checkpointer:
                 _logger.warning(said, *difference)
 
     def _newest(self) -> Checkpoint | None:
-        if self._store is None:
+        if dist.get_rank() > 0:
             return None
         checkpoint, faults = self._store.newest()
         if checkpoint is None and faults:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .options import AT_LEAST_0, AT_LEAST_1, POSITIVE, SHARE, UsageError, flag, nearest, option
+from .options import AT_LEAST_0, AT_LEAST_1, POSITIVE, SHARE, UsageError, flag, nearest, option, refusing
 from .stop import parse_duration
 
 MODELS = ("net", "mlp", "resnet")
@@ -263,10 +263,8 @@ def read_options(arguments: argparse.Namespace) -> Config:
     given = vars(arguments)
     values: dict[str, Any] = {}
     if "config" in given:
-        try:
+        with refusing(f"--config {given['config']}: ", OSError, ValueError):
             values = tomllib.loads(given["config"].read_text())
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--config {given['config']}: {error}") from error
     return Config.from_mapping(values | {name: given[name] for name in _KINDS if name in given})
 
 

@@ -26,7 +26,7 @@ from mpiddp.mpi import cuda_aware, probe
 from mpiddp.mpi.world import World
 from mpiddp.shm import segment
 
-from .options import UsageError
+from .options import UsageError, refusing
 from .ranks import gathered
 
 _TRIED_BYTES = (1 << 20, 1 << 24)
@@ -120,10 +120,8 @@ def _probe() -> None:
     announced = launchers.launch()
     if announced is not None and announced.size > 1:
         raise UsageError("--probe-gpu starts a job of its own: run it alone, without a launcher")
-    try:
+    with refusing("--probe-gpu: ", probe.ProbeError):
         probe.run()
-    except probe.ProbeError as error:
-        raise UsageError(f"--probe-gpu: {error}") from error
 
 
 def _place(world: World) -> dict[str, Any]:

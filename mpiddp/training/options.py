@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 
@@ -19,6 +20,15 @@ class RunError(UsageError):
     """A failure of a run that all ranks know of and that needs no traceback."""
 
     exit_code = 1
+
+
+@contextlib.contextmanager
+def refusing(prefix: str, *kinds: type[Exception], by: type[UsageError] = UsageError) -> Iterator[None]:
+    """Raise an error of the block as a `UsageError`, whose text is the prefix and the error's."""
+    try:
+        yield
+    except kinds as error:
+        raise by(f"{prefix}{error}") from error
 
 
 class Range(NamedTuple):

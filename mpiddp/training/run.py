@@ -25,7 +25,7 @@ from .config import Config
 from .console import Console, configuration_lines, say, warnings_of
 from .data import load_data
 from .metrics_files import MetricsFiles
-from .options import RunError, UsageError
+from .options import RunError, UsageError, refusing
 from .ranks import broadcasted, gathered, raise_on_all_ranks
 from .recovery import RestorePoint
 from .run_folder import describe
@@ -133,10 +133,8 @@ def _train(job: Job, change: elastic.Change | None) -> int:
         trainer.callbacks[event] += [job.point.note, *(getattr(each, event) for each in listeners)]
     if trainer.model.timeline is not None:
         trainer.model.timeline.watch(trainer.optimizer)
-    try:
+    with refusing("", FloatingPointError, by=RunError):
         trainer.fit(config.epochs)
-    except FloatingPointError as error:
-        raise RunError(str(error)) from error
     return _stop(job, trainer) if trainer.stopped else _finish(job, trainer)
 
 
