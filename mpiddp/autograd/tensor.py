@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from mpiddp.device import array_namespace, download
+from mpiddp.device.conversion import Conversion, conversion
 from mpiddp.device.place import place_of
 from mpiddp.errors import ArrayError
 from mpiddp.typing import Array, DTypeLike, Shape
 
 from .arithmetic import Where
-from .conversion import Conversions
 from .engine import run_backward
 from .function import (
     Function,
@@ -23,6 +23,7 @@ from .function import (
     RemovableHandle,
     Variable,
     as_array,
+    constant,
     is_differentiable,
     mode,
     normalize_axis_index,
@@ -30,6 +31,17 @@ from .function import (
 )
 from .reduction import Reductions
 from .shaping import Join
+
+
+class Convert(Function):
+    """``a`` with another device or dtype."""
+
+    def forward(self, a: Array, convert: Conversion) -> Array:
+        self.back = Conversion("kept" if convert.place == "kept" else place_of(a), a.dtype)
+        return convert(a)
+
+    def backward(self, grad: Array) -> Array:
+        return self.back(grad)
 
 
 class ElementCount(int):
@@ -46,7 +58,23 @@ class ElementCount(int):
         return self.shape if dim is None else self.shape[normalize_axis_index(dim, len(self.shape))]
 
 
-class Tensor(Reductions, Conversions):
+def _in_place(ufunc: str) -> Callable[[Tensor, Operand], Any]:
+    """Return the method that works in place where nothing is recorded, as in an optimizer's step.
+
+    Elsewhere it makes a new tensor.
+    """
+
+    def augmented(self: Tensor, other: Operand) -> Any:
+        if mode.enabled and (self.grad_fn is not None or not self.requires_grad):
+            return NotImplemented
+        data = self._writable(other)
+        getattr(array_namespace(data), ufunc)(data, values_of(other), out=data, casting="same_kind")
+        return self
+
+    return augmented
+
+
+class Tensor(Reductions):
     """An array on the tape, with torch's methods.
 
     An array given as ``data`` is kept, not copied; Python floats become float32. ``backward`` adds to ``grad``, an
@@ -207,25 +235,8 @@ class Tensor(Reductions, Conversions):
                 )
         return self.data
 
-    def _augmented(self, ufunc: str, other: Operand) -> Any:
-        """Work in place where nothing is recorded, as an optimizer's step, else make a new tensor."""
-        if mode.enabled and (self.grad_fn is not None or not self.requires_grad):
-            return NotImplemented
-        data = self._writable(other)
-        getattr(array_namespace(data), ufunc)(data, values_of(other), out=data, casting="same_kind")
-        return self
-
-    def __iadd__(self, other: Operand) -> Any:
-        return self._augmented("add", other)
-
-    def __isub__(self, other: Operand) -> Any:
-        return self._augmented("subtract", other)
-
-    def __imul__(self, other: Operand) -> Any:
-        return self._augmented("multiply", other)
-
-    def __itruediv__(self, other: Operand) -> Any:
-        return self._augmented("true_divide", other)
+    __iadd__, __isub__ = _in_place("add"), _in_place("subtract")
+    __imul__, __itruediv__ = _in_place("multiply"), _in_place("true_divide")
 
     def copy_(self, src: Operand) -> Tensor:
         """Write the values of ``src``, which broadcast."""
@@ -267,8 +278,7 @@ class Tensor(Reductions, Conversions):
                 raise RuntimeError("grad can be implicitly created only for scalar outputs")
             gradient = array_namespace(self.data).ones_like(self.data)
         else:
-            gradient = gradient.data if isinstance(gradient, Variable) else gradient
-            gradient = array_namespace(self.data).asarray(gradient, dtype=self.data.dtype)
+            gradient = array_namespace(self.data).asarray(values_of(gradient), dtype=self.data.dtype)
             if gradient.shape != self.data.shape:
                 raise RuntimeError(
                     f"Mismatch in shape: grad_output[0] has a shape of {gradient.shape} and output[0] has a shape of "
@@ -285,6 +295,45 @@ class Tensor(Reductions, Conversions):
         if self.post_accumulate_grad_hooks is None:
             self.post_accumulate_grad_hooks = {}
         return RemovableHandle(self.post_accumulate_grad_hooks, hook)
+
+    # -- elsewhere, and of another dtype -----------------------------------------------------------------------------
+
+    def to(self, device: Any = None, dtype: Any = None, non_blocking: bool = False, copy: bool = False) -> Tensor:
+        """Return the values on another device, with another dtype, or both; gradients flow back.
+
+        ``device`` is ``"cpu"``, ``"cuda"``, ``"cuda:N"``, N, a dtype, or an object with both. ``copy`` copies even
+        if nothing changes. ``non_blocking`` is ignored: only copies to the host wait.
+        """
+        convert = conversion(values_of(device), dtype)
+        if convert.place == "kept" and self.data.dtype == convert.dtype:
+            return self.clone() if copy else self
+        if self.requires_grad and mode.enabled and (convert.dtype is None or is_differentiable(convert.dtype)):
+            result = Convert.apply(self, convert)
+        else:
+            result = constant(convert(self.data))
+        if result.data is self.data:
+            return self.clone() if copy else self
+        return result
+
+    def cpu(self) -> Tensor:
+        """Return the values on the host."""
+        return self.to("cpu")
+
+    def cuda(self, device: int | None = None) -> Tensor:
+        """Return the values on a GPU, by default the current one."""
+        return self.to("cuda" if device is None else device)
+
+    def astype(self, dtype: DTypeLike) -> Tensor:
+        """Return the values with another dtype."""
+        return self.to(np.dtype(dtype))
+
+    def long(self) -> Tensor:
+        """Return the values as int64."""
+        return self.to(np.int64)
+
+    def float(self) -> Tensor:
+        """Return the values as float32."""
+        return self.to(np.float32)
 
 
 Function.output_type = Tensor

@@ -6,7 +6,8 @@ import atexit
 import os
 import time
 from collections import Counter, namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -61,7 +62,7 @@ class _Source:
     """The number of its samples, once it has told its end."""
 
 
-class Stream:
+class Stream(Iterator[Any], AbstractContextManager["Stream"]):
     """Iterate over batches of samples that other ranks send while they compute, with plain MPI and without mpiddp.
 
     Sources and trainers share a communicator. Each source sends to one trainer, or to several in turn if there are
@@ -192,12 +193,6 @@ class Stream:
         _open.append(self)
         # A trainer that ends early must not leave its sources waiting.
         atexit.register(self.close)
-
-    def __iter__(self) -> Stream:
-        return self
-
-    def __enter__(self) -> Stream:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

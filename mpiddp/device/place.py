@@ -71,11 +71,6 @@ def stand_at(x: object) -> None:
         x.device.use()  # type: ignore[attr-defined]
 
 
-@contextlib.contextmanager
-def returning() -> Iterator[None]:
+def returning() -> contextlib.AbstractContextManager[Any]:
     """Restore this thread's device after any `stand_at`."""
-    if not in_use():
-        yield
-        return
-    with cupy().cuda.Device():
-        yield
+    return cupy().cuda.Device() if in_use() else contextlib.nullcontext()

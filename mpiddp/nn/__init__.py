@@ -21,9 +21,8 @@ from .conv import Conv2d as Conv2d
 from .dropout import Dropout as Dropout, Dropout2d as Dropout2d
 from .linear import Linear as Linear
 from .loss import CrossEntropyLoss as CrossEntropyLoss, MSELoss as MSELoss, NLLLoss as NLLLoss
-from .module import Module as Module
+from .module import Module as Module, Parameter as Parameter
 from .normalization import BatchNorm1d as BatchNorm1d, BatchNorm2d as BatchNorm2d
-from .parameter import Parameter as Parameter
 from .pooling import MaxPool2d as MaxPool2d
 from .random import manual_seed as manual_seed
 

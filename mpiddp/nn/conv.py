@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from mpiddp.autograd import Function, Tensor
-from mpiddp.autograd.product import product
+from mpiddp.autograd.arithmetic import product
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array, DTypeLike
 
 from . import init
 from .linear import check_dtypes
-from .module import Module
-from .parameter import Parameter
+from .module import Module, Parameter
 from .window import Pair, Window, batch_first, batch_last, pair
 
 _CACHE_BYTES = 512 << 10

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from mpiddp.autograd import Function, Tensor
+from mpiddp.autograd.arithmetic import product
 from mpiddp.autograd.function import expect_array_or_option
-from mpiddp.autograd.product import product
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array, DTypeLike
 
 from . import init
-from .module import Module
-from .parameter import Parameter
+from .module import Module, Parameter
 
 
 class LinearFunction(Function):

@@ -13,30 +13,26 @@ import numpy as np
 from mpiddp.autograd import Function, Tensor
 from mpiddp.autograd.function import unbroadcast
 from mpiddp.device import array_namespace
-from mpiddp.typing import Array, DTypeLike, Shape
+from mpiddp.typing import Array, DTypeLike
 
 from .linear import check_dtypes
-from .module import Module
-from .parameter import Parameter
+from .module import Module, Parameter
 
 
 class Normalization(Function):
     """``normal * weight + bias``. A subclass computes ``normal`` in its forward, and defines `gradient_of_input`."""
 
     normal: Array
-    weight: Array | None
-    bias_shape: Shape | None
+    weight: Any
+    """An array, or None."""
+    bias_shape: Any
 
     def backward(self, grad: Array) -> tuple[Array | None, ...]:
-        weight, bias = self.weight, self.bias_shape
-        for_x = for_weight = for_bias = None
-        if self.needs(1) and weight is not None:
-            for_weight = unbroadcast(grad * self.normal, weight.shape)
-        if self.needs(2) and bias is not None:
-            for_bias = unbroadcast(grad, bias)
-        if self.needs(0):
-            for_x = self.gradient_of_input(grad)
-        return for_x, for_weight, for_bias
+        return (
+            self.gradient_of_input(grad) if self.needs(0) else None,
+            unbroadcast(grad * self.normal, self.weight.shape) if self.needs(1) else None,
+            unbroadcast(grad, self.bias_shape) if self.needs(2) else None,
+        )
 
     @abstractmethod
     def gradient_of_input(self, grad: Array) -> Array: ...

@@ -110,14 +110,12 @@ def lay_out(buckets: Sequence[Sequence[ParameterLike]], group: ProcessGroup) -> 
         parts = views(gradients, [(_size(bucket),) for bucket in chosen.values()])
         for (index, bucket), part in zip(chosen.items(), parts, strict=True):
             made[index] = GradBucket(index, bucket, part, is_last=index == len(buckets) - 1)
-    ordered = [made[index] for index in range(len(buckets))]
-    for grad_bucket in ordered:
-        for parameter, slot in zip(grad_bucket.parameters(), grad_bucket.gradients(), strict=True):
-            if parameter.grad is not None:
-                slot[...] = parameter.grad
-                parameter.grad = slot
-            parameter.grad_slot = slot
-    return ordered
+            for parameter, slot in zip(bucket, made[index].gradients(), strict=True):
+                if parameter.grad is not None:
+                    slot[...] = parameter.grad
+                    parameter.grad = slot
+                parameter.grad_slot = slot
+    return [made[index] for index in range(len(buckets))]
 
 
 def _fill(order: Sequence[int], sizes_bytes: Sequence[int], caps_bytes: Sequence[int]) -> list[list[int]]:

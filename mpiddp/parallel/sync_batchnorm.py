@@ -142,9 +142,7 @@ class SyncBatchNorm(BatchNorm):
         return output
 
     def _group(self) -> ProcessGroup | None:
-        if not is_initialized():
-            return None
-        return known(self.process_group)
+        return known(self.process_group) if is_initialized() else None
 
     @classmethod
     def convert_sync_batchnorm(cls, module: Module, process_group: GroupLike = None) -> Module:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import mpiddp.distributed as dist
 from mpiddp import nn
 from mpiddp.data import DataLoader, Dataset, GlobalBatchSampler
-from mpiddp.device import choice, cuda_fault, upload
+from mpiddp.device import choice, upload
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.nn.normalization import BatchNorm
 from mpiddp.optim import SGD, Adam, AdamW, Optimizer
@@ -150,14 +150,6 @@ def _forget(memory: PowerSGDState) -> None:
     """Drop the hook's memory, which a gradient that is not finite has spoilt."""
     memory.error_dict.clear()
     memory.q_memory_dict.clear()
-
-
-def gpu_fault(wanted: str) -> str | None:
-    """Return why this rank's arrays cannot live on a GPU, or None.
-
-    Called before `init_process_group`: it imports CuPy, and the rank gets its GPU before MPI starts.
-    """
-    return "--device cpu" if wanted == "cpu" else cuda_fault()
 
 
 def agree_on_device(wanted: str, fault_here: str | None) -> bool:

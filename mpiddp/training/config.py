@@ -168,10 +168,7 @@ class Config:
         no_folder, spares, virtual = self.output is None, self.spares > 0, self.virtual_ranks
         yield no_folder and self.resume != "no", f"--resume {self.resume} needs --output DIR, the folder of the run"
         yield no_folder and self.checkpoint_steps > 0, "--checkpoint-steps needs --output DIR, where they are saved"
-        yield (
-            no_folder and self.max_time is not None,
-            "--max-time stops with a checkpoint: give --output DIR, its place",
-        )
+        yield no_folder and bool(self.max_time), "--max-time stops with a checkpoint: give --output DIR, its place"
         no_files = self.data == "mnist" and self.data_dir is None
         yield no_files, "--data mnist needs --data-dir DIR, the folder of MNIST's four IDX files"
         own = ":" in self.model and self.dropout is not None

@@ -12,6 +12,7 @@ from typing import Any
 import mpiddp.distributed as dist
 from mpiddp import elastic, nn
 from mpiddp.data import Dataset
+from mpiddp.device import cuda_fault
 from mpiddp.device.allocator import tune_allocator
 from mpiddp.distributed.groups import default_group
 from mpiddp.distributed.shrink import survivable
@@ -19,7 +20,7 @@ from mpiddp.errors import EXIT_CHECKPOINTED, EXIT_INTERRUPTED
 from mpiddp.serialization import save
 
 from . import info
-from .build import agree_on_device, build_trainer, gpu_fault
+from .build import agree_on_device, build_trainer
 from .checkpointer import Checkpointer
 from .config import Config
 from .console import Console, configuration_lines, say, warnings_of
@@ -42,7 +43,8 @@ def run(config: Config, version: str) -> int:
     """
     began_s = time.monotonic()
     tune_allocator()
-    no_gpu = gpu_fault(config.device)
+    # Before MPI starts, because it imports CuPy, and the rank gets its GPU.
+    no_gpu = "--device cpu" if config.device == "cpu" else cuda_fault()
     dist.init_process_group("nccl" if no_gpu is None else None)
     world = default_group()._link.world
     # The signals are taken until the end: one that is late on one rank would end the saving.
@@ -184,9 +186,8 @@ def _checkpointer(job: Job, config: Config) -> Checkpointer:
 
 
 def _open_files(job: Job, trainer: Trainer) -> None:
-    if dist.get_rank() == 0 and job.files is None:
-        job.files = MetricsFiles(job.config.metrics, job.config.output, trainer.history)
-    elif job.files is not None:
+    if dist.get_rank() == 0:
+        job.files = job.files or MetricsFiles(job.config.metrics, job.config.output, trainer.history)
         job.files.epoch_end(trainer)  # another rank may have completed one more epoch
 
 
