@@ -27,7 +27,7 @@ Hooks = dict[int, Callable[..., Any]]
 _ids = itertools.count()
 
 
-class RemovableHandle:
+class RemovableHandle(contextlib.AbstractContextManager["RemovableHandle"]):
     """Removes a registered hook, also as a context manager."""
 
     def __init__(self, hooks: Hooks, hook: Callable[..., Any]) -> None:
@@ -38,9 +38,6 @@ class RemovableHandle:
     def remove(self) -> None:
         """Remove the hook, if it is there."""
         self._hooks.pop(self._id, None)
-
-    def __enter__(self) -> RemovableHandle:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.remove()

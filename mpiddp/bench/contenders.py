@@ -39,11 +39,10 @@ def to_and_fro(b: Buffers, send: Call, receive: Call) -> None:
 
 def mpiddp(b: Buffers, algorithm: str | None = None) -> Call:
     """Return the call, by the built-in choice or by an algorithm; ValueError if the operation has none of its name."""
-    if b.operation in plan.ONE_NODE:
-        return torch(b, dist, None, lambda x: x, algorithm=algorithm)
-    if algorithm is not None:
+    chooses = b.operation in plan.ONE_NODE
+    if algorithm is not None and not chooses:
         raise ValueError(f"there is no algorithm {b.operation}:{algorithm}")
-    return torch(b, dist, None, lambda x: x)
+    return torch(b, dist, None, lambda x: x, **({"algorithm": algorithm} if chooses else {}))
 
 
 def mpi4py(b: Buffers, comm: MPI.Intracomm) -> Call | None:

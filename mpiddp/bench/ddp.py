@@ -47,6 +47,11 @@ class Batch(NamedTuple):
     images: Any
     labels: Any
 
+    @classmethod
+    def of(cls, rank: int, samples: int) -> Batch:
+        rng = np.random.default_rng(rank)
+        return cls(rng.standard_normal((samples, 1, 28, 28)).astype(np.float32), rng.integers(0, 10, samples))
+
 
 class Ours:
     def __init__(
@@ -99,9 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measure(here: Bench, network: str, arguments: argparse.Namespace, theirs: Any) -> dict[str, float]:
-    rng = np.random.default_rng(here.rank)
-    images = rng.standard_normal((arguments.batch, 1, 28, 28)).astype(np.float32)
-    batch = Batch(images, rng.integers(0, 10, arguments.batch))
+    batch = Batch.of(here.rank, arguments.batch)
     ours, virtual = Ours(network, batch), Ours(network, batch, virtual_ranks=here.size)
     exposed: list[float] = []
 

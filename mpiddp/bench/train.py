@@ -13,9 +13,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import numpy as np
 
 import mpiddp.distributed as dist
 from mpiddp.mpi.lazy import MPI
@@ -90,14 +89,11 @@ def _measure(
     here: Bench, network: str, teams: list[Team], batches: list[int], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
     turns: list[list[Measured]] = [[] for _ in teams]
-    contenders = [
-        _contender(here, network, team, batch) if team.clock is not None else None
-        for team, batch in zip(teams, batches, strict=True)
-    ]
+    contenders = [_contender(here, network, team, batch) for team, batch in zip(teams, batches, strict=True)]
     for _ in range(arguments.rounds):
-        for team, contender, taken in zip(teams, contenders, turns, strict=True):
-            if contender is not None and team.clock is not None:
-                taken.append(_turn(contender, team.clock, arguments.iterations))
+        for contender, taken in zip(contenders, turns, strict=True):
+            if contender is not None:
+                taken.append(contender(arguments.iterations))
             _sleeping_barrier(here.comm)
     rows: list[dict[str, Any]] = []
     if here.rank:
@@ -112,19 +108,20 @@ def _measure(
     return rows
 
 
-def _contender(here: Bench, network: str, team: Team, batch: int) -> Ours:
-    rng = np.random.default_rng(here.rank)
-    images = rng.standard_normal((batch, 1, 28, 28)).astype(np.float32)
-    ours = Ours(network, Batch(images, rng.integers(0, 10, batch)), team.group)
-    assert team.clock is not None, "a member"
-    team.clock.each(ours.step, _WARMUP)
-    return ours
+def _contender(here: Bench, network: str, team: Team, batch: int) -> Callable[[int], Measured] | None:
+    """Return what takes a turn of as many steps; None on a rank that is not in the team."""
+    clock = team.clock
+    if clock is None:
+        return None
+    ours = Ours(network, Batch.of(here.rank, batch), team.group)
+    clock.each(ours.step, _WARMUP)
 
+    def turn(iterations: int) -> Measured:
+        waited_s = ours.model.exposed_s
+        step_s = clock.each(ours.step, iterations)
+        return Measured(step_s, (ours.model.exposed_s - waited_s) / sum(step_s))
 
-def _turn(ours: Ours, clock: Clock, iterations: int) -> Measured:
-    waited_s = ours.model.exposed_s
-    step_s = clock.each(ours.step, iterations)
-    return Measured(step_s, (ours.model.exposed_s - waited_s) / sum(step_s))
+    return turn
 
 
 def _sleeping_barrier(comm: MPI.Intracomm) -> None:

@@ -328,11 +328,10 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
             self._policy.add(found)
         if wrong and self._live:
             slots.post()  # a stranger's has taken the place of a source's
-        if self._closing:
-            return True
-        self._settle()
-        if wrong:
-            self._refuse(*wrong[0][1:])
+        if not self._closing:
+            self._settle()
+            if wrong:
+                self._refuse(*wrong[0][1:])
         return True
 
     def _refuse(self, source: int, size: int) -> None:

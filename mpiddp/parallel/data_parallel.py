@@ -83,11 +83,10 @@ class DataParallel(Module):
                 )
         parts = scatter((inputs, kwargs), self._places, self.dim)
         places = self._places[: len(parts)]
-        if len(parts) > 1:
-            outputs = parallel_apply(replicate(self.module, places), parts, places)
-            return gather(outputs, self._output_place, self.dim)
-        outputs = parallel_apply([self.module], parts, places)
-        return outputs[0] if self._output_place == first else gather(outputs, self._output_place, self.dim)
+        alone = len(parts) == 1
+        outputs = parallel_apply([self.module] if alone else replicate(self.module, places), parts, places)
+        there = alone and self._output_place == first
+        return outputs[0] if there else gather(outputs, self._output_place, self.dim)
 
 
 def _name(place: object) -> str:

@@ -97,8 +97,7 @@ class DistributedDataParallel(Wrapper, Module):
     @property
     def virtual_ranks(self) -> int | None:
         """How many virtual ranks there are on all ranks together."""
-        partial = self._reducer.partial
-        return None if partial is None else partial.virtual_ranks
+        return self._options.virtual_ranks
 
     @property
     def own_virtual_ranks(self) -> range:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 from mpiddp.arguments import whole
@@ -18,10 +19,7 @@ Parameters = Iterable[Parameter] | Iterable[dict[str, Any]]
 
 
 def parameters_of(params: Parameters) -> list[Parameter]:
-    found: list[Parameter] = []
-    for each in params:
-        found += each["params"] if isinstance(each, dict) else [each]
-    return found
+    return list(chain.from_iterable(each["params"] if isinstance(each, dict) else [each] for each in params))
 
 
 def _check(name: str, value: int, least: int) -> int:

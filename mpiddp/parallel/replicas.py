@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp.device import array_namespace, download
+from mpiddp.device.packing import views
 from mpiddp.distributed import MismatchError, ProcessGroup, broadcast
 from mpiddp.distributed.objects import gathered
 from mpiddp.typing import Array
@@ -65,11 +66,9 @@ def broadcast_arrays(arrays: Sequence[Array], group: ProcessGroup, source: int =
         together = [x for x in arrays if array_namespace(x) is xp]
         packed = xp.concatenate([xp.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in together])
         broadcast(packed, group=group, group_src=source)
-        start = 0
-        for x in together:
+        for x, part in zip(together, views(packed, [(x.nbytes,) for x in together]), strict=True):
             # Aligned for the dtype, as a device's kernels need.
-            x[...] = packed[start : start + x.nbytes].copy().view(x.dtype).reshape(x.shape)
-            start += x.nbytes
+            x[...] = part.copy().view(x.dtype).reshape(x.shape)
 
 
 def check_equal_values(named_arrays: Sequence[tuple[str, Array]], group: ProcessGroup) -> None:

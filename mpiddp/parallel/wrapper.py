@@ -28,19 +28,11 @@ class Wrapper(Joinable):
     _state_type: type[ModuleState] = ModuleState
     _sync_batchnorm_type: type
 
-    @staticmethod
-    @abstractmethod
-    def _check_module(module: Any, /) -> None:
-        """Raise TypeError for what is no module of the library."""
-
-    @staticmethod
-    @abstractmethod
-    def _is_grad_enabled() -> bool: ...
-
-    @staticmethod
-    @abstractmethod
-    def _queue_callback(callback: Callable[[], object], /) -> None:
-        """Call back at the end of the running backward."""
+    _check_module: Callable[[Any], None]
+    """Raise TypeError for what is no module of the library."""
+    _is_grad_enabled: Callable[[], bool]
+    _queue_callback: Callable[[Callable[[], object]], None]
+    """Call back at the end of the running backward."""
 
     @abstractmethod
     def _register_output_hook(self, output: Any) -> Any:

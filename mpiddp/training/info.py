@@ -105,23 +105,18 @@ def run(version: str, as_json: bool, probe_gpu: bool = False) -> int:
 
     UsageError if ``probe_gpu`` cannot have a job of its own.
     """
-    if probe_gpu:
-        _probe()
+    if probe_gpu:  # in a job of its own, before MPI runs here
+        announced = launchers.launch()
+        if announced is not None and announced.size > 1:
+            raise UsageError("--probe-gpu starts a job of its own: run it alone, without a launcher")
+        with refusing("--probe-gpu: ", probe.ProbeError):
+            probe.run()
     dist.init_process_group()
     found = collect(version) | {"ordinary_arrays": _ways()}
     if dist.get_rank() == 0:
         print(json.dumps(found | {"warnings": complaints(found)}, indent=2) if as_json else text(found), flush=True)
     dist.destroy_process_group()
     return 0
-
-
-def _probe() -> None:
-    """Run the probe, in a job of its own, before MPI runs here."""
-    announced = launchers.launch()
-    if announced is not None and announced.size > 1:
-        raise UsageError("--probe-gpu starts a job of its own: run it alone, without a launcher")
-    with refusing("--probe-gpu: ", probe.ProbeError):
-        probe.run()
 
 
 def _place(world: World) -> dict[str, Any]:
