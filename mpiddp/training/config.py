@@ -42,110 +42,95 @@ class Config:
 
     model: str = option(
         "net",
-        "network",
         "the tutorial's network (net), a perceptron (mlp), a residual network with batch norm (resnet), or"
         " MODULE:CALLABLE, which returns a Module when called without arguments",
+        begins="network",
     )
     dropout: float | None = option(
         None,
-        "network",
         "probability with which a unit is left out in training (default: 0.5 of net and mlp, 0 of resnet)",
         within=SHARE,
     )
-    sync_batchnorm: bool = option(False, "network", "batch norms take mean and variance over the batches of all ranks")
+    sync_batchnorm: bool = option(False, "batch norms take mean and variance over the batches of all ranks")
 
     data: str = option(
         "digits",
-        "input",
         "1,797 digits that come with the package (digits), MNIST from --data-dir (mnist), made-up"
         " images (synthetic), npz:FILE, or MODULE:CALLABLE, called with train=True and train=False",
+        begins="input",
     )
-    data_dir: Path | None = option(None, "input", "folder of MNIST's four IDX files, gzipped or not", metavar="DIR")
-    batch_size: int = option(64, "input", "samples a batch, over all ranks together", within=AT_LEAST_1)
-    workers: int = option(0, "input", "threads of each rank that fetch batches ahead; 0: none", within=AT_LEAST_0)
+    data_dir: Path | None = option(None, "folder of MNIST's four IDX files, gzipped or not", metavar="DIR")
+    batch_size: int = option(64, "samples a batch, over all ranks together", within=AT_LEAST_1)
+    workers: int = option(0, "threads of each rank that fetch batches ahead; 0: none", within=AT_LEAST_0)
 
     optimizer: str = option(
         "sgd",
-        "optimization",
         "what makes a step of gradients: sgd, adam, adamw or MODULE:CALLABLE, called with params and lr",
+        begins="optimization",
     )
-    lr: float = option(0.01, "optimization", "learning rate", within=POSITIVE)
-    momentum: float = option(
-        0.9, "optimization", "share of the previous update that goes on; Adam's first beta", within=SHARE
-    )
+    lr: float = option(0.01, "learning rate", within=POSITIVE)
+    momentum: float = option(0.9, "share of the previous update that goes on; Adam's first beta", within=SHARE)
     weight_decay: float = option(
         0.0,
-        "optimization",
         "times each parameter, added to its gradient; with adamw: taken off the parameter itself",
         within=AT_LEAST_0,
     )
-    zero: bool = option(
-        False, "optimization", "each rank updates its share of the parameters, and holds their optimizer state"
-    )
-    accumulate: int = option(1, "optimization", "batches whose gradients make one step", within=AT_LEAST_1)
-    clip_norm: float | None = option(
-        None, "optimization", "limit of the norm of all gradients together", within=POSITIVE
-    )
+    zero: bool = option(False, "each rank updates its share of the parameters, and holds their optimizer state")
+    accumulate: int = option(1, "batches whose gradients make one step", within=AT_LEAST_1)
+    clip_norm: float | None = option(None, "limit of the norm of all gradients together", within=POSITIVE)
     schedule: str = option(
         "constant",
-        "optimization",
         "how the learning rate goes on after the warm-up: constant, half a cosine to 0 at the end (cosine), or"
         " MODULE:CALLABLE, called with optimizer, steps and steps_an_epoch, which returns an LRScheduler",
     )
-    warmup_steps: int = option(0, "optimization", "steps in which the learning rate grows to --lr", within=AT_LEAST_0)
+    warmup_steps: int = option(0, "steps in which the learning rate grows to --lr", within=AT_LEAST_0)
 
     average: str = option(
         "ddp",
-        "ddp",
         "average gradients in buckets during backward (ddp), or MODULE:CALLABLE, called with module, which returns a"
         " DistributedDataParallel of it with options or a communication hook of yours",
+        begins="ddp",
     )
     virtual_ranks: int | None = option(
         None,
-        "ddp",
         "divide each batch into this number of micro-batches, which the ranks share: the model gets the same bits on"
         " any number of ranks up to it",
         within=AT_LEAST_1,
     )
 
-    epochs: int = option(20, "run", "passes over the training data", within=AT_LEAST_1)
-    seed: int = option(0, "run", "fixes initial values, split, order of samples and dropout", within=AT_LEAST_0)
-    device: str = option(
-        "auto", "run", "where arrays live; auto: on GPUs where every rank has one", "auto", "cpu", "cuda"
-    )
+    epochs: int = option(20, "passes over the training data", within=AT_LEAST_1, begins="run")
+    seed: int = option(0, "fixes initial values, split, order of samples and dropout", within=AT_LEAST_0)
+    device: str = option("auto", "where arrays live; auto: on GPUs where every rank has one", "auto", "cpu", "cuda")
     on_nan: str = option(
         "stop",
-        "run",
         "in a step whose loss or gradients are not finite, stop the run with exit code 1, or leave the step out: until"
         " all steps of an epoch, or 100 in a row, were left out, which stops it too",
         *("stop", "skip"),
     )
     max_time: str | None = option(
         None,
-        "run",
         "stop with a checkpoint and exit code 75 before this time since the start is over, in seconds or H:MM:SS;"
         " slurm: before the end of the Slurm job",
         metavar="TIME",
     )
     spares: int = option(
         0,
-        "run",
         "ranks, the last ones, that wait to take the places of dead ones, under Open MPI's mpirun --with-ft ulfm",
         within=AT_LEAST_0,
     )
-    margin: float = option(30.0, "run", "seconds to leave for the checkpoint before --max-time", within=AT_LEAST_0)
+    margin: float = option(30.0, "seconds to leave for the checkpoint before --max-time", within=AT_LEAST_0)
 
-    metrics: Path | None = option(None, "files", "write one JSON line per epoch to this file", metavar="FILE")
+    metrics: Path | None = option(None, "write one JSON line per epoch to this file", metavar="FILE", begins="files")
     output: Path | None = option(
-        None, "files", "save model, configuration, metrics and checkpoints in this folder", metavar="DIR"
+        None, "save model, configuration, metrics and checkpoints in this folder", metavar="DIR"
     )
     resume: str = option(
-        "no", "files", "auto goes on from the newest whole checkpoint in --output, if there is one", "no", "auto"
+        "no", "auto goes on from the newest whole checkpoint in --output, if there is one", "no", "auto"
     )
     checkpoint_steps: int = option(
-        0, "files", "steps between checkpoints, besides those after every epoch; 0 is none", within=AT_LEAST_0
+        0, "steps between checkpoints, besides those after every epoch; 0 is none", within=AT_LEAST_0
     )
-    keep: int = option(3, "files", "newest checkpoints to keep; the most accurate one stays besides", within=AT_LEAST_1)
+    keep: int = option(3, "newest checkpoints to keep; the most accurate one stays besides", within=AT_LEAST_1)
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
@@ -238,12 +223,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="TOML file of the names below (batch_size = 128); the command line overrides it",
     )
-    groups: dict[str, argparse._ArgumentGroup] = {}
     for each in dataclasses.fields(Config):
         kind, metadata = _KINDS[each.name], each.metadata
-        table, choices = metadata["table"], metadata["choices"]
-        if table not in groups:
-            groups[table] = parser.add_argument_group(table)
+        choices = metadata["choices"]
+        if metadata["begins"]:
+            group = parser.add_argument_group(metadata["begins"])
         if kind is bool:
             how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         else:
@@ -252,7 +236,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             how = {"type": str if kind is Path else kind, "metavar": shown}  # `Path("")` would be the working directory
         state = "" if kind is bool or each.default is None else f" (default: {each.default})"
         text = (metadata["help"] + state).replace("%", "%%")
-        groups[table].add_argument(flag(each.name), default=argparse.SUPPRESS, help=text, **how)
+        group.add_argument(flag(each.name), default=argparse.SUPPRESS, help=text, **how)
 
 
 def read_options(arguments: argparse.Namespace) -> Config:

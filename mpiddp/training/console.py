@@ -25,9 +25,11 @@ def say(text: str) -> None:
 def configuration_lines(config: Config, ranks: int, nodes: int) -> str:
     lines = [f"training on {ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}:"]
     tables: defaultdict[str, list[str]] = defaultdict(list)
+    table = ""
     for each in dataclasses.fields(config):
+        table = each.metadata["begins"] or table
         if (value := getattr(config, each.name)) is not None:
-            tables[each.metadata["table"]].append(f"{each.name}={value}")
+            tables[table].append(f"{each.name}={value}")
     return "\n".join([*lines, *(f"  {table + ':':14} {', '.join(said)}" for table, said in tables.items())])
 
 

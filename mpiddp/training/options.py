@@ -45,14 +45,14 @@ SHARE = Range("at least 0 and below 1", lambda value: 0 <= value < 1)
 
 def option(
     default: Any,
-    table: str,
     text: str,
     *choices: str,
     metavar: str | None = None,
     within: Range | None = None,
+    begins: str = "",
 ) -> Any:
-    """Make a dataclass field an option; ``table`` is its group in ``--help``."""
-    metadata = {"table": table, "help": text, "choices": choices, "metavar": metavar, "within": within}
+    """Make a dataclass field an option; ``begins`` names the group of ``--help`` whose first one it is."""
+    metadata = {"begins": begins, "help": text, "choices": choices, "metavar": metavar, "within": within}
     return dataclasses.field(default=default, metadata=metadata)
 
 
