@@ -34,27 +34,25 @@ class ArrayError(DistError, ValueError):
     """An array cannot be sent or received as it is. The text says why, and names the cure."""
 
 
-class MismatchError(DistError):
+class _RanksError(DistError):
+    def __init__(self, text: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(text)  # pickle restores the ranks from the object's dictionary
+        self.ranks = list(ranks)
+
+
+class MismatchError(_RanksError):
     """Ranks have made different calls where all have to make the same; the text names both sides.
 
     The attribute ``ranks`` lists those that disagree, as far as this rank knows, by their numbers in the world.
     """
-
-    def __init__(self, text: str, ranks: Sequence[int] = ()) -> None:
-        super().__init__(text)
-        self.ranks = list(ranks)
 
 
 class DistTimeoutError(DistError, TimeoutError):
     """An operation did not finish in time; the text names it, its group and the ranks that are missing."""
 
 
-class RankFailedError(DistError):
+class RankFailedError(_RanksError):
     """Ranks have died or left the group, and this one may go on without them: see ``shrink_group``.
 
     The attribute ``ranks`` lists them, as far as this rank knows, by their numbers in the world that they were in.
     """
-
-    def __init__(self, text: str, ranks: Sequence[int] = ()) -> None:
-        super().__init__(text)  # pickle restores the ranks from the object's dictionary
-        self.ranks = list(ranks)

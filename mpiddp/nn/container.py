@@ -35,11 +35,9 @@ class Sequential(_Ordered):
 
     def __init__(self, *modules: Any) -> None:
         super().__init__()
-        if len(modules) == 1 and isinstance(modules[0], OrderedDict):
-            named = list(modules[0].items())
-        else:
-            named = [(str(i), module) for i, module in enumerate(modules)]
-        for name, module in named:
+        named = len(modules) == 1 and isinstance(modules[0], OrderedDict)
+        given = modules[0] if named else {str(i): module for i, module in enumerate(modules)}
+        for name, module in given.items():
             self.register_module(name, module)
 
     def forward(self, input: Any) -> Any:

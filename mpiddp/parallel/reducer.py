@@ -217,9 +217,7 @@ class Reducer:
             member(group, "all_reduce")
             plan = make(group._link, "all_reduce", None, buffer, buffer, op, bucket=bucket._index)
             group._plans.remember(key, plan)
-        work = dispatch(group, plan, (buffer, op), (buffer,), async_op=True)
-        assert work is not None
-        return work
+        return dispatch(group, plan, (buffer, op), (buffer,), async_op=True)  # type: ignore[return-value]
 
     def keep(self, weight: float) -> None:
         """Keep a micro-batch's gradients, times ``weight``, for the sum that the last one's backward sends."""

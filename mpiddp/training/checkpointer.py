@@ -189,9 +189,7 @@ def _apply_changed_options(trainer: Trainer, then: Mapping[str, Any], config: Co
     old, new = group_options(then), group_options(config.as_dict())
     if then["schedule"] != "constant" or then["warmup_steps"]:
         del old["lr"]  # the checkpoint's is the schedule's
+    if trainer.scheduler is not None:
+        del new["lr"]  # which the schedule sets
     for group in trainer.optimizer.param_groups:
-        group |= {
-            name: value
-            for name, value in new.items()
-            if value != old.get(name) and not (name == "lr" and trainer.scheduler is not None)
-        }
+        group |= {name: value for name, value in new.items() if value != old.get(name)}
