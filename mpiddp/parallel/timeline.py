@@ -203,7 +203,6 @@ def timeline_of_environment(group: ProcessGroup) -> Timeline | None:
     if _asked_for is None or _asked_for.group._link.closed:
         _asked_for = Timeline(path, group)
         group._link.own(_WriteAtEnd())
-        atexit.unregister(_at_exit)
         atexit.register(_at_exit)
     return _asked_for
 

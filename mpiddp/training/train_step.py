@@ -42,10 +42,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a step.
-
-    ``finite`` and ``waited_s`` are this rank's alone.
-    """
+    """The result of a step."""
 
     tally: MetricSum
     """Sums over the samples of all ranks."""
@@ -55,8 +52,6 @@ class Outcome:
     finite: bool
     """This rank's losses are finite."""
     last: Batch
-    waited_s: float
-    """Seconds in which the step waited for the ranks' sums."""
 
 
 def new_sums(*others: str, rows: int = 1) -> MetricSum:
@@ -83,6 +78,8 @@ class TrainStep:
 
     def __post_init__(self) -> None:
         self._on_device = any(is_device_array(p.data) for p in self.model.module.parameters())
+        self._waited_s = 0.0
+        """Seconds in which steps have waited for the ranks' sums."""
         self._mixes_samples = any(isinstance(module, SyncBatchNorm) for module in self.model.module.modules())
 
     def make(self, first: Batch, following: Iterator[Batch], stop: Callable[[], bool]) -> Outcome:
@@ -114,9 +111,9 @@ class TrainStep:
         finite, summing = early or self._summing(tally)
         began = time.perf_counter()
         summing.wait()
-        waited_s = time.perf_counter() - began
+        self._waited_s += time.perf_counter() - began
         updated = self._update(tally, bool(broken) or tally["broken"] > 0)
-        return Outcome(tally, updated, broken, finite, batch, waited_s)
+        return Outcome(tally, updated, broken, finite, batch)
 
     def window(self) -> int:
         """Return how many batches of the loader make a step."""

@@ -99,7 +99,6 @@ class Trainer(TrainStep):
         self.history: list[EpochMetrics] = []
         self.stopped = False
         self._skipped_in_a_row = 0
-        self._waited_s = 0.0
         self._last_lr = float(self.optimizer.param_groups[0]["lr"])
         # Seconds of the current epoch, of all runs that have trained in it.
         self._epoch_s = self._epoch_exposed_s = 0.0
@@ -261,7 +260,6 @@ class Trainer(TrainStep):
         self._last_lr = float(self.optimizer.param_groups[0]["lr"])
         nn.random.set_step(self.step)
         outcome = self.make(batch, following, self.stop)
-        self._waited_s += outcome.waited_s
         self.stopped = outcome.tally["stop"] > 0
         if outcome.updated:
             self.running.merge(outcome.tally)
