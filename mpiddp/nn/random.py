@@ -7,6 +7,7 @@ the same masks.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -27,14 +28,11 @@ class _Streams:
         self.stream = stream
         # The spawn key keeps stream 0 apart from the initial values.
         self._key = (stream, *step)
-        self._dropout: np.random.Generator | None = None
+        vars(self).pop("dropout", None)
 
-    @property
-    def dropout(self) -> np.random.Generator:
-        if self._dropout is None:  # 20 us that most steps do not need
-            key = np.random.SeedSequence(self.seed, spawn_key=self._key)
-            self._dropout = np.random.Generator(np.random.PCG64(key))
-        return self._dropout
+    @functools.cached_property
+    def dropout(self) -> np.random.Generator:  # 20 us that most steps do not need
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=self._key)))
 
 
 _streams = _Streams(seed=0, stream=0)

@@ -7,6 +7,7 @@ instead of n m. Both sums are one operation of the group's queue: the second beg
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from .buckets import GradBucket
 from .hooks import allreduce_hook
 
 
+@dataclass(eq=False, repr=False)
 class PowerSGDState:
     """Options and memory of `powerSGD_hook`.
 
@@ -56,33 +58,27 @@ class PowerSGDState:
     optimization", NeurIPS 2019; torch's ``PowerSGDState``.
     """
 
-    def __init__(
-        self,
-        process_group: GroupLike,
-        matrix_approximation_rank: int = 1,
-        start_powerSGD_iter: int = 1_000,
-        min_compression_rate: float = 2,
-        use_error_feedback: bool = True,
-        warm_start: bool = True,
-        orthogonalization_epsilon: float = 0,
-        random_seed: int = 0,
-        compression_stats_logging_frequency: int = 10_000,
-        batch_tensors_with_same_shape: bool = False,
-    ) -> None:
-        whole("matrix_approximation_rank", matrix_approximation_rank, 1)
-        whole("start_powerSGD_iter", start_powerSGD_iter, 0)
-        if (use_error_feedback or warm_start) and start_powerSGD_iter <= 1:
+    process_group: GroupLike
+    matrix_approximation_rank: int = 1
+    start_powerSGD_iter: int = 1_000  # noqa: N815
+    min_compression_rate: float = 2
+    use_error_feedback: bool = True
+    warm_start: bool = True
+    orthogonalization_epsilon: float = 0
+    random_seed: int = 0
+    compression_stats_logging_frequency: int = 10_000
+    batch_tensors_with_same_shape: bool = False
+
+    def __post_init__(self) -> None:
+        whole("matrix_approximation_rank", self.matrix_approximation_rank, 1)
+        whole("start_powerSGD_iter", self.start_powerSGD_iter, 0)
+        if (self.use_error_feedback or self.warm_start) and self.start_powerSGD_iter <= 1:
             raise ValueError(
                 "Expect `start_powerSGD_iter` > 1 if `use_error_feedback` or `warm_start` is enabled, because PowerSGD"
                 " can only be applied after the first two iterations in DDP."
             )
-        self.process_group = known(process_group)
-        self.matrix_approximation_rank = matrix_approximation_rank
-        self.start_powerSGD_iter = start_powerSGD_iter
-        self.min_compression_rate = min_compression_rate
-        self.use_error_feedback = use_error_feedback
-        self.warm_start = warm_start
-        self.rng = np.random.default_rng(random_seed)
+        self.process_group = known(self.process_group)
+        self.rng = np.random.default_rng(self.random_seed)
         self.iter = 0
         self.error_dict: dict[int, Array] = {}
         """For each bucket the error of its last approximation."""
@@ -131,7 +127,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: 
             matrices.append(matrix)
         else:
             others.append(gradient.reshape(-1))
-    group = state.process_group
+    group = known(state.process_group)
     rounds = plan.plain(group._link, _rounds, make_call(group._link, "powerSGD"))
     work = dispatch(group, rounds, (state, bucket, matrices, others), (bucket.buffer(),), async_op=True)
     assert work is not None, "it is asynchronous"
