@@ -16,7 +16,7 @@ from mpiddp.device import array_namespace, empty, is_device_array
 from mpiddp.device.half import assign
 from mpiddp.device.packing import views
 from mpiddp.distributed import ProcessGroup, broadcast, symmetric_empty
-from mpiddp.optim.flat import address
+from mpiddp.optim.flat import Parameter, address
 from mpiddp.typing import Array
 
 _logger = logging.getLogger("mpiddp")
@@ -33,9 +33,7 @@ class Handle(Protocol):
     def remove(self) -> None: ...
 
 
-class ParameterLike(Protocol):
-    data: Array
-    grad: Array | None
+class ParameterLike(Parameter, Protocol):
     grad_slot: Array | None
     requires_grad: bool
 
