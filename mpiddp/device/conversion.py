@@ -48,10 +48,9 @@ def _dtype(value: Any) -> np.dtype[Any] | None:
     if value is None:
         return None
     try:
-        found: np.dtype[Any] = np.dtype(value)
+        return np.dtype(value)  # type: ignore[no-any-return]
     except TypeError:
         raise TypeError(f"{_TAKES}, got {value!r}") from None
-    return found
 
 
 def _gpu(number: int) -> int:

@@ -33,10 +33,9 @@ _TO_ULP = 13 << 23
 def bfloat16() -> np.dtype[Any]:
     """Return ml_dtypes' dtype; TypeError without it."""
     try:
-        found: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+        return np.dtype(importlib.import_module("ml_dtypes").bfloat16)  # type: ignore[no-any-return]
     except ImportError:
         raise TypeError("NumPy has no bfloat16 of its own: pip install ml_dtypes") from None
-    return found
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:

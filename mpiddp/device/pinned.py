@@ -6,7 +6,6 @@ import contextlib
 import functools
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -26,8 +25,7 @@ def take(nbytes: int) -> Array:
     size = max(_SMALLEST_BYTES, 1 << (nbytes - 1).bit_length())
     with contextlib.suppress(IndexError):  # other threads take memory too
         return _free[size].pop()
-    memory: Any = cupy().cuda.alloc_pinned_memory(size)
-    return np.frombuffer(memory, np.uint8, size)
+    return np.frombuffer(cupy().cuda.alloc_pinned_memory(size), np.uint8, size)
 
 
 def give(memory: Array) -> None:

@@ -58,10 +58,8 @@ def current_stream(place: Place) -> Any:
 @contextlib.contextmanager
 def at(place: Place, stream: Any = None) -> Iterator[None]:
     """Make a device, and a stream if given, current in this thread."""
-    if place is None:
-        yield
-        return
-    with cupy().cuda.Device(place), contextlib.nullcontext() if stream is None else stream:
+    nothing = contextlib.nullcontext()
+    with nothing if place is None else cupy().cuda.Device(place), stream or nothing:
         yield
 
 

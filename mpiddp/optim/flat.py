@@ -34,8 +34,7 @@ class Parameter(Protocol):
 
 def address(x: Array) -> int:
     if is_device_array(x):
-        memory: Any = x.data  # a host array of bfloat16 lacks it
-        return int(memory.ptr)
+        return int(x.data.ptr)  # type: ignore[attr-defined] # a host array of bfloat16 lacks it
     return int(x.__array_interface__["data"][0])
 
 
