@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +33,8 @@ from .function import (
 from .reduction import Reductions
 from .shaping import Join
 
+_T = TypeVar("_T")
+
 
 class Convert(Function):
     """``a`` with another device or dtype."""
@@ -56,6 +59,11 @@ class ElementCount(int):
 
     def __call__(self, dim: int | None = None) -> Any:
         return self.shape if dim is None else self.shape[normalize_axis_index(dim, len(self.shape))]
+
+
+def _of_data(function: Callable[[Any], _T]) -> Callable[[Tensor], _T]:
+    """Return the method that applies a function to the array."""
+    return lambda self: function(self.data)
 
 
 def _in_place(ufunc: str) -> Callable[[Tensor, Operand], Any]:
@@ -167,23 +175,11 @@ class Tensor(Reductions):
             )
         return self.data
 
-    def __len__(self) -> int:
-        return len(self.data)
+    __len__, __index__ = _of_data(len), _of_data(operator.index)
+    __bool__, __int__, __float__ = _of_data(bool), _of_data(int), _of_data(float)
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
-
-    def __bool__(self) -> bool:
-        return bool(self.data)
-
-    def __int__(self) -> int:
-        return int(self.data)
-
-    def __float__(self) -> float:
-        return float(self.data)
-
-    def __index__(self) -> int:
-        return self.data.__index__()
 
     def __format__(self, specification: str) -> str:
         return format(self.item() if self.data.ndim == 0 else repr(self), specification)
