@@ -38,22 +38,22 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 965,
+    "mpiddp": 960,
     "mpiddp/algorithms": 2752,
-    "mpiddp/autograd": 907,
-    "mpiddp/bench": 1218,
-    "mpiddp/data": 1310,
-    "mpiddp/device": 533,
+    "mpiddp/autograd": 883,
+    "mpiddp/bench": 1200,
+    "mpiddp/data": 1303,
+    "mpiddp/device": 517,
     "mpiddp/distributed": 1887,
     "mpiddp/examples": 611,
     "mpiddp/faults": 2346,
     "mpiddp/mpi": 2144,
-    "mpiddp/nn": 1105,
-    "mpiddp/optim": 438,
-    "mpiddp/parallel": 1865,
+    "mpiddp/nn": 1089,
+    "mpiddp/optim": 437,
+    "mpiddp/parallel": 1837,
     "mpiddp/shm": 439,
     "mpiddp/torch": 1495,
-    "mpiddp/training": 2345,
+    "mpiddp/training": 2312,
     "tests, all": 24_504,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
