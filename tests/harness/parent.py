@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -149,11 +149,7 @@ class Runner:
                         self._running = None
                     if origin == item.origin:
                         return self._reports.pop(origin)
-                case {"renew": _}:
-                    self.close()
-                    self._count_restarts()
-                    return self._wait_for(item)
-                case {"stuck": _, "text": text} | {"fatal": text}:
+                case {"fatal": text}:
                     return self._lost(item, text)
         return self._lost(item, f"mpiexec -n {self.ranks} did not finish this test: {self._job.last_words()}")
 
@@ -161,13 +157,10 @@ class Runner:
         """End the job; a new one takes the other tests, if this test ended it."""
         if self._running != item.origin:
             self._hopeless = f"not run, because the job of {self.ranks} ranks ended outside of a test"
-        self._count_restarts()
         self.close()
-        return [_failure(item, text)]
-
-    def _count_restarts(self) -> None:
         if self._jobs > RESTARTS and not self._hopeless:
             self._hopeless = f"not run, because {self._jobs} jobs of {self.ranks} ranks were ended by a test"
+        return [_failure(item, text)]
 
     def _end(self, item: MpiItem) -> list[pytest.TestReport]:
         """Wait for the ranks to leave, as part of the last test."""
@@ -180,6 +173,15 @@ class Runner:
         if rc is not None and (rc != 0) == self._job_failed:
             return []
         return [_failure(item, f"mpiexec -n {self.ranks} after its last test: {words}", "teardown")]
+
+
+def _told(item: pytest.Item, run: Callable[[], list[pytest.TestReport]]) -> bool:
+    """Report a test as pytest does; True: it has been run."""
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in run():
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 def _from_data(config: pytest.Config, data: dict[str, Any]) -> Any:
@@ -255,6 +257,7 @@ class Parent:
             items += [
                 MpiItem.from_parent(collector, name=f"{item.name}[np={ranks}]", ranks=ranks, test=item)
                 for ranks in self._given or tiers.numbers(item, self._config.option.long)
+                if ranks >= tiers.smallest(item)
             ]
         return items
 
@@ -284,12 +287,7 @@ class Parent:
                 # A rank needs one core, and this process another.
                 self._runner(1, item.session).start()
             return self._aside(item)
-        runner = self._runner(item.ranks, item.session)
-        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in runner.run(item):
-            item.ihook.pytest_runtest_logreport(report=report)
-        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-        return True
+        return _told(item, lambda: self._runner(item.ranks, item.session).run(item))
 
     def _aside(self, item: pytest.Item) -> bool | None:
         """Hand out a fork's reports of a test that starts launchers; None if it is to run here."""
@@ -301,17 +299,14 @@ class Parent:
             if len({each.path for each in items}) == 1:
                 return None
             self._workers = workers.Workers(items, self._config.getoption("at_once"))
-        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        return _told(item, lambda: self._of_a_fork(item))
+
+    def _of_a_fork(self, item: pytest.Item) -> list[pytest.TestReport]:
         found = self._workers.run(item.nodeid)
         if isinstance(found, str):
             text = f"the process of {item.path.name} ended before it told of this test: {found}"
-            reports = [pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")]
-        else:
-            reports = [_from_data(self._config, data) for data in found]
-        for report in reports:
-            item.ihook.pytest_runtest_logreport(report=report)
-        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-        return True
+            return [pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")]
+        return [_from_data(self._config, data) for data in found]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
@@ -367,12 +362,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--at-once", metavar="N", type=int, default=3, help="files with `launch` tests side by side")
 
 
-# Last: pytest-mpi has registered its plugin, which would skip the unit tests of a folder named mpi.
-@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    for plugin in config.pluginmanager.get_plugins():
-        if type(plugin).__name__ == "MPIPlugin":
-            config.pluginmanager.unregister(plugin)
     config.pluginmanager.register(Parent(config), "mpi-parent")
     config.pluginmanager.register(Summary(config), "parts")
     # As Ctrl-C: pytest ends in order, and no launcher is left behind.

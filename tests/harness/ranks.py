@@ -79,9 +79,6 @@ class Ranks:
                 f"the launcher started {announced} ranks but MPI sees {self.size}: mpiexec belongs to another MPI "
                 f"library than mpi4py ({MPI.Get_library_version().splitlines()[0]}); start with {launcher.mpiexec()}"
             )
-        if not hasattr(config.option, "with_mpi"):
-            raise pytest.UsageError("the MPI tests need pytest-mpi: pip install 'mpiddp[test]'")
-        config.option.with_mpi = True
         # pytest captures descriptor 2; a copy always reaches the terminal.
         self.stderr = os.fdopen(os.dup(2), "w")
         self._comm = world.Dup()
@@ -96,8 +93,6 @@ class Ranks:
         self._retired: list[MPI.Comm] = []
         self.last_failed = False
         """On any rank."""
-        self.unusable = ""
-        """Reason against further tests in this job; set by a fixture on any rank."""
         self._watchdog = Watchdog(self)
         self._watchdog.start()
         self._watchdog.expect("collecting the tests", AROUND_S)
@@ -122,6 +117,7 @@ class Ranks:
         self._retired += [MPI.COMM_WORLD.Dup() for _ in range(24)]
 
     def give_up(self, doing: str) -> None:
+        """End the job; a parent starts another one for the remaining tests."""
         try:
             os.close(os.open(self._file(0, "lock"), os.O_CREAT | os.O_EXCL))
         except FileExistsError:
@@ -147,7 +143,7 @@ class Ranks:
             else:
                 pieces.append(f"{name} did not answer")
         text = "\n\n".join(pieces)
-        self.tell(stuck=doing, text=text)
+        self.tell(fatal=text)
         self.stderr.write(f"\n{text}\n")
         self.stderr.flush()
         self._tidy()
@@ -199,7 +195,7 @@ class Ranks:
         reports = runtestprotocol(item, log=False, nextitem=nextitem)
         to_data = self.config.hook.pytest_report_to_serializable
         failed = [to_data(config=self.config, report=report) for report in reports if report.failed]
-        failures, unusable = zip(*self.agree((failed, self.unusable)), strict=True)
+        failures = self.agree(failed)
         self._watchdog.rest()
         self._file(self.rank, "failure").unlink(missing_ok=True)
         self.last_failed = any(failures)
@@ -212,8 +208,6 @@ class Ranks:
         if self.rank == 0:
             self.tell(finished=item.nodeid)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-        if any(unusable):
-            self._end_here(item.nodeid, reports, next(filter(None, unusable)))
         return True
 
     @pytest.hookimpl(wrapper=True)
@@ -243,16 +237,6 @@ class Ranks:
         # Until the process is gone: MPI_Finalize can hang.
         faulthandler.dump_traceback_later(AROUND_S, exit=True, file=self.stderr)
 
-    def _end_here(self, nodeid: str, reports: list[pytest.TestReport], why: str) -> None:
-        """End a useless job; a parent starts another one for the remaining tests."""
-        if self.rank > 0:
-            # Rank 0 ends us.
-            time.sleep(GRACE_S)
-        self.tell(renew=why)
-        pieces = [f"{nodeid}: {why}; the run ends here (a plain pytest would start again with the next test)"]
-        pieces += [_text(report) for report in reports if report.failed]
-        self._end_job("\n".join(pieces))
-
     def _end_job(self, text: str) -> None:
         """Print why this rank alone cannot go on, and end the others too."""
         self.stderr.write("\n".join(f"[rank {self.rank}/{self.size}] {line}" for line in text.splitlines()) + "\n")
@@ -261,7 +245,7 @@ class Ranks:
         MPI.COMM_WORLD.Abort(1)
 
     def _shared(
-        self, reports: list[pytest.TestReport], failures: tuple[list[dict[str, Any]], ...]
+        self, reports: list[pytest.TestReport], failures: list[list[dict[str, Any]]]
     ) -> list[pytest.TestReport]:
         """Return every rank's reports of a test that failed somewhere."""
         shared = []
@@ -328,7 +312,7 @@ def _shorten(stack: str) -> str:
     return "\n".join(lines[:end])
 
 
-# Last: after the terminal reporter; pytest-mpi has seen no --with-mpi, or it would print a banner.
+# Last: after the terminal reporter.
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Meet the other ranks, and silence all but rank 0: their reports say it."""

@@ -56,7 +56,7 @@ def _process_group(request: pytest.FixtureRequest) -> Iterator[None]:
     while not requests.finished() and time.monotonic() < end:
         time.sleep(0.001)
     if requests.pending:
-        ranks.unusable = f"it left {requests.pending} operations that do not finish"
+        ranks.give_up(f"{request.node.nodeid} left {requests.pending} operations that do not finish")
     assert left == 0, f"the test left {left} operations unfinished: wait for each Work"
     assert dist.is_initialized(), "the test destroyed the process group and did not initialise it again"
 
