@@ -35,27 +35,21 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmUser=root
 SlurmdUser=root
-AuthType=auth/munge
 AuthInfo=cred_expire=5,socket={folder}/munge.socket
-CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool/%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=100000,bf_interval=1
-MpiDefault=none
 MailProg=/bin/true
 SlurmdParameters=config_overrides
 ReturnToService=2
+MinJobAge=3600
 KillWait=5
-JobRequeue=1
 TmpFS={folder}/tmp/%n
 PropagateResourceLimits=NONE
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
@@ -103,40 +97,14 @@ class JobEnd:
     restarts: int
     log: str
 
+    @classmethod
+    def of(cls, task: Mapping[str, str]) -> JobEnd:
+        log = Path(task["StdOut"])
+        said = log.read_text(errors="replace") if log.exists() else ""
+        return cls(task["JobState"], int(task["ExitCode"].split(":")[0]), int(task["Restarts"]), said)
+
     def __str__(self) -> str:
         return f"{self.state}, exit code {self.rc}, {self.restarts} requeues\n{self.log}"
-
-
-class Job:
-    def __init__(self, cluster: MiniSlurm, number: str) -> None:
-        self._cluster = cluster
-        self.number = number
-
-    def wait_all(self, timeout_s: float = 60) -> list[JobEnd]:
-        """Wait for the end of a job, or of all tasks of an array; after ``timeout_s`` it is cancelled."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            tasks = [
-                dict(re.findall(r"(\w+)=(\S*)", line))
-                for line in self._cluster.ask("scontrol", "show", "job", "-o", self.number).splitlines()
-            ]
-            if all(task["JobState"] not in _PENDING for task in tasks):
-                break
-            if time.monotonic() > deadline:
-                self._cluster.ask("scancel", self.number)
-                break
-            time.sleep(0.1)
-        tasks.sort(key=lambda task: int(task.get("ArrayTaskId", 0)))
-        return [self._end(task) for task in tasks]
-
-    def _end(self, task: Mapping[str, str]) -> JobEnd:
-        log = Path(task["StdOut"])
-        return JobEnd(
-            state=task["JobState"],
-            rc=int(task["ExitCode"].split(":")[0]),
-            restarts=int(task["Restarts"]),
-            log=log.read_text(errors="replace") if log.exists() else "",
-        )
 
 
 class MiniSlurm:
@@ -223,11 +191,25 @@ class MiniSlurm:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr}{done.stdout}")
         return done.stdout
 
-    def sbatch(self, folder: Path, *arguments: str | Path, env: Mapping[str, str] | None = None) -> Job:
-        """Submit from ``folder``; ``arguments`` are options, the script, and its arguments."""
+    def sbatch(self, folder: Path, *arguments: str | Path, env: Mapping[str, str] | None = None) -> str:
+        """Submit from ``folder``, and return the job's number; ``arguments`` are options, the script, and its own."""
         folder.mkdir(parents=True, exist_ok=True)
         told = self.ask("sbatch", "--parsable", *map(str, arguments), cwd=folder, env=dict(env or {}))
-        return Job(self, told.strip())
+        return told.strip()
+
+    def wait_all(self, job: str, timeout_s: float = 60) -> list[JobEnd]:
+        """Wait for the end of a job, or of all tasks of an array; after ``timeout_s`` it is cancelled."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            told = self.ask("scontrol", "show", "job", "-o", job)
+            tasks = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in told.splitlines()]
+            if all(task["JobState"] not in _PENDING for task in tasks):
+                break
+            if time.monotonic() > deadline:
+                self.ask("scancel", job)
+                break
+            time.sleep(0.1)
+        return [JobEnd.of(task) for task in sorted(tasks, key=lambda task: int(task.get("ArrayTaskId", 0)))]
 
 
 def _free_ports(count: int) -> list[int]:
