@@ -17,21 +17,14 @@ from .rows import everywhere, say, seconds
 MIB = 1 << 20
 
 
-def torch_group(backend: str = "gloo") -> Any:
-    """Return torch.distributed with a group of these ranks, who meet at an address that rank 0 tells."""
+def torch_group() -> Any:
+    """Return torch.distributed with a group of these ranks on Gloo, which meet through MPI."""
     import torch.distributed as td
-    from torch._C._distributed_c10d import TCPStore
+
+    import mpiddp.torch  # noqa: F401 - registers what they meet by
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    limit = datetime.timedelta(seconds=25)
-    rank, size = dist.get_rank(), dist.get_world_size()
-    store = TCPStore("127.0.0.1", 0, size, True, limit, wait_for_workers=False) if rank == 0 else None
-    port = [store.port if store else None]
-    dist.broadcast_object_list(port, 0)
-    td.init_process_group(
-        backend, store=store or TCPStore("127.0.0.1", port[0], size, False, limit), rank=rank, world_size=size,
-        timeout=limit,
-    )  # fmt: skip
+    td.init_process_group("gloo", timeout=datetime.timedelta(seconds=25))
     return td
 
 
@@ -101,3 +94,16 @@ def dlpack(small: bool) -> None:
         say("a tensor that requires grad was taken", wrong=True)
     except dist.ArrayError:
         say("a tensor that requires grad is refused")
+
+
+def backend(small: bool) -> None:
+    """Compare torch.distributed on the backend "mpiddp"."""
+    fault = torch_fault()
+    if fault:
+        dist.init_process_group()
+        say(f"torch's backend: not run: torch: {fault}")
+        dist.destroy_process_group()
+        return
+    from .torch_backend import compare
+
+    compare(small)

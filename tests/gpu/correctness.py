@@ -32,12 +32,8 @@ class Checks:
         self.number, self.first = 0, ""
 
     def equal(self, what: str, found: Any, expected: np.ndarray) -> None:
-        self.number += 1
-        host = found.get() if isinstance(found, cupy.ndarray) else found
-        if not self.first and not np.array_equal(
-            host.astype(expected.dtype), expected, equal_nan=host.dtype.kind in "fc"
-        ):
-            self.first = f"{what} on rank {dist.get_rank()}: {host.ravel()[:4]} instead of {expected.ravel()[:4]}"
+        with self.counted():
+            np.testing.assert_array_equal(cupy.asnumpy(found).astype(expected.dtype), expected, what)
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:

@@ -50,7 +50,7 @@ SECTIONS = {
     "order": Section("correctness", 2, 20),
     "train": Section("training", 2, 30, alone=True),
     "dlpack": Section("beside_torch", 2, 20),
-    "backend": Section("torch_backend", 2, 60, group=False),
+    "backend": Section("beside_torch", 2, 60, group=False),
 }
 """In the order in which they run: "pointers" believes what "probe" has found; figures check their values, too."""
 

@@ -1,4 +1,4 @@
-"""``python -m tests.gpu --fake``: the one command for a machine with a GPU runs, tells, and ends."""
+"""The sections: those that are right or wrong as tests; and with ``--fake`` the command runs, tells, and ends."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ from pathlib import Path
 
 import pytest
 from harness import launcher
-from harness.launcher import job
+
+from mpiddp.device import cuda_fault
+
+from . import sections
 
 pytestmark = pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)
-ROOT = Path(__file__).resolve().parents[2]
+RUNS = [(name, each.ranks or 2) for name, each in sections.SECTIONS.items() if each.is_test]
 
 
-GPU = ("-m", "tests.gpu")
-HOW = {"cwd": ROOT, "PYTHONSAFEPATH": None}
+@pytest.mark.skipif(cuda_fault() is not None, reason=f"needs a GPU: {cuda_fault()}")
+@pytest.mark.parametrize(("name", "ranks"), [*RUNS, ("correctness", 4)])
+def test_section(name: str, ranks: int) -> None:
+    section = sections.SECTIONS[name]
+    rows = list(sections.run(section, name, ranks, fake=False, small=True, limit_s=section.limit_s))
+    assert rows, "the job said nothing"
+    assert not [row for row in rows if row.get("wrong")], rows
 
 
 @pytest.mark.long
@@ -22,7 +30,8 @@ def test_sections_run_on_the_fake_device(tmp_path: Path) -> None:
     pytest.importorskip("ml_dtypes")  # of the fake
     rows_file = tmp_path / "out" / "rows.json"
     names = ["machine", "probe", "staged", "pointers", "nccl", "nodes", "order", "dlpack"]
-    done = job(*GPU, *names, "--fake", "--ranks", 2, "--json", rows_file, limit_s=300, **HOW)
+    options = (*names, "--fake", "--ranks", 2, "--json", rows_file)
+    done = launcher.job("-m", "tests.gpu", *options, limit_s=300, cwd=sections.ROOT, PYTHONSAFEPATH=None)
     assert done.rc == 0, done
     rows = json.loads(rows_file.read_text())
     assert {row["section"] for row in rows} == set(names)

@@ -9,30 +9,25 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as td
 from harness.collectives import COLLECTIVES, check
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
-import mpiddp as dist
+import mpiddp.torch  # noqa: F401 - registers the backend
 
-from .machine import torch_fault
 from .rows import say, seconds
-from .training import torch_step
+from .training import torch_perceptron, torch_step
 
 MIB = 1 << 20
 
 
-def backend(small: bool) -> None:
+def compare(small: bool) -> None:
     """Compare each kind of use, and then time all-reduces and a step of DDP."""
-    fault = torch_fault()
-    if fault:
-        dist.init_process_group()
-        say(f"torch's backend: not run: torch: {fault}")
-        dist.destroy_process_group()
-        return
-    import torch.distributed as td
-
-    import mpiddp.torch  # noqa: F401 - registers the backend
-
-    torch_cuda().set_device(0)
+    torch.cuda.set_device(0)
     td.init_process_group("mpiddp")
     for part in (moved, behind_streams, layouts, messages, futures, data_parallel, sharded, batch_norm):
         try:
@@ -49,17 +44,8 @@ def backend(small: bool) -> None:
     td.destroy_process_group()
 
 
-def torch_cuda() -> Any:
-    import torch
-
-    return torch.cuda
-
-
 def moved(rank: int, size: int) -> str | None:
     """every collective."""
-    import torch
-    import torch.distributed as td
-
     world = SimpleNamespace(rank=rank, size=size, rng=np.random.default_rng(1))
     how: dict[str, Any] = {
         "make": lambda x: torch.from_numpy(x).cuda(), "read": lambda x: x.cpu().numpy(), "library": td,
@@ -74,9 +60,6 @@ def moved(rank: int, size: int) -> str | None:
 
 def behind_streams(rank: int, size: int) -> str | None:
     """kernels before and after a call, on two streams."""
-    import torch
-    import torch.distributed as td
-
     square = torch.full((2_048, 2_048), 1e-3, device="cuda")
     for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
         with torch.cuda.stream(stream):
@@ -94,9 +77,6 @@ def behind_streams(rank: int, size: int) -> str | None:
 
 def layouts(rank: int, size: int) -> str | None:
     """tensors that are not contiguous."""
-    import torch
-    import torch.distributed as td
-
     base = torch.zeros(300, 400, device="cuda")
     base.t().fill_(rank + 1)
     td.all_reduce(base.t())
@@ -109,9 +89,6 @@ def layouts(rank: int, size: int) -> str | None:
 
 def messages(rank: int, size: int) -> str | None:
     """messages."""
-    import torch
-    import torch.distributed as td
-
     for count in (1, 5_001, 3_000_001):
         sent = td.isend(torch.full((count,), rank, device="cuda").bfloat16(), (rank + 1) % size, tag=3)
         assert td.recv(x := torch.full((count,), 9.0, device="cuda").bfloat16(), tag=3) == (rank - 1) % size
@@ -127,30 +104,19 @@ def messages(rank: int, size: int) -> str | None:
 
 def futures(rank: int, size: int) -> str | None:
     """futures."""
-    import torch
-    import torch.distributed as td
-
     x = torch.full((1_000,), float(rank), device="cuda")
     half = td.all_reduce(x, async_op=True).get_future().then(lambda found: found.value()[0] / size)
     assert (half.wait() == (size - 1) / 2).all()
     return None
 
 
-def net(width: int = 64) -> Any:
-    import torch
-
+def net() -> Any:
     torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Linear(20, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU(),
-        torch.nn.Linear(width, 5),
-    ).cuda()  # fmt: skip
+    return torch_perceptron(20, 64, 5)
 
 
 def losses(model: Any, rank: int, size: int) -> list[float]:
     """Train on this rank's part of each batch, one of ``size``; return the mean loss of all ranks, step by step."""
-    import torch
-    import torch.distributed as td
-
     draw = torch.Generator().manual_seed(1)
     optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
     for _ in range(6):
@@ -171,9 +137,6 @@ def alone() -> list[float]:
 
 def data_parallel(rank: int, size: int) -> str | None:
     """torch's DDP, and its hooks."""
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-    from torch.nn.parallel import DistributedDataParallel
-
     expected = alone()
     halves = default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook
     for hook, tolerance in zip((None, *halves), (1e-4, 2e-2, 5e-2), strict=True):
@@ -188,9 +151,6 @@ def data_parallel(rank: int, size: int) -> str | None:
 
 def sharded(rank: int, size: int) -> str | None:
     """torch's FSDP2."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     model = net()
     mesh = init_device_mesh("cuda", (size,))
     for layer in model:
@@ -203,9 +163,6 @@ def sharded(rank: int, size: int) -> str | None:
 
 def batch_norm(rank: int, size: int) -> str | None:
     """torch's SyncBatchNorm."""
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
     torch.manual_seed(3)
     x = torch.randn(4 * size, 6, 5, device="cuda")
     whole = torch.nn.BatchNorm1d(6).cuda()
@@ -222,9 +179,6 @@ def batch_norm(rank: int, size: int) -> str | None:
 
 def beside_gloo(small: bool) -> None:
     """Time all-reduces and a step of torch's DDP by this backend and by torch's Gloo, in the same processes."""
-    import torch
-    import torch.distributed as td
-
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     other = td.new_group(backend="gloo")
     for mib in (8, 1) if small else (512, 64, 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from collections.abc import Callable
@@ -57,14 +58,20 @@ def our_step(width: int, samples: int) -> Callable[[], float]:
     return step
 
 
+def torch_perceptron(inputs: int, width: int, classes: int) -> Any:
+    """Return torch's perceptron, on the GPU."""
+    import torch
+
+    widths = (inputs, width, width, classes)
+    layers = [layer for pair in itertools.pairwise(widths) for layer in (torch.nn.Linear(*pair), torch.nn.ReLU())]
+    return torch.nn.Sequential(*layers[:-1]).cuda()
+
+
 def torch_step(width: int, samples: int, data_parallel: bool, group: Any = None) -> Callable[[], float]:
     """Return the same by torch, on one rank without its DDP, else in a group of torch's."""
     import torch
 
-    net: Any = torch.nn.Sequential(
-        torch.nn.Linear(INPUTS, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU(),
-        torch.nn.Linear(width, CLASSES),
-    ).cuda()  # fmt: skip
+    net = torch_perceptron(INPUTS, width, CLASSES)
     if data_parallel:
         net = torch.nn.parallel.DistributedDataParallel(net, process_group=group)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)

@@ -48,7 +48,6 @@ def check_dtypes_and_layouts(rank: int, size: int) -> None:
     leaf = torch.ones(3, requires_grad=True)
     dist.all_reduce(leaf, dist.ReduceOp.AVG)
     assert (leaf == 1).all() and leaf.requires_grad
-    check_average_of_integers(rank, size)
     scaled = torch.ones(2)
     dist.all_reduce(scaled, dist.ReduceOp.PREMUL_SUM(0.5))
     assert (scaled == 0.5 * size).all()
@@ -113,20 +112,20 @@ def check_views(rank: int, size: int) -> None:
     assert (x == size).all()
 
 
-def check_zero_copy() -> None:
+def check_zero_copy(rank: int, size: int) -> None:
     whole = torch.ones(1000)
     part = whole[10:20]
     before = part.data_ptr()
     dist.all_reduce(part)
     assert recorder.entries()[-1].code.co_filename == __file__, "the line is the program's, not torch's"
     assert part.data_ptr() == before
-    assert whole.sum() == 990 + 10 * dist.get_world_size()
+    assert whole.sum() == 990 + 10 * size
     shared = mpiddp.torch.symmetric_empty((4, 100), torch.float64)
-    assert dist.get_world_size() == 1 or find(shared[2:].numpy()).segment
+    assert size == 1 or find(shared[2:].numpy()).segment
     assert not find(whole.numpy()).segment
     shared.fill_(1)
     dist.all_reduce(shared)
-    assert shared.shape == (4, 100) and (shared == dist.get_world_size()).all()
+    assert shared.shape == (4, 100) and (shared == size).all()
 
 
 def check_asynchronous(rank: int, size: int) -> None:
@@ -173,50 +172,6 @@ def check_groups(rank: int, size: int) -> None:
     keys = store.num_keys()
     dist.barrier()
     assert store.delete_key(f"key{rank}") and keys == size + 1
-
-
-def check_errors(rank: int, size: int) -> None:
-    if size == 1:
-        return
-    error = dist.DistBackendError
-    with pytest.raises(error, match="all_reduce") as caught:
-        dist.all_reduce(torch.ones(2 + rank))
-    assert isinstance(caught.value, mpiddp.MismatchError)
-    ended = types.SimpleNamespace(is_completed=lambda: True, exception=lambda: mpiddp.MismatchError("found by a poll"))
-    work = Work([ended], (), Loan())
-    assert work.is_completed() and isinstance(work.exception(), error)
-    dist.destroy_process_group()
-    dist.init_process_group("mpiddp", timeout=timedelta(seconds=1))
-    if rank == 0:
-        with pytest.raises(error, match=r" Timed out (?s:.)*\branks? 1\b") as caught:
-            dist.all_reduce(torch.ones(2))
-        assert isinstance(caught.value, TimeoutError)
-    else:
-        time.sleep(1.5)
-        dist.all_reduce(torch.ones(2))
-    # A call that has timed out keeps no group from its end, as in Gloo.
-    dist.destroy_process_group()
-    dist.init_process_group("mpiddp")
-    part = dist.new_group(timeout=timedelta(seconds=0.5))
-    if rank == 0:
-        with contextlib.suppress(TimeoutError):
-            dist.all_reduce(torch.ones(2), group=part)
-        with pytest.warns(UserWarning, match="they are given up"):
-            dist.destroy_process_group(part)
-    else:
-        time.sleep(1)  # else rank 0 hears of this call
-        with pytest.raises(error, match="all_reduce #1") as caught:
-            dist.destroy_process_group(part)
-        assert isinstance(caught.value, mpiddp.MismatchError)
-    dist.destroy_process_group()
-    if rank == 0:
-        with pytest.raises(error, match=r"rank 1 .*has not called it") as caught:
-            dist.init_process_group("mpiddp", timeout=timedelta(seconds=1))
-        assert isinstance(caught.value, TimeoutError)
-    else:
-        time.sleep(2)
-    dist.init_process_group("mpiddp")
-    dist.barrier()
 
 
 def check_messages(rank: int, size: int) -> None:
@@ -268,12 +223,12 @@ def _train(model: nn.Module, batches: int, rank: int, accumulate: bool = False) 
         optimizer.step()
 
 
-def check_python_comm_hooks(rank: int) -> None:
+def check_python_comm_hooks(rank: int, size: int) -> None:
     for state, hook in ((None, fp16_compress_hook), (PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook)):
         model = nn.parallel.DistributedDataParallel(_network(rank))
         model.register_comm_hook(state, hook)
         _train(model, 4, rank)
-        first = [torch.zeros(300, 144) for _ in range(dist.get_world_size())]
+        first = [torch.zeros(300, 144) for _ in range(size)]
         dist.all_gather(first, model.module[1].weight.detach())
         assert all(torch.equal(each, first[0]) for each in first)
 
@@ -344,15 +299,6 @@ def check_loader_and_threads(rank: int, size: int) -> None:
     thread.start()
     thread.join()
     assert model.module.weight.grad == 2
-
-
-def check_second_round(size: int) -> None:
-    """All groups end with the default group, which can be made anew."""
-    dist.new_group([0])
-    dist.destroy_process_group()
-    dist.init_process_group("mpiddp")
-    dist.all_reduce(x := torch.ones(2))
-    assert (x == size).all()
 
 
 def check_differentiable(rank: int, size: int) -> None:
@@ -537,32 +483,66 @@ def _same(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> 
         np.testing.assert_allclose(found[name].detach(), value.detach(), rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def main() -> None:
-    warnings.simplefilter("error")
-    dist.init_process_group("mpiddp")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    assert (rank, size) == (mpiddp.get_rank(), mpiddp.get_world_size())
-    assert dist.get_backend() == "mpiddp"
-    check_dtypes_and_layouts(rank, size)
-    check_views(rank, size)
-    check_zero_copy()
-    check_asynchronous(rank, size)
-    check_groups(rank, size)
-    check_messages(rank, size)
-    check_python_comm_hooks(rank)
-    check_own_ddp(rank, size)
-    check_failing_hooks(rank, size)
-    check_loader_and_threads(rank, size)
-    check_differentiable(rank, size)
-    check_forms(rank, size)
-    check_watched(rank, size)
-    check_resizable(rank, size)
-    check_second_round(size)
-    check_errors(rank, size)
+def check_second_round(rank: int, size: int) -> None:
+    """All groups end with the default group, which can be made anew."""
+    dist.new_group([0])
     dist.destroy_process_group()
-    assert not mpiddp.is_initialized()
-    print("all right")
+    dist.init_process_group("mpiddp")
+    dist.all_reduce(x := torch.ones(2))
+    assert (x == size).all()
 
 
-if __name__ == "__main__":
-    main()
+def check_errors(rank: int, size: int) -> None:
+    if size == 1:
+        return
+    error = dist.DistBackendError
+    with pytest.raises(error, match="all_reduce") as caught:
+        dist.all_reduce(torch.ones(2 + rank))
+    assert isinstance(caught.value, mpiddp.MismatchError)
+    ended = types.SimpleNamespace(is_completed=lambda: True, exception=lambda: mpiddp.MismatchError("found by a poll"))
+    work = Work([ended], (), Loan())
+    assert work.is_completed() and isinstance(work.exception(), error)
+    dist.destroy_process_group()
+    dist.init_process_group("mpiddp", timeout=timedelta(seconds=1))
+    if rank == 0:
+        with pytest.raises(error, match=r" Timed out (?s:.)*\branks? 1\b") as caught:
+            dist.all_reduce(torch.ones(2))
+        assert isinstance(caught.value, TimeoutError)
+    else:
+        time.sleep(1.5)
+        dist.all_reduce(torch.ones(2))
+    # A call that has timed out keeps no group from its end, as in Gloo.
+    dist.destroy_process_group()
+    dist.init_process_group("mpiddp")
+    part = dist.new_group(timeout=timedelta(seconds=0.5))
+    if rank == 0:
+        with contextlib.suppress(TimeoutError):
+            dist.all_reduce(torch.ones(2), group=part)
+        with pytest.warns(UserWarning, match="they are given up"):
+            dist.destroy_process_group(part)
+    else:
+        time.sleep(1)  # else rank 0 hears of this call
+        with pytest.raises(error, match="all_reduce #1") as caught:
+            dist.destroy_process_group(part)
+        assert isinstance(caught.value, mpiddp.MismatchError)
+    dist.destroy_process_group()
+    if rank == 0:
+        with pytest.raises(error, match=r"rank 1 .*has not called it") as caught:
+            dist.init_process_group("mpiddp", timeout=timedelta(seconds=1))
+        assert isinstance(caught.value, TimeoutError)
+    else:
+        time.sleep(2)
+    dist.init_process_group("mpiddp")
+    dist.barrier()
+
+
+warnings.simplefilter("error")
+dist.init_process_group("mpiddp")
+rank, size = dist.get_rank(), dist.get_world_size()
+assert (rank, size) == (mpiddp.get_rank(), mpiddp.get_world_size())
+assert dist.get_backend() == "mpiddp"
+for each in [value for name, value in globals().items() if name.startswith("check_")]:
+    each(rank, size)
+dist.destroy_process_group()
+assert not mpiddp.is_initialized()
+print("all right")

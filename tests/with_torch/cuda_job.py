@@ -76,7 +76,7 @@ def lent(tensor: torch.Tensor, moved: bool) -> object:
     return found
 
 
-def check_memory_is_the_tensor_s() -> None:
+def check_memory_is_the_tensor_s(rank: int, size: int) -> None:
     for dtype in (torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.complex64):
         tensor = torch.ones(3, 5).to(dtype).as_subclass(OnDevice)
         for moved in (False, True):
@@ -134,22 +134,14 @@ def check_without_cupy(rank: int, size: int) -> None:
     cuda.usable = usable
 
 
-def main() -> None:
-    torch.cuda.is_initialized, torch.cuda.current_device = lambda: True, lambda: 0
-    torch.cuda.current_stream = lambda device: types.SimpleNamespace(cuda_stream=torchs.ptr)
-    torch.cuda.get_device_capability = lambda device: (8, 0)
-    dist.init_process_group("mpiddp")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    assert mpiddp.current_device() == 0
-    check_memory_is_the_tensor_s()
-    check_collectives(rank, size)
-    check_layouts(rank, size)
-    check_messages(rank, size)
-    check_without_cupy(rank, size)
-    assert not cupy.cuda.runtime.synchronised, "streams are waited for, never the device"
-    dist.destroy_process_group()
-    print("all right")
-
-
-if __name__ == "__main__":
-    main()
+torch.cuda.is_initialized, torch.cuda.current_device = lambda: True, lambda: 0
+torch.cuda.current_stream = lambda device: types.SimpleNamespace(cuda_stream=torchs.ptr)
+torch.cuda.get_device_capability = lambda device: (8, 0)
+dist.init_process_group("mpiddp")
+rank, size = dist.get_rank(), dist.get_world_size()
+assert mpiddp.current_device() == 0
+for each in [value for name, value in globals().items() if name.startswith("check_")]:
+    each(rank, size)
+assert not cupy.cuda.runtime.synchronised, "streams are waited for, never the device"
+dist.destroy_process_group()
+print("all right")

@@ -126,29 +126,24 @@ def check_by_device(rank: int, size: int) -> None:
     assert torch.allclose(model.module.weight.grad, torch.full((1, 2), (size - 1) / 2))
 
 
-def main() -> None:
-    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-    check_nothing_listens(rank, size)
-    dist.init_process_group("gloo")
-    check_groups(rank, size)
-    store = dist.distributed_c10d._get_default_store()
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    if rank == 1:
-        check_strangers(store._number, store)
-    dist.barrier()
-    dist.destroy_process_group()
-    for backend in ("cpu:mpiddp,cuda:gloo", "cuda:gloo,cpu:mpiddp"):
-        dist.init_process_group(backend)
-        check_by_device(rank, size)
-        dist.destroy_process_group()
-    names.replace(["mpi"])  # as the runner does
-    dist.init_process_group("cpu:mpi,cuda:gloo")
+rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+check_nothing_listens(rank, size)
+dist.init_process_group("gloo")
+check_groups(rank, size)
+store = dist.distributed_c10d._get_default_store()
+while isinstance(store, dist.PrefixStore):
+    store = store.underlying_store
+if rank == 1:
+    check_strangers(store._number, store)
+dist.barrier()
+dist.destroy_process_group()
+for backend in ("cpu:mpiddp,cuda:gloo", "cuda:gloo,cpu:mpiddp"):
+    dist.init_process_group(backend)
     check_by_device(rank, size)
-    assert dist.get_backend() == "cpu:mpi,cuda:gloo"
     dist.destroy_process_group()
-    print("all right")
-
-
-if __name__ == "__main__":
-    main()
+names.replace(["mpi"])  # as the runner does
+dist.init_process_group("cpu:mpi,cuda:gloo")
+check_by_device(rank, size)
+assert dist.get_backend() == "cpu:mpi,cuda:gloo"
+dist.destroy_process_group()
+print("all right")
