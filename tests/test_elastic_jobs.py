@@ -35,9 +35,9 @@ STEP = "mpiddp.training.train_step:TrainStep"
 FORWARD = "mpiddp.nn:Sequential.forward"
 
 
-def train(ranks: int, *options: object, victims: str = "", race: str | None = None, limit_s: float = 120) -> Completed:
+def train(ranks: int, *options: object, victims: str = "", late: str = "", limit_s: float = 120) -> Completed:
     how = {"ranks": ranks, "options": ULFM, "search": [PROGRAMS], "limit_s": limit_s, "PYTHONHASHSEED": "0"}
-    return job("lethal_train", *options, **how, VICTIMS=victims, RACE=race)
+    return job("lethal_train", *options, **how, VICTIMS=victims, LATE=late)
 
 
 def model(output: Path) -> bytes:
@@ -163,7 +163,8 @@ def test_virtual_ranks_of_the_dead_are_taken_over_without_a_change_of_bits(tmp_p
 
 @pytest.mark.long
 def test_epoch_that_one_had_completed_and_another_had_not_is_in_all_files(tmp_path):
-    done = train(3, *FEWER, tmp_path, "--epochs", 2, race="epoch")
+    evaluated = "after mpiddp.training.trainer:Trainer.evaluate 1"
+    done = train(3, *FEWER, tmp_path, "--epochs", 2, victims=f"1 {evaluated}", late=f"0 {evaluated}")
     assert done.rc == 0 and "going on after step 15 with 2 of 3 ranks" in done.stderr, done
     assert [each["epoch"] for each in metrics(tmp_path)] == [1, 2]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-0000000015", "step-0000000030"]
@@ -171,7 +172,7 @@ def test_epoch_that_one_had_completed_and_another_had_not_is_in_all_files(tmp_pa
 
 def test_ranks_go_on_as_one_when_one_had_completed_the_step_and_another_had_not(tmp_path):
     options = ("--dropout", 0, "--average", "models:compressed")
-    done = train(3, *FEWER[:-1], *options, race="step")
+    done = train(3, *FEWER[:-1], *options, victims=f"1 before {STEP}._update 8", late=f"2 before {STEP}._update 8")
     assert done.rc == 0 and "going on after step 8 with 2 of 3 ranks" in done.stderr, done
     ended = re.findall("^ended with .*$", done.stdout, re.M)
     assert len(ended) == 2 and len(set(ended)) == 1, done

@@ -3,6 +3,9 @@
 import mpiddp as dist
 from mpiddp import nn
 
+compressed_model = None
+"""The one that `compressed` has made last."""
+
 
 def plain():
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 20), nn.ReLU(), nn.Linear(20, 10))
@@ -13,6 +16,7 @@ def normed():
 
 
 def compressed(module):
-    model = dist.DistributedDataParallel(module)
-    model.register_comm_hook(dist.PowerSGDState(None, start_powerSGD_iter=9), dist.powerSGD_hook)
-    return model
+    global compressed_model
+    compressed_model = dist.DistributedDataParallel(module)
+    compressed_model.register_comm_hook(dist.PowerSGDState(None, start_powerSGD_iter=9), dist.powerSGD_hook)
+    return compressed_model
