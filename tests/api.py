@@ -40,26 +40,24 @@ OF_TORCH = "module mpiddp.torch"
 """Here begins the last part, which needs torch."""
 
 
-def dump() -> str:
-    """Return the public API without `dump_of_torch`, sorted within each module, ending in a newline."""
-    modules = [importlib.import_module(root) for root in ROOTS]
+def dump(*roots: str) -> str:
+    """Return the public API of some modules, sorted within each one, ending in a newline."""
+    modules = [importlib.import_module(root) for root in roots]
     homes: dict[object, str] = {}
     for module in modules:
         for name in sorted(public_names(module)):
             found = getattr(module, name)
             if isinstance(found, type | types.FunctionType):
                 homes.setdefault(found, f"{module.__name__}.{name}")
-    lines = [line for module in modules for line in _module(module, homes)]
+    return "".join(f"{line}\n" for module in modules for line in _module(module, homes))
+
+
+def dump_without_torch() -> str:
+    lines = []
     for name in NAMED:
         module_name, _, function = f"mpiddp.{name}".rpartition(".")
-        lines.append(f"mpiddp.{name}{_signature(getattr(importlib.import_module(module_name), function))}")
-    return "\n".join(lines) + "\n"
-
-
-def dump_of_torch() -> str:
-    module = importlib.import_module("mpiddp.torch")
-    homes: dict[object, str] = {getattr(module, name): f"mpiddp.torch.{name}" for name in public_names(module)}
-    return "\n".join(_module(module, homes)) + "\n"
+        lines.append(f"mpiddp.{name}{_signature(getattr(importlib.import_module(module_name), function))}\n")
+    return dump(*ROOTS) + "".join(lines)
 
 
 def _module(module: types.ModuleType, homes: dict[object, str]) -> Iterator[str]:
@@ -162,9 +160,9 @@ def main() -> None:
     if arguments.pages is not None:
         write_pages(arguments.pages)
     elif arguments.write:
-        FILE.write_text(dump() + dump_of_torch())
+        FILE.write_text(dump_without_torch() + dump("mpiddp.torch"))
     else:
-        print(dump() + dump_of_torch(), end="")
+        print(dump_without_torch() + dump("mpiddp.torch"), end="")
 
 
 if __name__ == "__main__":

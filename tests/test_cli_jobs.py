@@ -11,15 +11,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from harness import launcher
-from harness.launcher import Completed, Program
+from harness.launcher import Completed
 
 from mpiddp import cores
 
 NO_THREADS = dict.fromkeys(cores.THREAD_VARIABLES)
-
-
-def start(ranks: int | None, *arguments: object, **env: str | None) -> Program:
-    return launcher.start("-m", "mpiddp", *arguments, ranks=ranks, **env)
 
 
 def run(ranks: int | None, *arguments: object, **env: str | None) -> Completed:
@@ -198,7 +194,7 @@ def test_a_run_that_is_refused_leaves_the_folder_as_it_was(tmp_path):
 
 @pytest.mark.core
 def test_ctrl_c_is_one_message(tmp_path):
-    with start(2, "train", "--epochs", "500") as job:
+    with launcher.start("-m", "mpiddp", "train", "--epochs", "500", ranks=2) as job:
         job.wait_for("epoch   2/500")
         job.signal(signal.SIGINT)
         done = job.wait(30)

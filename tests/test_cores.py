@@ -26,9 +26,6 @@ def test_limit_blas_threads(environ, mine, launchers, ranks, expected):
     environ.setenv("PMI_RANK", "0")
     environ.setenv("PMI_SIZE", str(2 * ranks))
     environ.setenv("MPI_LOCALNRANKS", str(ranks))
-    for name in cores.THREAD_VARIABLES:
-        environ.setenv(name, "")  # so that the fixture takes away what is set
-        environ.delenv(name)
     assert cores.limit_blas_threads() == expected
     assert {os.environ[name] for name in cores.THREAD_VARIABLES} == {str(expected)}
     assert cores.blas_threads() == expected
@@ -37,9 +34,6 @@ def test_limit_blas_threads(environ, mine, launchers, ranks, expected):
 
 def test_limit_blas_threads_without_launcher(environ):
     environ.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
-    for name in cores.THREAD_VARIABLES:
-        environ.setenv(name, "")
-        environ.delenv(name)
     assert cores.limit_blas_threads(7) == 7 == cores.blas_threads()
     for name in cores.THREAD_VARIABLES:
         environ.delenv(name)

@@ -42,14 +42,19 @@ def lines(call) -> int:
     return count
 
 
+def at_both_sizes(count, around=lambda size: made_up.mpi(size, size - 1)) -> list:
+    """Return what is counted in a world of some ranks, and in one of twice as many."""
+    found = []
+    for size in (SMALL, 2 * SMALL):
+        with around(size) as group:
+            found.append(count(size if group is None else group))
+    return found
+
+
 def growth(make) -> float:
     """Return the factor by which twice the ranks multiply the lines that a call of ``make``'s result."""
-    counts = []
-    for size in (SMALL, 2 * SMALL):
-        with made_up.mpi(size, size - 1):
-            call = make(size)
-            counts.append(lines(call))
-    return counts[1] / counts[0]
+    small, large = at_both_sizes(lambda size: lines(make(size)))
+    return large / small
 
 
 @pytest.mark.parametrize("per_node", [1, 8])
@@ -83,11 +88,8 @@ def test_questions_and_blocks():
     ],
 )
 def test_calls_of_the_api(call):
-    counts = []
-    for size in (SMALL, 2 * SMALL):
-        with made_up.default_group(size, 8) as group:
-            counts.append(lines(lambda group=group: call(group)))
-    assert counts[1] / counts[0] < LINEAR
+    small, large = at_both_sizes(lambda group: lines(lambda: call(group)), lambda n: made_up.default_group(n, 8))
+    assert large / small < LINEAR
 
 
 class Node(int):
@@ -104,15 +106,11 @@ class Node(int):
 
 
 def test_nodes_are_not_compared_with_each_other():
-    counts = []
-    for size in (SMALL, 2 * SMALL):
-        with made_up.mpi(size, size - 1):
-            job = made_up.job(size, 1)
-            object.__setattr__(job.world, "nodes", tuple(map(Node, job.world.nodes)))
-            Node.compared = 0
-            monitor.connect(job, made_up.Comm(size, size - 1, 1), made_up.TIMEOUT_S)
-            counts.append(Node.compared)
-    assert counts[1] <= 3 * 2 * SMALL
+    with made_up.mpi(SMALL, SMALL - 1):
+        job = made_up.job(SMALL, 1)
+        object.__setattr__(job.world, "nodes", tuple(map(Node, job.world.nodes)))
+        monitor.connect(job, made_up.Comm(SMALL, SMALL - 1, 1), made_up.TIMEOUT_S)
+    assert Node.compared <= 3 * SMALL
 
 
 def test_one_probe_receives_a_block_of_any_rank():
@@ -140,11 +138,9 @@ def test_calls_keep_nothing():
 
 
 def test_collectives_of_mpi_make_a_group():
-    counts = []
-    for size in (SMALL, 2 * SMALL):
-        with made_up.default_group(size, 1):
-            counts.append(work.collectives(new_groups.new_group))
-    small, large = counts
+    small, large = at_both_sizes(
+        lambda group: work.collectives(new_groups.new_group), lambda n: made_up.default_group(n, 1)
+    )
     assert 0 < len(small) == len(large) < 12 and {*large} == {1, 2 * SMALL}
 
 

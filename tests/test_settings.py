@@ -16,6 +16,7 @@ def test_values(environ):
     assert settings.default_timeout_s() == 1800
     assert settings.debug_level() == "OFF"
     assert settings.takes_device_pointers() is None
+    assert settings.deterministic() is False
     environ.setenv("MPIDDP_NODES", "0,0,1")
     environ.setenv("MPIDDP_TIMEOUT", "2.5")
     environ.setenv("MPIDDP_DEBUG", "info")
@@ -24,6 +25,9 @@ def test_values(environ):
     assert settings.default_timeout_s() == 2.5
     assert settings.debug_level() == "INFO"
     assert settings.takes_device_pointers() is False
+    for text, expected in (("", False), ("0", False), ("1", True)):
+        environ.setenv("MPIDDP_DETERMINISTIC", text)
+        assert settings.deterministic() is expected
 
 
 @pytest.mark.parametrize(
@@ -84,10 +88,3 @@ def test_every_variable_of_the_package_is_known_and_documented(environ):
     assert not settings.unknown_variables()
     described = re.findall(r"^\| `(MPIDDP_\w+)` \|", (package / "distributed/README.md").read_text(), re.MULTILINE)
     assert sorted(described) == sorted(settings._VARIABLES)
-
-
-@pytest.mark.parametrize(("text", "expected"), [(None, False), ("", False), ("0", False), ("1", True)])
-def test_switches(environ, text, expected):
-    name = "MPIDDP_DETERMINISTIC"
-    environ.delenv(name, raising=False) if text is None else environ.setenv(name, text)
-    assert settings.deterministic() is expected

@@ -23,7 +23,6 @@ class Blocks:
     op: Op
     how: dict[str, Any]
     make: Callable[[np.ndarray], Any]
-    read: Callable[[Any], np.ndarray]
     library: Any
     ranks: Sequence[int] = ()
     """In the default group, of the ranks of the call's group; of all in their order, if none are given."""
@@ -205,7 +204,7 @@ def check(
     shapes = shape if callable(shape) else lambda sender, receiver: shape
     table = [[draw(rng, 1, shapes(sender, receiver), dtype)[0] for receiver in receivers] for sender in ranks]
     drawn = int(rng.integers(world.size))
-    at = Blocks(world.rank, table, drawn if root is None else root, op, how or {}, make, read, library)
+    at = Blocks(world.rank, table, drawn if root is None else root, op, how or {}, make, library)
     what = (name, op, dtype, shape, how, at.root)
     if name in REDUCTIONS and not means_something(op, dtype):
         try:

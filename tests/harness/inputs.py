@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -67,16 +67,13 @@ def reduced(op: dist.ReduceOp, xs: list[np.ndarray]) -> np.ndarray:
         wide = {np.clongdouble: np.complex128, np.longdouble: np.float64}.get(wide, wide)
     stack = np.stack([x.astype(wide) for x in xs])
     combine = {
-        "SUM": np.add,
-        "AVG": np.add,
-        "PREMUL_SUM": np.add,
         "PRODUCT": np.multiply,
         "MIN": np.minimum,
         "MAX": np.maximum,
         "BAND": np.bitwise_and,
         "BOR": np.bitwise_or,
         "BXOR": np.bitwise_xor,
-    }[op.name]
+    }.get(op.name, np.add)
     if op.factor is not None:
         stack = np.stack([x * wide(own_op(op, rank).factor) for rank, x in enumerate(stack)])
     result = functools.reduce(combine, stack)
@@ -146,27 +143,30 @@ def finish(works: Iterable[dist.Work]) -> None:
         each.wait()
 
 
-def calls(group: Any) -> dict[str, Callable[[], Any]]:
-    """Return a right call of each operation of a group, on all of its ranks that is, by name."""
-    x, xs = np.ones(2), [np.ones(2)]
+def calls(group: Any, size: int = 1, root: int = 0, peer: int = 0) -> dict[str, functools.partial[Any]]:
+    """Return a right call of each operation of a group of this size, by name."""
+    x, xs, table = (np.ones(shape, np.float32) for shape in (4, (size, 4), 4 * size))
+    xs = list(xs)
     arguments: dict[str, tuple[Any, ...]] = {
         "all_reduce": (x,),
-        "reduce": (x, 0),
-        "broadcast": (x, 0),
+        "reduce": (x, root),
+        "broadcast": (x, root),
         "all_gather": (xs, x),
-        "gather": (x,),
-        "all_gather_single": (x, x),
-        "scatter": (x,),
+        "gather": (x, xs, root),
+        "all_gather_single": (table, x),
+        "all_gather_into_tensor": (table, x),
+        "scatter": (x, xs, root),
         "reduce_scatter": (x, xs),
-        "reduce_scatter_single": (x, x),
+        "reduce_scatter_single": (x, table),
+        "reduce_scatter_tensor": (x, table),
         "all_to_all": (xs, xs),
-        "all_to_all_single": (x, x),
+        "all_to_all_single": (table, table),
         "barrier": (),
         "monitored_barrier": (),
-        "send": (x, 0),
-        "recv": (x, 0),
-        "isend": (x, 0),
-        "irecv": (x, 0),
+        "send": (x, peer),
+        "recv": (x, peer),
+        "isend": (x, peer),
+        "irecv": (x, peer),
         "send_object_list": ([1], 0),
         "recv_object_list": ([1], 0),
         "all_gather_object": ([None], 1),

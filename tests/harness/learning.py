@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -99,7 +98,7 @@ def import_torch() -> Any:
 
 
 def gloo(least: int = 2) -> Any:
-    """Return torch with its default process group on Gloo: rank and size from MPI, the port from rank 0."""
+    """Return torch with its default process group on Gloo, whose ranks meet through MPI."""
     torch = import_torch()
     if dist.get_world_size() < least:
         pytest.skip("torch's own averages are asked of two and of three ranks")
@@ -107,29 +106,17 @@ def gloo(least: int = 2) -> Any:
 
     torch.set_num_threads(1)
     if not torch.distributed.is_initialized():
-        port = [0]
-        if dist.get_rank() == 0:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = [probe.getsockname()[1]]
-        dist.broadcast_object_list(port, src=0)
-        torch.distributed.init_process_group(
-            "gloo",
-            init_method=f"tcp://127.0.0.1:{port[0]}",
-            rank=dist.get_rank(),
-            world_size=dist.get_world_size(),
-        )
+        import mpiddp.torch  # noqa: F401 - Gloo's ranks meet through MPI
+
+        torch.distributed.init_process_group("gloo")
     return torch
 
 
 def torch_mlp(torch: Any, model: nn.Sequential) -> Any:
-    layers: list[Any] = []
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            linear = torch.nn.Linear(layer.in_features, layer.out_features)
-            linear.weight.data = torch.from_numpy(layer.weight.data.copy())
-            linear.bias.data = torch.from_numpy(layer.bias.data.copy())
-            layers.append(linear)
-        else:
-            layers.append(torch.nn.ReLU())
-    return torch.nn.Sequential(*layers)
+    layers = [
+        torch.nn.Linear(each.in_features, each.out_features) if isinstance(each, nn.Linear) else torch.nn.ReLU()
+        for each in model
+    ]
+    made = torch.nn.Sequential(*layers)
+    made.load_state_dict({name: torch.from_numpy(x.copy()) for name, x in model.state_dict().items()})
+    return made

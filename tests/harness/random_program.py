@@ -122,7 +122,7 @@ class RandomProgram:
 
         receivers = range(1 if kind in OF_ONE_BLOCK else len(ranks))
         table = [[np.full(count, 10.0 * each + to + number) for to in receivers] for each in range(len(ranks))]
-        at = Submitted(ranks.index(self._rank), table, drawn[0] % len(ranks), op, how, make, np.asarray, dist, ranks)
+        at = Submitted(ranks.index(self._rank), table, drawn[0] % len(ranks), op, how, make, dist, ranks)
         found, expected = COLLECTIVES[kind](at)
         compare = close if kind in REDUCTIONS else same
 

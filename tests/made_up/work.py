@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import mmap
 import tracemalloc
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,7 @@ from mpiddp.shm.scratch import Scratch
 from . import TIMEOUT_S, Comm, default_group, job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from mpiddp.mpi.link import Link
 
@@ -76,20 +75,13 @@ _COLLECTIVES = ("Dup", "Split", "Allgather", "Allreduce", "Iallgather", "Iallred
 
 def collectives(call: Callable[[], object]) -> list[int]:
     """Return the sizes of the communicators in which a call makes its collectives of MPI."""
-    sizes: list[int] = []
-
-    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
-        def collective(comm: Comm, *arguments: Any) -> Any:
-            sizes.append(comm.size)
-            return original(comm, *arguments)
-
-        return collective
-
     with contextlib.ExitStack() as stack:
-        for name in (*_COLLECTIVES, "allgather", "bcast"):
-            stack.enter_context(mock.patch.object(Comm, name, counted(getattr(Comm, name))))
+        watched = [
+            stack.enter_context(mock.patch.object(Comm, name, autospec=True, side_effect=getattr(Comm, name)))
+            for name in (*_COLLECTIVES, "allgather", "bcast")
+        ]
         call()
-    return sizes
+    return [each.args[0].size for one in watched for each in one.call_args_list]
 
 
 def meeting(link: Link) -> Callable[[], object]:
@@ -145,25 +137,13 @@ def crossing(nodes: int, megabytes: int) -> list[int]:
     return comm.posted
 
 
-@contextlib.contextmanager
-def populated() -> Iterator[list[int]]:
-    """Collect the bytes of shared memory that this rank allocates."""
-    found: list[int] = []
-    populate = segment._populate
-
-    def count(memory: mmap.mmap, descriptor: int, start: int, nbytes: int) -> None:
-        found.append(nbytes)
-        populate(memory, descriptor, start, nbytes)
-
-    with mock.patch.object(segment, "_populate", count):
-        yield found
-
-
 def memory_of_a_group(size: int, per_node: int) -> tuple[int, int, int]:
     """Return the bytes of a new group on this rank: of Python, shared from the start, and of the scratch."""
-    with default_group(size, per_node), populated() as found:
+    watched = mock.patch.object(segment, "_populate", wraps=segment._populate)
+    with default_group(size, per_node), watched as populate:
         groups: list[Any] = []
         own = kept(lambda: groups.append(new_groups.new_group()))
-        first = sum(found)
+        first = len(populate.call_args_list)
         drive(groups[0]._link.resource(Scratch).prepare())
-        return own, first, sum(found) - first
+    shared = [each.args[3] for each in populate.call_args_list]
+    return own, sum(shared[:first]), sum(shared[first:])

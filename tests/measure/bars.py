@@ -1,8 +1,8 @@
 """Two builds side by side: ``python -m tests.measure.bars OLD NEW [--ranks 2 4] [--rounds N] [--json FILE]``.
 
-A build is a checkout, or a wheel that was kept (``pip wheel --no-deps .``). In every round each build has a job of its
-own, and they take turns: a ratio compares what the machine gave to both within seconds. A figure is the fastest of many
-loops (see `bars_job`); the tables have its median and minimum over the rounds, and the median of the rounds' ratios.
+A build is a checkout, or an unpacked wheel. In every round each build has a job of its own, and they take turns: a
+ratio compares what the machine gave to both within seconds. A figure is the fastest of many loops (see `bars_job`); the
+tables have its median and minimum over the rounds, and the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 import time
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +30,6 @@ IMPORTS = 3
 BUILDS = ("old", "new")
 Figures = dict[str, dict[str, list[float]]]
 """Seconds by bar and build, one for each round."""
-
-
-def unpacked(build: Path, folder: Path) -> Path:
-    """Return a folder to import mpiddp from: a checkout as it is, a wheel's content in ``folder``."""
-    if build.suffix != ".whl":
-        return build.resolve()
-    with zipfile.ZipFile(build) as wheel:
-        wheel.extractall(folder)
-    return folder.resolve()
 
 
 def run(program: str | Path, checkout: Path, *words: object, ranks: int | None = None) -> Any:
@@ -74,7 +63,7 @@ def ratios(found: Figures) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.measure.bars", description=__doc__.partition("\n")[0])
-    parser.add_argument("old", type=Path, help="a checkout or wheel of mpiddp")
+    parser.add_argument("old", type=Path, help="a checkout of mpiddp")
     parser.add_argument("new", type=Path, help="another one")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="even numbers of ranks")
     parser.add_argument("--rounds", type=int, default=6, help="how often each build measures each bar (6)")
@@ -83,9 +72,7 @@ def main() -> None:
     options = parser.parse_args()
     if any(size < 2 or size % 2 for size in options.ranks):
         parser.error("the ping-pong is between pairs of ranks: expected even numbers of ranks")
-    with tempfile.TemporaryDirectory() as scratch:
-        builds = zip(BUILDS, (options.old, options.new), strict=True)
-        compare({name: unpacked(build, Path(scratch, name)) for name, build in builds}, options)
+    compare({"old": options.old.resolve(), "new": options.new.resolve()}, options)
 
 
 def compare(checkouts: dict[str, Path], options: argparse.Namespace) -> None:

@@ -97,7 +97,7 @@ def _made(call: Call, group: Any, *, later: bool) -> Any:
     if call.name in COLLECTIVES:
         row = [np.ones(n, call.dtype)] * (1 if call.name in OF_ONE_BLOCK else size)
         ranks = dist.get_process_group_ranks(group)
-        at = Submitted(group.rank(), [row] * size, call.root, op, given, np.asarray, np.asarray, dist, ranks)
+        at = Submitted(group.rank(), [row] * size, call.root, op, given, np.asarray, dist, ranks)
         COLLECTIVES[call.name](at)
         return at.returned
     x = np.ones(n, call.dtype)

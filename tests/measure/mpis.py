@@ -20,10 +20,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from harness.launcher import environment
+from harness.launcher import Program
 
 ROOT = Path(__file__).parents[2]
-NEEDS = ("numpy", "safetensors", "pytest>=8", "pytest-mpi>=0.6", "ml_dtypes")
+NEEDS = ("numpy", "safetensors", "pytest>=8", "ml_dtypes")
 
 
 class Library(NamedTuple):
@@ -59,14 +59,6 @@ LIBRARIES = {
 }
 
 
-class Row(NamedTuple):
-    library: str
-    how: str
-    """Where it came from."""
-    tests: str
-    train: str
-
-
 class FailedError(RuntimeError):
     """A command has failed; the text says what it printed last."""
 
@@ -78,28 +70,19 @@ class Environment:
         self.library, self.folder, self.log = LIBRARIES[name], folder / name, folder / f"{name}.log"
         own = {name: value.format(self.folder) for name, value in self.library.variables.items()}
         # Intel MPI's mpirun looks for its parts on PATH.
-        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
-        self._env = {**environment(), **own, "PATH": path, "PYTHONPATH": str(ROOT)}
+        self._env = {**own, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
 
     def run(self, *words: str, limit_s: float = 3600) -> str:
         """Run a program of the environment; return what it prints, which goes to the log as well."""
         command = [str(self.folder / "bin" / words[0]), *words[1:]]
-        with self.log.open("a+") as log:
-            log.write(f"$ {shlex.join(command)}\n")
-            log.flush()
-            begin = log.tell()
-            try:
-                code = subprocess.run(
-                    command, stdout=log, stderr=log, env=self._env, cwd=ROOT, timeout=limit_s
-                ).returncode
-            except subprocess.TimeoutExpired:
-                code = 124
-            log.seek(begin)
-            printed = log.read()
-        if code:
-            last = (printed.strip().splitlines() or ["it printed nothing"])[-1]
-            raise FailedError(f"exit code {code}: {last}")
-        return printed
+        with Program(command, self._env, cwd=ROOT) as program:
+            done = program.wait(limit_s)
+        with self.log.open("a") as log:
+            log.write(f"$ {shlex.join(command)}\n{done}\n")
+        if done.rc:
+            last = f"it printed nothing\n{done.stdout}\n{done.stderr}".strip().splitlines()[-1]
+            raise FailedError(f"exit code {done.rc}: {last}")
+        return done.stdout
 
     def install(self) -> None:
         done = self.folder / "installed"
@@ -131,16 +114,17 @@ class Environment:
         return re.findall(r"accuracy (\d\.\d+)", printed)[-1]
 
 
-def measure(name: str, folder: Path, tests: list[str]) -> Row:
+def measure(name: str, folder: Path, tests: list[str]) -> tuple[str, ...]:
+    """Return the library, where it came from, how the tests went, and the accuracy of `train`."""
     env = Environment(name, folder)
     try:
         env.install()
         printed = env.run("mpiexec", "-n", "1", "python", "-m", "mpiddp", "info", "--json")
         facts = json.loads(printed[printed.index("{") : printed.rindex("}") + 1])["mpi"]  # there may be warnings
     except FailedError as error:
-        return Row(name, str(error), "-", "-")
+        return name, str(error), "-", "-"
     how = ", ".join(facts["wheels"]) or "Debian"
-    return Row(facts["library"], f"{how}; ABI {facts['abi']}", env.tests(tests), env.train())
+    return facts["library"], f"{how}; ABI {facts['abi']}", env.tests(tests), env.train()
 
 
 def main() -> None:
