@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness import launcher, tiers
+from harness import launcher
 from harness.faking import fake_gpu
 
 UNDER_LAUNCHER = launcher.announced_size() > 0 or launcher.PLAN in os.environ
@@ -16,14 +16,13 @@ UNDER_LAUNCHER = launcher.announced_size() > 0 or launcher.PLAN in os.environ
 pytest_plugins = ["harness.ranks", "harness.world"] if UNDER_LAUNCHER else ["harness.parent"]
 
 MARKS = {
-    "mpi": "runs under mpiexec, on 3 ranks if no other mark says on how many",
     "launch": "starts jobs itself",
     "core": "says something of MPI or its launcher: run with both libraries; an mpi test on 1 to 4 ranks",
     "ranks(*numbers)": "an mpi test, run on these numbers of ranks",
     "alone": "given to the run of an mpi test on one rank, which takes one core as a unit test does",
     "long": "run by --long only: another case of a promise that an everyday test holds",
 }
-"""``mpi(min_size=2)`` is for no single rank. A test that has neither this mark nor ``launch`` runs in this process."""
+"""``mpi``, which runs under mpiexec, is pytest-mpi's own; a test with neither runs in this process."""
 LAUNCH = {"with_torch", "gpu"}
 """Folders whose tests start jobs, as those in files named ``..._jobs`` do."""
 
@@ -55,8 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     every_tier = config.option.long or launcher.PLAN in os.environ
 
     def runs_here(item: pytest.Item) -> bool:
-        enough = launcher.PLAN in os.environ or launcher.announced_size() >= tiers.smallest(item) > 0
-        return (enough or not UNDER_LAUNCHER) and (every_tier or item.get_closest_marker("long") is None)
+        for_ranks = item.get_closest_marker("mpi") is not None or not UNDER_LAUNCHER
+        return for_ranks and (every_tier or item.get_closest_marker("long") is None)
 
     config.hook.pytest_deselected(items=[item for item in items if not runs_here(item)])
     items[:] = filter(runs_here, items)

@@ -30,8 +30,7 @@ def suite(tmp_path):
     # Without the process group.
     conftest = (HERE / "conftest.py").read_text().replace(', "harness.world"', "")
     (tmp_path / "tests" / "conftest.py").write_text(conftest)
-    options = 'testpaths = ["tests"]\naddopts = "-p no:pytest_mpi"\n'
-    (tmp_path / "pyproject.toml").write_text(f"[tool.pytest.ini_options]\n{options}")
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["tests"]\n')
 
     def run(tests: str, *args: str, env: dict[str, str | None] | None = None):
         (tmp_path / "tests" / "test_sample.py").write_text(HEADER + tests)
@@ -56,6 +55,9 @@ class TestClass:
 
 @pytest.mark.mpi(min_size=4)
 def test_min(): raise AssertionError
+
+@pytest.mark.mpi_skip
+def test_skip(): raise AssertionError
 """
     done = suite(tests, "--ranks", "3", "-v")
     assert done.rc == 1, done
@@ -66,7 +68,7 @@ def test_min(): raise AssertionError
     assert "rank 1 says no" in done.stdout, done
     assert "rank 2 says no" in done.stdout, done
     assert "::TestClass::test_next[2][np=3] PASSED" in done.stdout, done
-    assert "2 failed, 2 passed" in done.stdout.splitlines()[-1], done
+    assert "2 failed, 2 passed, 2 skipped" in done.stdout.splitlines()[-1], done
 
 
 def test_ranks_that_part_or_hang_end_with_all_their_stacks(suite):
@@ -124,6 +126,11 @@ def test_next():
     assert len(re.findall(r"^FAILED .*::test_dies", done.stdout, re.M)) == 2, done
     assert re.search(r"^FAILED .*::test_spoils", done.stdout, re.M) and "come together: spoilt" in done.stdout, done
     assert "3 failed, 1 passed" in done.stdout.splitlines()[-1], done
+
+
+def test_skipping_everything_is_a_failure(suite):
+    done = suite("@pytest.mark.mpi(min_size=5)\ndef test_big(): pass\n", "--ranks", "2")
+    assert done.rc not in (0, launcher.TIMED_OUT) and "MPI tests were skipped" in done.stdout, done
 
 
 LAUNCH_FILE = """

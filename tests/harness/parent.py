@@ -257,7 +257,6 @@ class Parent:
             items += [
                 MpiItem.from_parent(collector, name=f"{item.name}[np={ranks}]", ranks=ranks, test=item)
                 for ranks in self._given or tiers.numbers(item, self._config.option.long)
-                if ranks >= tiers.smallest(item)
             ]
         return items
 
@@ -362,7 +361,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--at-once", metavar="N", type=int, default=3, help="files with `launch` tests side by side")
 
 
+# Last: pytest-mpi has registered its plugin, which would skip the unit tests of a folder named mpi.
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    for plugin in config.pluginmanager.get_plugins():
+        if type(plugin).__name__ == "MPIPlugin":
+            config.pluginmanager.unregister(plugin)
     config.pluginmanager.register(Parent(config), "mpi-parent")
     config.pluginmanager.register(Summary(config), "parts")
     # As Ctrl-C: pytest ends in order, and no launcher is left behind.

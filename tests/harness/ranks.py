@@ -79,6 +79,9 @@ class Ranks:
                 f"the launcher started {announced} ranks but MPI sees {self.size}: mpiexec belongs to another MPI "
                 f"library than mpi4py ({MPI.Get_library_version().splitlines()[0]}); start with {launcher.mpiexec()}"
             )
+        if not hasattr(config.option, "with_mpi"):
+            raise pytest.UsageError("the MPI tests need pytest-mpi: pip install 'mpiddp[test]'")
+        config.option.with_mpi = True
         # pytest captures descriptor 2; a copy always reaches the terminal.
         self.stderr = os.fdopen(os.dup(2), "w")
         self._comm = world.Dup()
@@ -312,7 +315,7 @@ def _shorten(stack: str) -> str:
     return "\n".join(lines[:end])
 
 
-# Last: after the terminal reporter.
+# Last: after the terminal reporter; pytest-mpi has seen no --with-mpi, or it would print a banner.
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Meet the other ranks, and silence all but rank 0: their reports say it."""

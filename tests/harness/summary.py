@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 import pytest
 
 _ON_RANKS = re.compile(r"\[np=(\d+)\]$")
+MPI = re.compile(r"\d+ ranks?$")
 
 
 def part_of(item: pytest.Item) -> str:
@@ -52,8 +53,19 @@ class Summary:
         if outcome:
             self._outcomes[part][outcome] += 1
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._all_skipped():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("parts")
         for part, outcomes in self._outcomes.items():
             counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
             terminalreporter.write_line(f"{part}: {counts} in {self._seconds[part]:.0f} s")
+        if self._all_skipped():
+            terminalreporter.write_line("ERROR: all MPI tests were skipped", red=True)
+
+    def _all_skipped(self) -> bool:
+        parts = [outcomes for part, outcomes in self._outcomes.items() if MPI.match(part)]
+        return bool(parts) and all(set(outcomes) <= {"skipped"} for outcomes in parts)

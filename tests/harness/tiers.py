@@ -17,12 +17,6 @@ CORE, REST = (1, 2, 3, 4), (3,)
 """Numbers of ranks of core tests, and of others."""
 
 
-def smallest(test: pytest.Item) -> int:
-    """Return the least number of ranks for a test; 0 for one that is not marked as ``mpi``."""
-    mark = test.get_closest_marker("mpi")
-    return mark.kwargs.get("min_size", 1) if mark else 0
-
-
 def numbers(test: pytest.Item, long: bool) -> tuple[int, ...]:
     for mark in test.iter_markers():  # the closest one first
         if mark.name == "ranks" and not long:
