@@ -15,7 +15,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import as_bytes, as_message, chunks, countable, counted, movable, size_of, spans_of
 from mpiddp.mpi.reduction import ReduceOp, mpi_op
-from mpiddp.mpi.requests import All, Steps, matched_probe
+from mpiddp.mpi.requests import READY, All, Steps, matched_probe
 from mpiddp.mpi.work import meet
 from mpiddp.typing import Array
 
@@ -54,7 +54,7 @@ def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
         yield _all([link.now.Ireduce(MPI.IN_PLACE, piece, reduction, root) for piece in chunks(x)])
         finish(op, x, link.size)
     else:
-        sent = premultiplied(op, x)  # which lives until MPI has sent it
+        sent = premultiplied(op, x)  # held here: mpi4py's request for a reduction does not keep what it sends
         yield _all([link.now.Ireduce(piece, None, reduction, root) for piece in chunks(sent)])
 
 
@@ -120,6 +120,7 @@ def _exchange(
             requests.append(link.now.Isend(as_message(x, x.nbytes), rank, Tag.BLOCK))
         else:
             as_bytes(blocks.pop(rank))[...] = as_bytes(x)
+    yield READY  # what has come early is for the operation at the head of the queue
     early, probe = link.early.setdefault(link.now.handle, {}), _Probe(link.now)
     while blocks:  # each is received once its size is known: MPI may crash in a receive that is too short
         known = blocks.keys() & early.keys() if early else None

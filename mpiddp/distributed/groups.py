@@ -36,12 +36,12 @@ class ProcessGroup:
     2
     """
 
-    def __init__(self, link: Link, name: str, description: str, ranks: tuple[int, ...], comm: MPI.Intracomm) -> None:
+    def __init__(self, link: Link, description: str, ranks: tuple[int, ...], comm: MPI.Intracomm) -> None:
         self._link = link
         self._monitor = link[GroupMonitor]
         self._plans = link.resource(Plans)
         self._mailbox = link.resource(Mailbox)
-        self.group_name = name
+        self.group_name = str(_made)
         self.group_desc = description
         self.ranks = ranks
         self.comm = comm
@@ -116,10 +116,6 @@ class _WorldType(type):
 
 class group(metaclass=_WorldType):  # noqa: N801 - torch's name
     """Holds ``group.WORLD``, the group of all ranks, or None before `init_process_group`."""
-
-
-def next_name() -> str:
-    return str(_made)
 
 
 def register(made: ProcessGroup, *, default: bool = False) -> ProcessGroup:

@@ -179,7 +179,7 @@ def begin(
     device_table.learn(link)
     backends.connect(link, backend)
     ranks = world.ranks[: link.size]
-    return register(ProcessGroup(link, "0", "default_pg", ranks, given or comm or own), default=True)
+    return register(ProcessGroup(link, "default_pg", ranks, given or comm or own), default=True)
 
 
 def _choose_device(device_id: int | None) -> None:

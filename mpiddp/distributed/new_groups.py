@@ -22,7 +22,7 @@ from mpiddp.mpi.requests import Steps, seconds
 
 from .backends import backend_of, check_backend, connect
 from .dispatch import calling, expect_own_thread, run_inside
-from .groups import GroupMember, ProcessGroup, as_rank, default_group, get_pg_count, member, next_name, register
+from .groups import GroupMember, ProcessGroup, as_rank, default_group, get_pg_count, member, register
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ def maker(parent: ProcessGroup, timeout: timedelta | float | None, backend: str 
         # The default group may lack ranks of the world.
         global_rank_of = dict(zip(whole._link.ranks, whole.ranks, strict=True))
         ranks = tuple(global_rank_of[rank] for rank in link.ranks)
-        return register(ProcessGroup(link, next_name(), name or "undefined", ranks, comm))
+        return register(ProcessGroup(link, name or "undefined", ranks, comm))
 
     return make
 

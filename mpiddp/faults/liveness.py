@@ -30,7 +30,7 @@ from .picture import State, packed
 
 T = TypeVar("T")
 
-_NO_GROUP = 0
+NO_GROUP = 0
 SILENCE_S = 3.0
 """Time for an answer: watchdogs look twice a second."""
 SETTLED_S = 1.0
@@ -311,7 +311,7 @@ def alive(found: weakref.WeakValueDictionary[int, T]) -> list[tuple[int, T]]:
 
 
 def group_of(operation: Operation | None) -> int:
-    return _NO_GROUP if operation is None else operation.members.number
+    return NO_GROUP if operation is None else operation.members.number
 
 
 def _in_program(stacks: bool) -> State:

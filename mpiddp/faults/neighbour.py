@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import TYPE_CHECKING
 
 from mpiddp.mpi.processes import state
 
-if TYPE_CHECKING:
-    from .job import Job  # it loads NumPy
+from .job import Job
+from .liveness import NO_GROUP
 
 _PAUSE_S, _QUESTIONS = 10.0, 4
-_NO_GROUP = 0
 
 
 class Neighbour:
@@ -34,12 +32,12 @@ class Neighbour:
         if not self._world.thread_multiple or now < self._asked + self._pause_s:
             return ""
         # Questions count, not the time: the whole job may have been suspended.
-        heard = self._liveness.answered(_NO_GROUP, self._rank)
+        heard = self._liveness.answered(NO_GROUP, self._rank)
         self._unanswered = 0 if heard else self._unanswered + 1
         if self._unanswered * self._pause_s > self._limit_s and not self._runs_here():
             return f"rank {self._rank} has not answered for {self._limit_s:g} s (dead, stopped, or out of reach)"
         self._asked = now
-        self._liveness.ask(_NO_GROUP, [self._rank])
+        self._liveness.ask(NO_GROUP, [self._rank])
         return ""
 
     def _runs_here(self) -> bool:

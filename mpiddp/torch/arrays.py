@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,29 +37,24 @@ _NUMPY = {
 _kept: list[Loan] = []
 
 
-class _Memory:
-    """Shows NumPy a tensor's memory and keeps the tensor; after ``Tensor.numpy`` a tensor can never be resized."""
-
-    __slots__ = ("__array_interface__", "_tensor")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (tensor.data_ptr(), False),
-            "typestr": _NUMPY[tensor.dtype].str,
-            "shape": tuple(tensor.shape),
-            "strides": None
-            if tensor.is_contiguous()
-            else tuple(stride * tensor.itemsize for stride in tensor.stride()),
-        }
+def _over(tensor: torch.Tensor) -> Array:
+    """Return an array over a tensor, which it keeps; after ``Tensor.numpy`` a tensor can never be resized."""
+    strides = tuple(stride * tensor.itemsize for stride in tensor.stride())
+    interface = {
+        "version": 3,
+        "data": (tensor.data_ptr(), False),
+        "typestr": _NUMPY[tensor.dtype].str,
+        "shape": tuple(tensor.shape),
+        "strides": None if tensor.is_contiguous() else strides,
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=interface, tensor=tensor))
 
 
 def as_array(tensor: torch.Tensor) -> Array:
     """Return a tensor of the host's memory as an array of its shape and strides, without a copy."""
     if tensor.dtype == torch.bfloat16:
-        return np.asarray(_Memory(tensor.detach().view(torch.int16))).view(bfloat16())
-    return np.asarray(_Memory(tensor))
+        return _over(tensor.detach().view(torch.int16)).view(bfloat16())
+    return _over(tensor)
 
 
 def as_tensor(array: Array) -> torch.Tensor:

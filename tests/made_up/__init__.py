@@ -192,7 +192,7 @@ def default_group(size: int, per_node: int) -> Iterator[ProcessGroup]:
         made = job(size, per_node)
         comm: Any = Comm(size, size - per_node, per_node)
         link = monitor.connect(made, comm, TIMEOUT_S)
-        group = groups.ProcessGroup(link, "0", "made up", made.world.ranks, comm)
+        group = groups.ProcessGroup(link, "made up", made.world.ranks, comm)
         with mock.patch.object(this_job, "current", lambda: made):
             groups.register(group, default=True)
             try:
