@@ -39,22 +39,22 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 960,
-    "mpiddp/algorithms": 2752,
+    "mpiddp/algorithms": 2753,
     "mpiddp/autograd": 883,
     "mpiddp/bench": 1200,
     "mpiddp/data": 1303,
     "mpiddp/device": 517,
-    "mpiddp/distributed": 1887,
+    "mpiddp/distributed": 1885,
     "mpiddp/examples": 611,
-    "mpiddp/faults": 2346,
+    "mpiddp/faults": 2344,
     "mpiddp/mpi": 2144,
     "mpiddp/nn": 1089,
     "mpiddp/optim": 437,
     "mpiddp/parallel": 1837,
     "mpiddp/shm": 439,
-    "mpiddp/torch": 1495,
+    "mpiddp/torch": 1493,
     "mpiddp/training": 2312,
-    "tests, all": 24_159,
+    "tests, all": 24_178,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
