@@ -34,6 +34,27 @@ def cupy() -> Iterator[Any]:
         yield module
 
 
+@pytest.fixture
+def waits(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which the host's waits for the device are added."""
+    found: list[str] = []
+
+    def note(owner: Any, method: str, name: str) -> None:
+        original = getattr(owner, method)
+        monkeypatch.setattr(owner, method, lambda *args, **how: found.append(name) or original(*args, **how))
+
+    note(cupy.ndarray, "get", "get")
+    for owner in (cupy.cuda.Stream, cupy.cuda.Event, cupy.cuda.Device):
+        note(owner, "synchronize", f"synchronize of {owner.__name__}")
+    return found
+
+
+@pytest.fixture
+def torch() -> Any:
+    """Return torch, or skip the test."""
+    return pytest.importorskip("torch")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long tier, too, and all mpi tests on 1 to 4 ranks")
 

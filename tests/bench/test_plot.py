@@ -48,9 +48,8 @@ def file_of(path, *series, kind="compare", **more):
 
 
 def test_panels_have_what_was_measured(tmp_path):
-    latency, bandwidth, other, _ = plot.panels(
-        [file_of(tmp_path / "new" / "a.json", QUICK_START, QUICK_FLOW, line("short", 2e-6, 1e9, "broadcast"))]
-    )
+    broadcast = line("short", 2e-6, 1e9, "broadcast")
+    latency, bandwidth, other, _ = plot.panels([file_of(tmp_path / "new/a.json", QUICK_START, QUICK_FLOW, broadcast)])
     assert latency.title == "Latency: all_reduce sum of float32, 4 ranks" and other.title.startswith("Latency: broad")
     assert latency.lines["short"][SIZES[0]] == pytest.approx(1e6 * (1e-6 + SIZES[0] / 1e9))
     assert bandwidth.lines["long"][SIZES[-1]] == pytest.approx(1.5 * SIZES[-1] / (11e-6 + SIZES[-1] / 3e9) / 1e9)

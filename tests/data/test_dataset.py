@@ -71,8 +71,7 @@ def test_subset_of_a_subset(whole: Any) -> None:
         part[2]
 
 
-def test_random_split_equals_torch() -> None:
-    torch = pytest.importorskip("torch")
+def test_random_split_equals_torch(torch: Any) -> None:
     for n, lengths in [(10, [7, 3]), (10, [0.5, 0.25, 0.25]), (11, [0.3, 0.3, 0.4]), (7, [1.0]), (3, [0, 3])]:
         theirs = torch.utils.data.random_split(range(n), lengths, torch.Generator().manual_seed(5))
         mine = random_split(range(n), lengths, seed=5)

@@ -13,8 +13,7 @@ from mpiddp.data import DataLoader, DistributedSampler
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 7, 16])
-def test_equals_torch(replicas: int, shuffle: bool, drop_last: bool) -> None:
-    torch = pytest.importorskip("torch")
+def test_equals_torch(torch: Any, replicas: int, shuffle: bool, drop_last: bool) -> None:
     theirs_class = torch.utils.data.distributed.DistributedSampler
     for n in [1, 2, 3, 5, 6, 7, 8, 10, 15, 16, 17, 33, 100, 1437]:
         for rank in {0, 1 % replicas, replicas - 1}:

@@ -109,10 +109,9 @@ def test_misuse() -> None:
         DataLoader(data, "4")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="sampler option is mutually exclusive with shuffle"):
         DataLoader(data, shuffle=True, sampler=SequentialSampler(data))
-    batches = [[0, 1], [2]]
     for options in ({"batch_size": 2}, {"shuffle": True}, {"sampler": data}, {"drop_last": True}):
         with pytest.raises(ValueError, match="batch_sampler option is mutually exclusive"):
-            DataLoader(data, batch_sampler=batches, **options)  # type: ignore[arg-type]
+            DataLoader(data, batch_sampler=[[0, 1], [2]], **options)  # type: ignore[arg-type]
 
 
 def test_shuffle() -> None:

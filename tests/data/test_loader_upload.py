@@ -8,12 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nn.test_nn_device import waits
 
 from mpiddp.data import ArrayDataset, BatchShare, DataLoader, GlobalBatchSampler
 from mpiddp.device import pinned
-
-__all__ = ["waits"]  # a fixture
 
 WORKERS = [0, 1, 3]
 Pair = namedtuple("Pair", "x label")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,10 +32,6 @@ def _nodes(request: pytest.FixtureRequest, world: Any) -> Iterator[None]:
         pytest.skip("one rank is on one node")
     with pretended_nodes([rank % 2 for rank in range(world.size)]):
         yield
-
-
-def is_first() -> bool:
-    return default_group()._link.node.rank == 0
 
 
 def of_ranks() -> list[int]:
@@ -193,28 +188,27 @@ def test_nodes_that_differ_are_both_named(world: Any) -> None:
     assert (found[0] == mine).all(), "each node has its own"
 
 
-def test_without_shared_memory_every_rank_loads(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_shared_memory_every_rank_loads(
+    world: Any, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
     monkeypatch.setattr(segment, "_make", refuse)
     load, calls = count_calls(made)
     alone = nodes() == world.size
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found = shared_on_node(load)
+    found = shared_on_node(load)
     expected = [] if alone or dist.get_rank() else ["no shared memory for a data set of "]
-    assert [str(w.message)[:35] for w in caught] == expected
+    assert [str(w.message)[:35] for w in recwarn] == expected
     assert calls() == (nodes() if alone else world.size)
     for x, original in zip(found, made(), strict=True):
         np.testing.assert_array_equal(x, original)
         assert not x.flags.writeable
 
     def fails_on_others() -> list[Array]:
-        if not is_first():
+        if default_group()._link.node.rank:
             raise OSError("only one may read this")
         return made()
 
     if nodes() < world.size:
-        with pytest.raises(OSError, match="only one may read this"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with pytest.raises(OSError, match="only one may read this"):
             shared_on_node(fails_on_others)
 
 

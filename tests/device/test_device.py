@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness.collectives import COLLECTIVES, check
-from harness.inputs import OPS, both_ways, close, draw, dtype_of, own_op, reduced, same
+from harness.inputs import OPS, both_ways, close, draw, dtype_of, end, own_op, reduced, same
 from harness.on_device import by_address, cupy, reductions, renew
 from harness.pretend import connect
 from harness.world import everybody
@@ -126,14 +126,19 @@ def test_reductions_by_address(world: Any, cupy: Any, by_address: DevicePointers
         assert (steps.__module__.endswith("gpu.pointers")) == (not library.startswith("Open MPI"))
 
 
-def test_in_place(world: Any, cupy: Any) -> None:
+def check_in_place(world: Any, cupy: Any, how: dict[str, Any], group: Any = None) -> None:
+    """Gather to, and reduce into, the row of each rank."""
     rank, size = world.rank, world.size
     whole = cupy.zeros((size, 700), np.float32)
     whole[rank] = rank + 1.0
-    dist.all_gather_single(whole, whole[rank])
+    end(dist.all_gather_single(whole, whole[rank], group, **how), how)
     assert same(whole.get(), np.repeat(np.arange(1, size + 1, dtype=np.float32), 700).reshape(size, 700))
-    dist.reduce_scatter_single(whole[rank], whole)
+    end(dist.reduce_scatter_single(whole[rank], whole, group=group, **how), how)
     assert same(whole[rank].get(), np.full(700, size * (rank + 1.0), np.float32))
+
+
+def test_in_place(world: Any, cupy: Any) -> None:
+    check_in_place(world, cupy, {})
 
 
 def test_coalesced(world: Any, cupy: Any) -> None:

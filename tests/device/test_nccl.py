@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 from harness.collectives import check
 from harness.faking import fake_gpu
-from harness.inputs import Op, both_ways, dtype_of, end, means_something
+from harness.inputs import Op, both_ways, dtype_of, means_something
 
 import mpiddp as dist
 from mpiddp import nn
+
+from .test_device import check_in_place
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
@@ -75,14 +77,8 @@ def test_the_others(world: Any, cupy: Any, group: Any, how: Any) -> None:
     check(world, "reduce_scatter_single", np.dtype(np.float64), (2,), **given)
     assert calls(cupy) == ["broadcast", "allGather", *["reduce"] * 3, "reduceScatter"]
 
-    rows = np.arange(2.0 * world.size).reshape(world.size, 2)
-    whole = cupy.asarray(rows + world.rank)
-    end(dist.reduce_scatter_single(whole[world.rank], whole, **given["how"]), how)  # in its own place
-    assert np.array_equal(whole[world.rank].get(), rows[world.rank] * world.size + sum(range(world.size)))
-    whole[world.rank] = world.rank
-    end(dist.all_gather_single(whole, whole[world.rank], **given["how"]), how)
-    assert np.array_equal(whole.get(), np.repeat(np.arange(world.size), 2).reshape(world.size, 2))
-    assert calls(cupy) == ["reduceScatter", "allGather"]
+    check_in_place(world, cupy, how, group)
+    assert calls(cupy) == ["allGather", "reduceScatter"]
 
 
 def test_it_waits_for_kernels_before_and_orders_those_after(world: Any, cupy: Any, group: Any) -> None:
@@ -204,13 +200,8 @@ def test_without_a_gpu_the_first_rank_warns(world: Any) -> None:
     expect_mpi(world, np, "CuPy")
 
 
-def test_deterministic_keeps_its_reductions_out(world: Any, cupy: Any, group: Any, monkeypatch: Any) -> None:
-    from mpiddp.algorithms import plan
-
-    monkeypatch.setenv("MPIDDP_DETERMINISTIC", "1")
-    plan.forget()
+def test_deterministic_keeps_its_reductions_out(world: Any, cupy: Any, group: Any, choose: Any) -> None:
+    choose(DETERMINISTIC="1")
     x = cupy.full((3,), world.rank + 1.0)
     dist.all_reduce(x, group=group)
     assert (x.get() == world.size * (world.size + 1) / 2).all() and calls(cupy) == []
-    monkeypatch.undo()
-    plan.forget()

@@ -34,14 +34,12 @@ def test_steps_under_a_stream(cupy: Any) -> None:
             yield "waits"
         return "end"
 
-    running = stream.under(side, steps())  # type: ignore[arg-type]
-    for _ in range(2):
-        assert next(running) == "waits"
-        assert cupy.cuda.get_current_stream() == before
-    with pytest.raises(StopIteration) as ended:
-        next(running)
-    assert ended.value.value == "end"
-    assert seen == [side, side]
+    def whole() -> Iterator[str]:
+        seen.append((yield from stream.under(side, steps())))  # type: ignore[arg-type]
+
+    for each in whole():
+        assert each == "waits" and cupy.cuda.get_current_stream() == before
+    assert seen == [side, side, "end"]
 
 
 def test_what_is_moved_keeps_its_shape(cupy: Any) -> None:

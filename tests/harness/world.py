@@ -6,7 +6,7 @@ import contextlib
 import gc
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import mpiddp as dist
+from mpiddp.algorithms import plan
 from mpiddp.faults import watchdog
 from mpiddp.mpi import requests
 
@@ -87,6 +88,20 @@ def anew() -> Iterator[None]:
 def alert(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the ranks answer questions soon, which errors of a wait ask."""
     monkeypatch.setattr(watchdog, "LOOK_S", 0.02)
+
+
+@pytest.fixture
+def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Return a function that sets variables, named without MPIDDP_, which plans depend on."""
+
+    def variables(**values: str) -> None:
+        for name, value in values.items():
+            monkeypatch.setenv(f"MPIDDP_{name}", value)
+        plan.forget()
+
+    yield variables
+    monkeypatch.undo()
+    plan.forget()
 
 
 @pytest.fixture

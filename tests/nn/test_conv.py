@@ -18,8 +18,9 @@ LIMITS = [(0, 0, 1), (0, 10**9, 1), (10**9, 600, 1), (3000, 600, 2), (3000, 0, 1
 
 
 @pytest.mark.parametrize(("cache", "unpacked", "least"), LIMITS)
-def test_conv2d_is_the_same_in_blocks(cache: int, unpacked: int, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
+def test_conv2d_is_the_same_in_blocks(
+    torch: Any, cache: int, unpacked: int, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows, parts = set(), set()
     whole = conv.Columns.gather
 
@@ -38,8 +39,7 @@ def test_conv2d_is_the_same_in_blocks(cache: int, unpacked: int, least: int, mon
     assert (rows == {1}) == (cache == 0) and (len(parts) > 1) == (unpacked == 600)
 
 
-def test_conv2d_of_many_images_is_cut() -> None:
-    torch = pytest.importorskip("torch")
+def test_conv2d_of_many_images_is_cut(torch) -> None:
     compare(F.conv2d, torch.nn.functional.conv2d, [*draw((48, 6, 17, 16), (20, 6, 5, 5)), None], "float64")
     cut = conv.Columns(Window((17, 16), (5, 5), (1, 1), (0, 0)), np.zeros((6, 17, 16, 48)), 20)
     assert len(list(cut.blocks())) > 1 and cut.gather(np.zeros((6, 17, 16, 48)), slice(0, 1)).shape[1] > 1

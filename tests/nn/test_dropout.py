@@ -30,11 +30,6 @@ def test_dropout2d_drops_whole_channels() -> None:
     np.testing.assert_array_equal(x.grad, y.data)
 
 
-def test_dropout_is_off_in_evaluation() -> None:
-    x = Tensor(np.ones(10, np.float32))
-    assert nn.Dropout(0.5).eval()(x) is x and F.dropout2d(np.ones((1, 2, 3, 3)), training=False).size == 18
-
-
 def test_masks_are_drawn_in_the_order_of_memory() -> None:
     masks = []
     for x in (np.ones((6, 5, 4, 3), np.float32), np.ones((5, 4, 3, 6), np.float32).transpose(3, 0, 1, 2)):

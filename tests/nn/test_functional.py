@@ -14,6 +14,7 @@ from harness.oracle import compare, draw
 import mpiddp.nn.functional as F  # noqa: N812
 from mpiddp import nn
 from mpiddp.autograd import Tensor, gradcheck
+from mpiddp.device.packing import views
 
 TIES = np.random.default_rng(0).integers(0, 3, (2, 2, 6, 6)).astype(float)
 CONVOLUTIONS: list[tuple[Any, ...]] = [  # image, kernels, stride, padding
@@ -75,8 +76,7 @@ ONLY_TORCH: list[tuple[str, list[Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("name", "inputs", "options"), CASES + ONLY_TORCH, ids=map(shown, CASES + ONLY_TORCH))
-def test_torch(name: str, inputs: list[Any], options: dict[str, Any], dtype: str) -> None:
-    torch = pytest.importorskip("torch")
+def test_torch(torch: Any, name: str, inputs: list[Any], options: dict[str, Any], dtype: str) -> None:
     theirs = torch.tanh if name == "tanh" else getattr(torch.nn.functional, name)
     compare(lambda *x: getattr(F, name)(*x, **options), lambda *x: theirs(*x, **options), inputs, dtype)
 
@@ -128,10 +128,8 @@ def test_max_pool_of_many_positions_keeps_one_number_a_window() -> None:
 def test_gradients_are_born_in_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 5), nn.Linear(5, 2, bias=False))
     flat = np.full(sum(p.size for p in model.parameters()), np.nan, np.float32)
-    start = 0
-    for p in model.parameters():
-        p.grad_slot = flat[start : start + p.size].reshape(p.shape)
-        start += p.size
+    for p, slot in zip(model.parameters(), views(flat, [p.shape for p in model.parameters()]), strict=True):
+        p.grad_slot = slot
     copied = []
     monkeypatch.setattr("numpy.copyto", lambda *args, **kwargs: copied.append(args))
     x = draw((4, 2, 6, 6))[0].astype(np.float32)

@@ -21,8 +21,7 @@ def test_initial_values_have_torchs_ranges() -> None:
 
 
 @pytest.mark.parametrize("name", ["uniform_", "normal_"])
-def test_init_spread_is_torchs(name: str) -> None:
-    torch = pytest.importorskip("torch")
+def test_init_spread_is_torchs(torch, name: str) -> None:
     ours, theirs = nn.Parameter(np.empty((120, 30, 3, 3), np.float32)), torch.empty(120, 30, 3, 3)
     getattr(nn.init, name)(ours)
     getattr(torch.nn.init, name)(theirs)

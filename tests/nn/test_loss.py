@@ -12,9 +12,8 @@ import mpiddp.nn.functional as F  # noqa: N812
 from mpiddp.autograd import Tensor
 
 
-def test_losses_of_values_warn_of_other_shapes_as_torchs() -> None:
+def test_losses_of_values_warn_of_other_shapes_as_torchs(torch) -> None:
     """(N, 1) less (N) is (N, N): a regression that learns the mean, without an error."""
-    torch = pytest.importorskip("torch")
     a, b = draw((3, 1), (3,))
     with pytest.warns(UserWarning, match="Using a target size") as ours:
         loss = F.mse_loss(a, b)

@@ -227,8 +227,7 @@ LAYERS: list[tuple[str, list[Any], dict[str, Any], list[tuple[int, ...]]]] = [
 
 
 @pytest.mark.parametrize(("name", "args", "options", "shapes"), LAYERS, ids=[f"{c[0]}{c[1]}{c[2]}" for c in LAYERS])
-def test_layer(name: str, args: list[Any], options: dict[str, Any], shapes: list[tuple[int, ...]]) -> None:
-    torch = pytest.importorskip("torch")
+def test_layer(torch: Any, name: str, args: list[Any], options: dict[str, Any], shapes: list[tuple[int, ...]]) -> None:
     ours, theirs = getattr(nn, name)(*args, **options), getattr(torch.nn, name)(*args, **options)
     for seed, mode in enumerate((True, True, False)):
         inputs = [1 + 2 * x for x in draw(*shapes, seed=seed)]
@@ -236,8 +235,7 @@ def test_layer(name: str, args: list[Any], options: dict[str, Any], shapes: list
 
 
 @pytest.mark.parametrize("name", ["NLLLoss", "CrossEntropyLoss"])
-def test_losses_of_classes(name: str) -> None:
-    torch = pytest.importorskip("torch")
+def test_losses_of_classes(torch: Any, name: str) -> None:
     labels, options = np.array([0, 2, 1, 1]), {"reduction": "sum"}
     compare_modules(getattr(nn, name)(**options), getattr(torch.nn, name)(**options), [*draw((4, 3)), labels])
 

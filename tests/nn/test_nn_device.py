@@ -27,21 +27,6 @@ ONE_WAIT = ["get", "synchronize of Stream"]
 """A copy to the host, which waits for its stream."""
 
 
-@pytest.fixture
-def waits(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list to which the host's waits for the device are added."""
-    found: list[str] = []
-
-    def note(owner: Any, method: str, name: str) -> None:
-        original = getattr(owner, method)
-        monkeypatch.setattr(owner, method, lambda *args, **how: found.append(name) or original(*args, **how))
-
-    note(cupy.ndarray, "get", "get")
-    for owner in (cupy.cuda.Stream, cupy.cuda.Event, cupy.cuda.Device):
-        note(owner, "synchronize", f"synchronize of {owner.__name__}")
-    return found
-
-
 def net() -> nn.Module:
     """Return the tutorial's network, without dropout."""
     first, second = nn.Conv2d(1, 4, kernel_size=3), nn.Conv2d(4, 6, kernel_size=3, padding=1, stride=2)
@@ -179,9 +164,7 @@ def test_states_go_from_host_to_device_and_back(cupy: Any) -> None:
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf])
 @pytest.mark.parametrize("max_norm", [0.5, 1e6])
 @pytest.mark.parametrize("first", [1.0, math.nan])
-def test_clipping_waits_for_nothing(
-    cupy: Any, waits: list[str], norm_type: float, max_norm: float, first: float
-) -> None:
+def test_clipping_does_not_wait(cupy: Any, waits: list[str], norm_type: float, max_norm: float, first: float) -> None:
     rng = np.random.default_rng(3)
     here = [nn.Parameter(np.zeros(n, np.float32)) for n in (3, 0, 20)]
     for p in here:
@@ -242,5 +225,3 @@ def test_text_of_a_tensor_on_a_device(cupy: Any) -> None:
     x = Tensor(cupy.ones(3, np.float32), requires_grad=True)
     x.backward(np.array([1, 2, 3], np.float32))
     assert x.grad.get().tolist() == [1, 2, 3]
-    with pytest.raises(RuntimeError, match="Mismatch in shape"):
-        x.backward(np.ones(2, np.float32))

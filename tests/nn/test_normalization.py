@@ -14,8 +14,7 @@ from mpiddp.autograd import gradcheck
 @pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (2, 3, 4, 5)])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("affine", [True, False])
-def test_batch_norm(shape: tuple[int, ...], training: bool, affine: bool, dtype: str) -> None:
-    torch = pytest.importorskip("torch")
+def test_batch_norm(torch, shape: tuple[int, ...], training: bool, affine: bool, dtype: str) -> None:
     mean, var = np.array([0.5, -1, 2], dtype), np.array([1.5, 0.7, 2], dtype)
     theirs = torch.tensor(mean), torch.tensor(var)
     inputs = draw(shape, (3,), (3,)) if affine else draw(shape)

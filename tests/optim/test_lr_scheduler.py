@@ -48,8 +48,7 @@ def sequence(module: Any, opt: Any) -> Any:
 
 
 @pytest.mark.parametrize("make", [*CASES.values(), warm_up], ids=[*CASES, "warm-up"])
-def test_equals_torch(make: Make) -> None:
-    torch = pytest.importorskip("torch")
+def test_equals_torch(torch: Any, make: Make) -> None:
     params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     mine = optimizer()
     theirs = torch.optim.SGD([{"params": params[:1]}, {"params": params[1:], "lr": 0.3}], lr=0.1)

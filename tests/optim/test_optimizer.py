@@ -45,8 +45,7 @@ def start(dtype: Any) -> list[Any]:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("cls", "options"), CASES)
-def test_equals_torch(cls: Any, options: dict[str, Any], dtype: str) -> None:
-    torch = pytest.importorskip("torch")
+def test_equals_torch(torch: Any, cls: Any, options: dict[str, Any], dtype: str) -> None:
     params = [Parameter(data.copy()) for data in start(dtype)]
     theirs = [torch.nn.Parameter(torch.tensor(data)) for data in start(dtype)]
     mine, twin = cls(params, **options), getattr(torch.optim, cls.__name__)(theirs, **options)

@@ -35,15 +35,10 @@ def test_a_model_brings_its_own_loss(world):
     assert trainer.history[0].accuracy == 0.5 and trainer.history[0].loss > 5
 
 
-@pytest.mark.parametrize(
-    ("option", "kind"),
-    [
-        ("model", "Module"),
-        ("average", "DistributedDataParallel"),
-        ("optimizer", "Optimizer"),
-        ("schedule", "LRScheduler"),
-    ],
-)
-def test_what_a_callable_must_return_is_said(world, option, kind):
-    with pytest.raises(UsageError, match=f"--{option} builtins:dict has to return mpiddp's {kind}, got dict"):
+KINDS = {"model": "Module", "average": "DistributedDataParallel", "optimizer": "Optimizer", "schedule": "LRScheduler"}
+
+
+@pytest.mark.parametrize("option", KINDS)
+def test_what_a_callable_must_return_is_said(world, option):
+    with pytest.raises(UsageError, match=f"--{option} builtins:dict has to return mpiddp's {KINDS[option]}, got dict"):
         build_trainer(configured(**{"dropout": None, option: "builtins:dict"}), data())

@@ -21,8 +21,7 @@ def test_dropout_drops_in_training_only(model):
     assert np.array_equal(module(x).data, module(x).data)
 
 
-def test_net_against_torch():
-    torch = pytest.importorskip("torch")
+def test_net_against_torch(torch):
     F = torch.nn.functional
 
     class Theirs(torch.nn.Module):

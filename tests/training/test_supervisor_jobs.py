@@ -9,7 +9,6 @@ import signal
 import sys
 
 import pytest
-import safetensors.numpy
 from harness import hosts, launcher
 from harness.launcher import Program, job, start
 
@@ -84,9 +83,8 @@ def test_train_that_is_killed_and_stopped_resumes_to_the_bits_of_an_undisturbed_
     resumed = job(*train, "disturbed", "--resume", "auto", **how)
     assert resumed.rc == 0 and resumed.stdout.count("resumed after step") == 1, resumed
     assert job(*train, "whole", **how).rc == 0
-    models = [safetensors.numpy.load_file(tmp_path / name / "model.safetensors") for name in ("disturbed", "whole")]
-    assert models[0].keys() == models[1].keys()
-    assert all(models[0][name].tobytes() == models[1][name].tobytes() for name in models[0])
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("disturbed", "whole")]
+    assert models[0] == models[1]
     lines = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("disturbed", "whole")]
     losses = [[json.loads(line)["loss"] for line in each] for each in lines]
     assert losses[0] == losses[1] and len(losses[0]) == 5

@@ -134,12 +134,6 @@ def few(broken: int = 0) -> ArrayDataset:
     return ArrayDataset(x, np.arange(len(x)) % 10)
 
 
-def multiply_gradient(parameter, factor) -> None:
-    """Multiply the gradient before DDP's own hook sends it."""
-    own = parameter.post_accumulate_grad_hooks
-    parameter.post_accumulate_grad_hooks = {-1: lambda p: p.grad.__imul__(np.float32(factor())), **own}
-
-
 def skipping(broken: int = 0, **options) -> Trainer:
     return build_trainer(configured(**{"on_nan": "skip", "epochs": 9, **options}), (few(broken), few()))
 
@@ -186,10 +180,14 @@ def test_steps_that_are_made_in_between_begin_the_row_anew(world, monkeypatch):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_whose_gradient_is_not_finite_is_named(world):
     trainer, guilty = skipping(on_nan="stop"), world.size - 1
-    spoilt = np.inf if world.rank == guilty else 1
     bias = trainer.model.module.layers[1].bias
     before = bias.data.copy()
-    multiply_gradient(bias, lambda: spoilt if trainer.step == 2 else 1)
+
+    def spoil(parameter):
+        if trainer.step == 2 and world.rank == guilty:
+            parameter.grad *= np.float32(np.inf)
+
+    bias.post_accumulate_grad_hooks = {-1: spoil, **bias.post_accumulate_grad_hooks}  # before DDP sends it
     with pytest.raises(FloatingPointError, match=rf"gradient of .* is not finite at step 3 .*that of rank {guilty},"):
         trainer.fit(1)
     assert np.isfinite(bias.data).all() and not np.array_equal(bias.data, before)

@@ -31,10 +31,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
 
 
-def test_the_working_directory_is_searched(here):
-    assert import_string("--model", "mine_here:make")() == 3
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [

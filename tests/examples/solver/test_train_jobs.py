@@ -24,12 +24,11 @@ def solver(tmp_path_factory):
     compiler, header = launcher and launcher.with_name("mpicc"), Path(sysconfig.get_path("include"), "Python.h")
     if not (compiler and compiler.exists() and header.exists() and shutil.which("cc")):
         pytest.skip("no C compiler, or no headers of MPI or Python")
-    linked = Path(sysconfig.get_config_var("LIBDIR"), f"libpython{sysconfig.get_config_var('LDVERSION')}.so")
-    if not linked.exists():
-        pytest.skip(f"there is no {linked} to link with")
-    library, made = sysconfig.get_config_var("LIBDIR"), tmp_path_factory.mktemp("solver") / "solver"
-    name = sysconfig.get_config_var("LDVERSION")
-    options = ["-I", header.parent, f"-L{library}", f"-lpython{name}", f"-Wl,-rpath,{library}"]
+    library, name = Path(sysconfig.get_config_var("LIBDIR")), f"python{sysconfig.get_config_var('LDVERSION')}"
+    if not (library / f"lib{name}.so").exists():
+        pytest.skip(f"there is no lib{name}.so in {library} to link with")
+    made = tmp_path_factory.mktemp("solver") / "solver"
+    options = ["-I", header.parent, f"-L{library}", f"-l{name}", f"-Wl,-rpath,{library}"]
     subprocess.run([compiler, SOLVER / "solver.c", "-o", made, *options], check=True)
     return made
 
