@@ -80,13 +80,9 @@ def wrong_calls():
     x, many = good(), [good() for _ in range(size)]
     huge = dist.group.WORLD._mailbox.max_tag + 1
     tags = [
-        (call, ValueError, "tag from 0 to")
+        (partial(call, x, rank, tag=tag), ValueError, "tag from 0 to")
         for tag in (-1, huge, 2**70, "0", None, 1.0)
-        for call in (
-            lambda tag=tag: dist.isend(x, rank, tag=tag),
-            lambda tag=tag: dist.irecv(x, rank, tag=tag),
-            lambda tag=tag: dist.recv(x, rank, tag=tag),
-        )
+        for call in (dist.isend, dist.irecv, dist.recv)
     ]
     lists = [
         (lambda: dist.all_gather(tuple(many), x), TypeError, "list of arrays, got tuple"),

@@ -234,7 +234,8 @@ class Program:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.kill()
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     @property
     def pid(self) -> int:
@@ -283,9 +284,7 @@ class Program:
         if self._process.wait(5) != 0:
             remove_segments(self._began)
 
-    def close(self) -> None:
-        self.kill()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+    close = __exit__
 
     def members(self) -> list[int]:
         return members_of(self._job)

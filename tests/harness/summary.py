@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter, defaultdict
 
 import pytest
 
-_ON_RANKS = re.compile(r"\[np=(\d+)\]$")
-MPI = re.compile(r"\d+ ranks?$")
-
 
 def part_of(item: pytest.Item) -> str:
-    found = _ON_RANKS.search(item.name)
-    if found:
-        return f"{found[1]} rank{'s' * (found[1] != '1')}"
+    ranks = getattr(item, "ranks", 0)
+    if ranks:
+        return f"{ranks} rank{'s' * (ranks != 1)}"
     return "launch" if item.get_closest_marker("launch") else "unit"
 
 
@@ -67,5 +63,5 @@ class Summary:
             terminalreporter.write_line("ERROR: all MPI tests were skipped", red=True)
 
     def _all_skipped(self) -> bool:
-        parts = [outcomes for part, outcomes in self._outcomes.items() if MPI.match(part)]
+        parts = [outcomes for part, outcomes in self._outcomes.items() if part[0].isdigit()]
         return bool(parts) and all(set(outcomes) <= {"skipped"} for outcomes in parts)

@@ -72,10 +72,7 @@ def main() -> None:
     options = parser.parse_args()
     if any(size < 2 or size % 2 for size in options.ranks):
         parser.error("the ping-pong is between pairs of ranks: expected even numbers of ranks")
-    compare({"old": options.old.resolve(), "new": options.new.resolve()}, options)
-
-
-def compare(checkouts: dict[str, Path], options: argparse.Namespace) -> None:
+    checkouts = {"old": options.old.resolve(), "new": options.new.resolve()}
     begin = time.monotonic()
     figures: dict[int, Figures] = {size: {} for size in [*options.ranks, 0]}
     for number in range(options.rounds):

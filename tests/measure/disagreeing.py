@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import random
 import re
 import sys
@@ -24,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from harness import hosts
 from harness.collectives import COLLECTIVES, OF_ONE_BLOCK, Submitted
-from harness.launcher import job
+from harness.launcher import announced_size, job
 
 import mpiddp as dist
 
@@ -232,7 +231,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK"):
+    if announced_size():
         main_of_a_rank(sys.argv[1])
     else:
         main()
