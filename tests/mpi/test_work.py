@@ -156,7 +156,7 @@ def begin(world, group, name, **how):
     ranks = range(world.size)
     table = [[np.full(8, 10.0 * sender + receiver) for receiver in ranks] for sender in ranks]
     how |= {"group": group, "async_op": True}
-    at = Submitted(world.rank, table, 0, dist.ReduceOp.SUM, how, np.asarray, np.asarray, dist)
+    at = Submitted(world.rank, table, 0, dist.ReduceOp.SUM, how, np.asarray, dist)
     outputs, expected = COLLECTIVES[name](at)
     return at.returned, outputs, expected
 
