@@ -33,9 +33,7 @@ def test_blocks_of_all_sizes(world, async_op):
         everything(world, turn, same=turn % 2 == 0, async_op=async_op)
 
 
-def test_short_blocks_are_no_messages_and_have_plans_that_stay(world, group, monkeypatch):
-    if group._link.find(EagerBuffers) is None:
-        pytest.skip("needs eager buffers")
+def test_short_blocks_are_no_messages_and_have_plans_that_stay(world, group, eager_buffers, monkeypatch):
     everything(world, 1, same=True, group=group)
     before = dict(group._plans._plans)
     with monkeypatch.context() as patched:
@@ -80,9 +78,7 @@ def test_sizes_are_told_again_after_long_arrays(world, group):
         assert (x == world.size).all()
 
 
-def test_sizes_are_told_again_after_an_interrupt(world, group):
-    if group._link.find(EagerBuffers) is None:
-        pytest.skip("needs eager buffers")
+def test_sizes_are_told_again_after_an_interrupt(world, group, eager_buffers):
     exchange(world, group, 3)
     [plan] = group._plans._plans.values()
     blocks = plan.run.__self__.shots[0].shown.__self__

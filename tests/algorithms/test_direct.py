@@ -17,7 +17,6 @@ from mpiddp.distributed.groups import default_group
 from mpiddp.errors import DistError
 from mpiddp.mpi.link import Link
 from mpiddp.shm.cma import CrossMemory, UnreachableError
-from mpiddp.shm.eager import EagerBuffers
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2, 3)]
 
@@ -27,10 +26,8 @@ NAMES = (*MOVING, "all_reduce", "reduce", "reduce_scatter_single")
 
 
 @pytest.fixture
-def link(world: Any) -> Link:
+def link(world: Any, eager_buffers: None) -> Link:
     link = default_group()._link
-    if link.find(EagerBuffers) is None:
-        pytest.skip("without eager buffers two_shot does it alone")
     dist.all_reduce(np.zeros(COUNT))  # asks for the memory of all ways
     return link
 

@@ -140,9 +140,7 @@ def test_shared_memory_is_refused_across_nodes(monkeypatch: pytest.MonkeyPatch) 
         plan.algorithm_of("all_reduce", Pretended(0, 0, 1, 1), 1)  # type: ignore[arg-type]
 
 
-def test_the_argument_goes_before_the_environment_and_that_before_the_table(
-    world: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_argument_environment_and_table_in_this_order(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:tree, broadcast:two_shot")
     plan.forget()
     link, x = default_group()._link, np.arange(10.0) + world.rank

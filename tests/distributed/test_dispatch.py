@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from harness.inputs import finish
 from harness.pretend import pretended_nodes
 
 import mpiddp as dist
@@ -85,8 +86,7 @@ def test_asynchronous_calls_on_one_array_take_place_in_their_order(world, where,
                         works.append(dist.all_reduce(other, async_op=True))  # it keeps its place behind them
                 if world.rank == root:
                     time.sleep(0.003)  # the others go on meanwhile
-            for work in works:
-                work.wait()
+            finish(works)
             halves = [each for step in steps for each in ([step, step] if step[0] == "reduce" else [step])]
             assert (x[: size // 2] == _in_order(world, halves)).all(), steps
             assert (x[size // 2 :] == _in_order(world, steps)).all(), steps
@@ -103,6 +103,5 @@ def test_a_call_keeps_its_number_while_others_are_submitted(world, monkeypatch, 
                 works.append(dist.all_reduce(x, async_op=True))
                 if world.rank == 1:
                     works[-1].wait()  # the others are calls ahead
-            for work in works:
-                work.wait()
+            finish(works)
             assert all((x == sum(range(world.size + 1))).all() for x in arrays)

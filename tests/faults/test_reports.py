@@ -164,11 +164,7 @@ def test_all_in_it_is_said() -> None:
 
 
 def test_a_rank_that_went_on_is_not_missing() -> None:
-    answers: dict[int, State | None] = {
-        0: waits(),
-        1: computes("a.py:2 in f")._replace(begun=NUMBER + 3),
-        2: waits(),
-    }
+    answers: dict[int, State | None] = {0: waits(), 1: computes("a.py:2 in f")._replace(begun=NUMBER + 3), 2: waits()}
     text, _ = warning(0, answers)
     assert "NOT in it" not in text and "1 rank began it and went on: a.py:2 in f (1)" in text
     assert "no rank is missing by now: rank 1 may have begun it too late" in text and "network" not in text

@@ -18,6 +18,7 @@ import mpiddp as dist
 from mpiddp.algorithms import plan
 from mpiddp.faults import watchdog
 from mpiddp.mpi import requests
+from mpiddp.shm.eager import EagerBuffers
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,13 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     yield variables
     monkeypatch.undo()
     plan.forget()
+
+
+@pytest.fixture
+def eager_buffers() -> None:
+    """Skip a test where groups have none: of one rank, of several nodes, on processors that reorder stores."""
+    if dist.group.WORLD._link.find(EagerBuffers) is None:
+        pytest.skip("needs eager buffers")
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ import mpiddp as dist
 from mpiddp.algorithms.plan import Plan, make_call
 from mpiddp.distributed import dispatch
 from mpiddp.mpi import lazy, recorder, requests
-from mpiddp.shm.eager import EagerBuffers
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 3), pytest.mark.core]
 
@@ -113,9 +112,7 @@ def test_wait_with_a_timeout(world):
     assert x[0] == 1
 
 
-def test_a_short_call_ends_at_submission_if_all_ranks_have_come(world, group):
-    if group._link.find(EagerBuffers) is None:
-        pytest.skip("needs eager buffers")
+def test_a_short_call_ends_at_submission_if_all_ranks_have_come(world, group, eager_buffers):
     x, is_last = np.full(3, world.rank + 1.0), world.rank == world.size - 1
     dist.barrier(group)
     time.sleep(0.3 * is_last)
