@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -88,10 +89,7 @@ class TrainStep:
         tally = new_sums("broken", rows=virtual_ranks or 1)
         reference = max(1, first.samples)
         batch, samples, total = first, first.samples, first.total
-        for _ in range(self.window() - 1):
-            upcoming = next(following, None)
-            if upcoming is None:
-                break
+        for upcoming in itertools.islice(following, self.window() - 1):
             with self._part_of_step(batch, reference, first.total, last=False):
                 loss = self._forward(batch, tally)
                 if loss is not None:
