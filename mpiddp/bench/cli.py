@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpiddp.cores import limit_blas_threads
-from mpiddp.training.options import refusing
 
 from .results import parse_size, size_range
 
@@ -26,25 +25,18 @@ REDUCTIONS = ("sum", "exact_sum", "avg", "min", "max")
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
 
 
-def size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
     return int(text)
 
 
-_METAVARS: dict[Any, str] = {size: "SIZE", positive: "N", int: "N", Path: "FILE"}
+_METAVARS: dict[Any, str] = {parse_size: "SIZE", positive: "N", int: "N", Path: "FILE"}
 
 # Each option's flags, type (choices, a flag's value, or a function), default, and help.
 _OPTIONS: dict[str, tuple[str, Any, Any, str]] = {
-    "begin": ("-b --begin", size, "8", "smallest size"),
-    "end": ("-e --end", size, "64M", "largest size"),
+    "begin": ("-b --begin", parse_size, "8", "smallest size"),
+    "end": ("-e --end", parse_size, "64M", "largest size"),
     "factor": ("-f --factor", float, 2, "from one size to the next"),
     "iterations": ("-n --iterations", positive, None, "measured iterations (as many as fit into a short time)"),
     "steps": ("-n --iterations", positive, 10, "steps of a turn"),
@@ -140,7 +132,6 @@ def add_parser(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     if hasattr(arguments, "factor"):
-        with refusing("", ValueError):
-            arguments.sizes = size_range(arguments.begin, arguments.end, arguments.factor)
+        arguments.sizes = size_range(arguments.begin, arguments.end, arguments.factor)
     limit_blas_threads()
     return importlib.import_module(f"mpiddp.bench.{arguments.module}").run(arguments)  # type: ignore[no-any-return]

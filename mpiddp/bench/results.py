@@ -5,6 +5,7 @@ Imports the standard library and `UsageError` only, so that the command line and
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import re
@@ -19,7 +20,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def parse_size(text: str) -> int:
-    """Read a size in bytes: an integer, or a number with K, M or G, powers of 1,024; else ValueError.
+    """Read a size in bytes: an integer, or a number with K, M or G, powers of 1,024; else ArgumentTypeError.
 
     >>> parse_size("8"), parse_size("1.5K"), parse_size("128M")
     (8, 1536, 134217728)
@@ -27,7 +28,7 @@ def parse_size(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     size = float(found[1]) * _UNITS[found[2].upper()] if found else 0.0
     if size < 1 or size != int(size):
-        raise ValueError(f"a size is a number of bytes such as 8, 64K, 1.5M or 2G, got {text!r}")
+        raise argparse.ArgumentTypeError(f"a size is a number of bytes such as 8, 64K, 1.5M or 2G, got {text!r}")
     return int(size)
 
 
@@ -45,15 +46,15 @@ def format_size(size_bytes: float) -> str:
 
 
 def size_range(begin: int, end: int, factor: float) -> list[int]:
-    """List sizes, each ``factor`` times its predecessor; ValueError if there are none.
+    """List sizes, each ``factor`` times its predecessor; UsageError if there are none.
 
     >>> size_range(8, 100, 2)
     [8, 16, 32, 64]
     """
     if factor <= 1:
-        raise ValueError(f"the factor between sizes (-f) has to be larger than 1, got {factor:g}")
+        raise UsageError(f"the factor between sizes (-f) has to be larger than 1, got {factor:g}")
     if begin > end:
-        raise ValueError(f"sizes begin (-b) at {format_size(begin)} bytes, beyond their end (-e) at {format_size(end)}")
+        raise UsageError(f"sizes begin (-b) at {format_size(begin)} bytes, beyond their end (-e) at {format_size(end)}")
     found: list[int] = []
     size = float(begin)
     while size <= end:

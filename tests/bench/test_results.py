@@ -17,7 +17,7 @@ def test_parse(text, expected):
 
 @pytest.mark.parametrize("text", ["", "M", "-8", "0", "1.3K", "8 T", "1e3", "0x10", "nan", "8K8"])
 def test_parse_refuses(text):
-    with pytest.raises(ValueError, match="a size is a number of bytes"):
+    with pytest.raises(argparse.ArgumentTypeError, match="a size is a number of bytes"):
         parse_size(text)
 
 
@@ -34,7 +34,7 @@ def test_sweep_grows_without_repeating():
 
 @pytest.mark.parametrize(("begin", "end", "factor"), [(8, 4, 2), (8, 16, 1), (8, 16, 0.5)])
 def test_sweep_refuses(begin, end, factor):
-    with pytest.raises(ValueError, match="sizes"):
+    with pytest.raises(UsageError, match="sizes"):
         size_range(begin, end, factor)
 
 
