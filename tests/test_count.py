@@ -41,7 +41,7 @@ BUDGET = {
     "mpiddp": 960,
     "mpiddp/algorithms": 2753,
     "mpiddp/autograd": 883,
-    "mpiddp/bench": 1200,
+    "mpiddp/bench": 1194,
     "mpiddp/data": 1303,
     "mpiddp/device": 517,
     "mpiddp/distributed": 1885,
@@ -53,7 +53,7 @@ BUDGET = {
     "mpiddp/parallel": 1837,
     "mpiddp/shm": 439,
     "mpiddp/torch": 1493,
-    "mpiddp/training": 2312,
+    "mpiddp/training": 2310,
     "tests, all": 24_032,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
