@@ -6,12 +6,10 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
 
-sys.path.append(str(Path(__file__).parents[1]))  # for `harness`
 world = MPI.COMM_WORLD
 case = sys.argv[1]
 SHORT_S = 3.0
@@ -21,19 +19,26 @@ def rounds(dist, comm, groups=True):
     """Communicate in all ways, and check the results."""
     rank, size = dist.get_rank(), dist.get_world_size()
     assert (rank, size) == (comm.rank, comm.size) and os.environ["RANK"] == str(rank)
-    told = [None] * size
-    dist.all_gather_object(told, world.rank)
-    assert told == comm.allgather(world.rank)
-    for count in (1, 100_001):
-        dist.all_reduce(x := np.full(count, float(rank)))
+    for count in (1, 5, 3000, 100_001):
+        x = np.full(count, float(rank))
+        dist.all_reduce(x)
         assert (x == sum(range(size))).all(), (count, x)
+        dist.broadcast(x, src=size - 1)
+    told = [None] * size
+    dist.all_gather_object(told, {"rank": world.rank})
+    assert [each["rank"] for each in told] == comm.allgather(world.rank)
+    x = np.array([float(rank)])
+    if size > 1:
+        work = dist.isend(x, dst=(rank + 1) % size)
+        x = np.empty(1)
+        assert dist.recv(x, src=(rank - 1) % size) == x[0] == (rank - 1) % size
+        work.wait()
     if groups:
-        from harness.random_program import RandomProgram
-
-        draw = np.random.default_rng
-        program = RandomProgram(rank, size, draw(5), draw(rank), sizes=(1, 5, 3000))
-        program.run(20)
-        program.destroy()
+        last = dist.new_group([size - 1])
+        assert (last == dist.GroupMember.NON_GROUP_MEMBER) == (rank != size - 1)
+        both = dist.new_group(range(size)[::-1], sort_ranks=False)
+        dist.all_reduce(x := np.ones(2), group=both)
+        assert (x == size).all() and both.rank() == size - 1 - rank
 
 
 def caught(kinds, call):
