@@ -223,13 +223,20 @@ class Blocks:
         """Wait for the answers to offers, and for messages; a block of the wrong size is an error at the end."""
         words = self.eager.words
 
-        def answered(taken: int) -> Callable[[], bool]:
-            return lambda: abs(words[taken]) == number
+        def answered() -> bool:
+            """Send what a receiver cannot read, without waiting for the others."""
+            nonlocal offers
+            left = []
+            for offer in offers:
+                answer = words[offer.taken]
+                if answer == -number:
+                    requests.append(self.send(offer.x, offer.rank))
+                elif answer != number:
+                    left.append(offer)
+            offers = left
+            return not left
 
-        for offer in offers:
-            yield self.eager.spin_wait(answered(offer.taken))
-            if words[offer.taken] < 0:
-                requests.append(self.send(offer.x, offer.rank))
+        yield self.eager.spin_wait(answered)
         yield All(requests)
         if fault:
             raise BlockError(fault)

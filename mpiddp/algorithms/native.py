@@ -114,10 +114,10 @@ def _exchange(
 
     All ranks submit operations in one order, so that messages keep it.
     """
-    requests, blocks, fault = [], dict(outputs), ""
+    sends, receives, blocks, fault = [], [], dict(outputs), ""
     for rank, x in inputs:
         if rank != link.rank:
-            requests.append(link.now.Isend(as_message(x, x.nbytes), rank, Tag.BLOCK))
+            sends.append(link.now.Isend(as_message(x, x.nbytes), rank, Tag.BLOCK))
         else:
             as_bytes(blocks.pop(rank))[...] = as_bytes(x)
     yield READY  # what has come early is for the operation at the head of the queue
@@ -139,8 +139,8 @@ def _exchange(
         if sent_bytes != x.nbytes:  # received nevertheless, so that the next is right
             fault = fault or wrong_size(link, operation, source, sent_bytes, x.nbytes)
             x = np.empty(sent_bytes, np.uint8)
-        requests.append(message.Irecv(as_message(x, sent_bytes)))
-    yield All(requests)
+        receives.append(message.Irecv(as_message(x, sent_bytes)))
+    yield All(receives + sends)
     if fault:
         raise BlockError(fault)
 

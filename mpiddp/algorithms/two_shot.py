@@ -154,7 +154,7 @@ class Part(NamedTuple):
 
     def by(self, module: ModuleType, link: Link, *call: Call, **named: Any) -> Steps:
         """Return the steps of a module's operation of this name."""
-        arrays = (self.x,) if self.output is self.x else (self.output, self.x)
+        arrays = (self.output, self.x) if self.operation in ("all_gather", "reduce_scatter") else (self.x,)
         options = (each for each in (self.root, self.op) if each not in (NO_ROOT, None))
         steps: Steps = getattr(module, self.operation)(link, *call, *arrays, *options, **named)
         return steps

@@ -26,7 +26,7 @@ from .lazy import MPI
 from .link import Link, Resource, aborted
 from .message import CODES, as_message, code_name, dtype_code, plain, size_of
 from .operation import Call, Operation
-from .requests import Probe, Steps, active, lock
+from .requests import READY, Probe, Steps, active, lock
 from .work import Work
 
 _EAGER_BYTES = 1 << 10
@@ -127,7 +127,7 @@ class Receive(Message):
         else:
             self._awaited = arrival.message.Irecv(as_message(x, size_bytes))
             return
-        self._resume(self._steps)
+        self._awaited = READY  # The steps begin when the receive is no longer posted.
 
     def _refuse(self, arrival: _Arrival, fault: str) -> Steps:
         yield arrival.message.Irecv(as_message(np.empty(arrival.size_bytes, np.uint8), arrival.size_bytes))

@@ -16,14 +16,16 @@ from mpiddp import moved
 
 from . import functional as functional, init as init, random as random, utils as utils
 from .activation import LogSoftmax as LogSoftmax, ReLU as ReLU, Sigmoid as Sigmoid, Softmax as Softmax, Tanh as Tanh
-from .container import Flatten as Flatten, Identity as Identity, ModuleList as ModuleList, Sequential as Sequential
+from .container import Identity as Identity, ModuleList as ModuleList, Sequential as Sequential
 from .conv import Conv2d as Conv2d
 from .dropout import Dropout as Dropout, Dropout2d as Dropout2d
 from .linear import Linear as Linear
 from .loss import CrossEntropyLoss as CrossEntropyLoss, MSELoss as MSELoss, NLLLoss as NLLLoss
-from .module import Module as Module, Parameter as Parameter
+from .module import Module as Module
 from .normalization import BatchNorm1d as BatchNorm1d, BatchNorm2d as BatchNorm2d
+from .parameter import Parameter as Parameter
 from .pooling import MaxPool2d as MaxPool2d
 from .random import manual_seed as manual_seed
+from .shaping import Flatten as Flatten
 
 moved.explain(__name__, "functional", "init", "random", "utils")

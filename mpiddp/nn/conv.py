@@ -17,7 +17,8 @@ from mpiddp.typing import Array, DTypeLike
 
 from . import init
 from .linear import check_dtypes
-from .module import Module, Parameter
+from .module import Module
+from .parameter import Parameter
 from .window import Pair, Window, batch_first, batch_last, pair
 
 _CACHE_BYTES = 512 << 10

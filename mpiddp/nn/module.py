@@ -1,4 +1,4 @@
-"""The base of layers and models, and its parameters."""
+"""The base of layers and models."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ from mpiddp.device.conversion import conversion
 from mpiddp.device.half import is_floating
 from mpiddp.typing import Array
 
-
-class Parameter(Tensor):
-    """A leaf tensor that a module registers when it is assigned; ``data`` is kept, not copied."""
-
-    def __init__(self, data: Any, requires_grad: bool = True) -> None:
-        super().__init__(data, requires_grad)
+from .parameter import Parameter
 
 
 class IncompatibleKeys(NamedTuple):

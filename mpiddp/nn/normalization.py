@@ -16,7 +16,8 @@ from mpiddp.device import array_namespace
 from mpiddp.typing import Array, DTypeLike
 
 from .linear import check_dtypes
-from .module import Module, Parameter
+from .module import Module
+from .parameter import Parameter
 
 
 class Normalization(Function):

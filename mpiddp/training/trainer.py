@@ -191,8 +191,10 @@ class Trainer(TrainStep):
             for name, mine in unflatten(states[get_rank() % len(states)], arrays).items():
                 if name in self.stateful:
                     self.stateful[name].load_state_dict(mine)
-        for name in _NUMBERS:  # older mpiddp has not saved all of them
-            setattr(self, name, state.get(name.lstrip("_"), getattr(self, name)))
+        # Older mpiddp has not saved these.
+        state = {"skipped": 0, "skipped_in_a_row": 0, "last_lr": self._last_lr, **state}
+        for name in _NUMBERS:
+            setattr(self, name, state[name.lstrip("_")])
         if self.scheduler is not None:
             # The schedule is this run's, which may have changed; the position is the checkpoint's, in epochs.
             position, steps = state.get("schedule", (self.step, self._steps_an_epoch()))

@@ -26,10 +26,6 @@ def through_host(host: Callable[..., Steps], link: Link, call: Call | None, acce
     one_of_each = {place_of(x): x for x in arrays.values()}
     begin = {place: stream.ready(x) for place, x in one_of_each.items()}
 
-    def copied(given: Any) -> Any:
-        """Return copies of arrays, also in lists, and all else as it is."""
-        return list(map(copied, given)) if isinstance(given, (list, tuple)) else copies.get(id(given), given)
-
     def sides(role: str) -> dict[Place, Any]:
         """Return a stream of each device, behind the work queued at submission."""
         found = {place: stream.side(role, x) for place, x in one_of_each.items()}
@@ -42,7 +38,7 @@ def through_host(host: Callable[..., Steps], link: Link, call: Call | None, acce
         transfer.down(memory[id(x)], x, down[place_of(x)])
     for side in down.values():
         yield stream.mark(side)
-    yield from host(link.after(), call, *map(copied, args))
+    yield from host(link.after(), call, *_replaced(args, copies))
     up = sides("up")
     for x in writes:
         transfer.up(x, memory[id(x)], up[place_of(x)])
@@ -50,6 +46,13 @@ def through_host(host: Callable[..., Steps], link: Link, call: Call | None, acce
         yield stream.mark(side)
     for each in memory.values():
         pinned.give(each)
+
+
+def _replaced(given: Any, copies: dict[int, Array]) -> Any:
+    """Return copies of arrays, also in lists, and all else as it is."""
+    if isinstance(given, (list, tuple)):
+        return [_replaced(each, copies) for each in given]
+    return copies.get(id(given), given)
 
 
 def _broadcast(link: Link, x: Array, root: int) -> Access:

@@ -1,0 +1,14 @@
+"""The parameter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpiddp.autograd import Tensor
+
+
+class Parameter(Tensor):
+    """A leaf tensor that a module registers when it is assigned; ``data`` is kept, not copied."""
+
+    def __init__(self, data: Any, requires_grad: bool = True) -> None:
+        super().__init__(data, requires_grad)

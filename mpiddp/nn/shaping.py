@@ -1,0 +1,24 @@
+"""The layer that joins axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpiddp.autograd import Tensor
+
+from .module import Module
+
+
+class Flatten(Module):
+    """Joins the axes from ``start_dim`` to ``end_dim``, by default all but the batch's."""
+
+    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+        super().__init__()
+        self.start_dim, self.end_dim = start_dim, end_dim
+
+    def forward(self, input: Any) -> Tensor:
+        tensor = input if isinstance(input, Tensor) else Tensor(input)
+        return tensor.flatten(self.start_dim, self.end_dim)
+
+    def extra_repr(self) -> str:
+        return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
