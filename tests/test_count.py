@@ -39,7 +39,7 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 960,
-    "mpiddp/algorithms": 2753,
+    "mpiddp/algorithms": 2761,
     "mpiddp/autograd": 883,
     "mpiddp/bench": 1194,
     "mpiddp/data": 1303,
@@ -48,13 +48,13 @@ BUDGET = {
     "mpiddp/examples": 611,
     "mpiddp/faults": 2344,
     "mpiddp/mpi": 2144,
-    "mpiddp/nn": 1089,
+    "mpiddp/nn": 1101,
     "mpiddp/optim": 437,
     "mpiddp/parallel": 1837,
     "mpiddp/shm": 439,
     "mpiddp/torch": 1493,
-    "mpiddp/training": 2310,
-    "tests, all": 24_038,
+    "mpiddp/training": 2311,
+    "tests, all": 24_060,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -190,6 +190,30 @@ def test_message_that_does_not_fit(world: Any, cupy: Any) -> None:
         each.wait()
 
 
+@pytest.mark.ranks(3)
+def test_an_interrupt_at_a_message_leaves_the_next_receive_right(world: Any, cupy: Any, monkeypatch: Any) -> None:
+    """Here in the first step of the receive, which takes pinned memory."""
+    following, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    works, taken = [dist.irecv(cupy.zeros(4, np.float32), before) for _ in range(2)], []
+    real = pinned.take
+
+    def take(size_bytes: int) -> Any:
+        taken.append(size_bytes)
+        if len(taken) == 1:
+            raise KeyboardInterrupt
+        return real(size_bytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pinned, "take", take)
+        sends = [dist.isend(np.full(4, value, np.float32), following) for value in (1, 2)]
+        with pytest.raises(KeyboardInterrupt):
+            works[0].wait()
+        works[1].wait()
+    assert works[1].result()[0].get().tolist() == [2.0] * 4
+    for each in sends:
+        each.wait()
+
+
 def test_operation_waits_for_the_current_stream(world: Any, cupy: Any) -> None:
     total = sum(range(1, world.size + 1))
     for count in (3, 4000):

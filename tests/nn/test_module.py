@@ -206,6 +206,8 @@ def test_deepcopy_and_pickle() -> None:
             assert not np.shares_memory(a, b), name
         twin(np.ones((2, 1, 8, 8), np.float32)).sum().backward()
     assert all(p.grad is None for p in net.parameters())
+    # Models that were pickled before name these modules.
+    assert (nn.Parameter.__module__, nn.Flatten.__module__) == ("mpiddp.nn.parameter", "mpiddp.nn.shaping")
 
 
 LAYERS: list[tuple[str, list[Any], dict[str, Any], list[tuple[int, ...]]]] = [
