@@ -15,14 +15,15 @@ FUNNELED = {"MPI4PY_RC_THREAD_LEVEL": "funneled"}
 @pytest.mark.parametrize(
     ("words", "env"),
     [
-        (["silent", 3], {}),
+        (["silent"], {}),
         (["solver", SEED, 1], {}),
         pytest.param(["communicators"], {}, marks=pytest.mark.core),
         (["raises"], SERIALIZED),
-        pytest.param(["silent", 5], FUNNELED, marks=pytest.mark.long),
+        pytest.param(["halves"], {}, marks=pytest.mark.long),
+        pytest.param(["halves"], FUNNELED, marks=pytest.mark.long),
         pytest.param(["solver", SEED + 1, 3], FUNNELED, marks=pytest.mark.long),
     ],
-    ids=["silent", "solver", "communicators", "raises, SERIALIZED", "silent, FUNNELED", "solver, FUNNELED"],
+    ids=["silent", "solver", "communicators", "raises, SERIALIZED", "halves", "halves, FUNNELED", "solver, FUNNELED"],
 )
 def test_guest(words, env):
     done = job("guest", *words, ranks=5, limit_s=150, **env)

@@ -178,7 +178,7 @@ match case:
                 dist.init_process_group(comm=part)
                 rounds(dist, part)
                 dist.destroy_process_group()
-            mistakes(dist, part, int(sys.argv[2]))
+            mistakes(dist, part, 3)
             dist.init_process_group(comm=part)
             rounds(dist, part)
             if world.rank == 2:
@@ -198,6 +198,24 @@ match case:
                 guest().destroy_process_group()
             if world.rank == 0:
                 print("through with seed", seed, flush=True)
+    case "halves":  # two guests at once, of different sizes, that run different programs
+        color = int(world.rank >= 2)
+        part = world.Split(color, -world.rank)
+        dist = guest()
+        if color:
+            mistakes(dist, part, 5)
+        else:
+            life = trains(dist, part, 3)
+            for _ in range(15):
+                next(life)
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        world.Barrier()
+        dist.init_process_group(timeout=30)
+        rounds(dist, world)
+        dist.destroy_process_group()
+        dist.init_process_group(comm=part)
+        rounds(dist, part)
     case "communicators":  # of all kinds, one after the other, beside the job of the world
         dist = guest()
         dist.init_process_group(rank=world.rank, world_size=world.size)
