@@ -119,30 +119,26 @@ def test_what_mpi_does_not_define_goes_by_tree_where_it_is_short_and_ranks_are_m
     assert by_size == expected, "the table's own rows go on after the short arrays"
 
 
-def test_deterministic_keeps_mpi_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MPIDDP_DETERMINISTIC", "1")
-    plan.forget()
+def test_deterministic_keeps_mpi_out(choose: Any) -> None:
+    choose(DETERMINISTIC="1")
     link = default_group()._link
     assert steps(link, "all_reduce", "native", np.zeros(10)) is exchange.all_reduce
 
 
 @pytest.mark.parametrize("text", ["all_reduce:rnig", "allreduce:ring", "broadcast:ring", "ring", "all_reduce:"])
-def test_a_wrong_override_says_what_is_there(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MPIDDP_ALGORITHM", text)
+def test_a_wrong_override_says_what_is_there(text: str, choose: Any) -> None:
     with pytest.raises(ValueError, match=r"MPIDDP_ALGORITHM"):
-        plan.forget()
+        choose(ALGORITHM=text)
 
 
-def test_shared_memory_is_refused_across_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:two_shot")
-    plan.forget()
+def test_shared_memory_is_refused_across_nodes(choose: Any) -> None:
+    choose(ALGORITHM="all_reduce:two_shot")
     with pytest.raises(ValueError, match="several"):
         plan.algorithm_of("all_reduce", Pretended(0, 0, 1, 1), 1)  # type: ignore[arg-type]
 
 
-def test_argument_environment_and_table_in_this_order(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MPIDDP_ALGORITHM", "all_reduce:tree, broadcast:two_shot")
-    plan.forget()
+def test_argument_environment_and_table_in_this_order(world: Any, choose: Any) -> None:
+    choose(ALGORITHM="all_reduce:tree, broadcast:two_shot")
     link, x = default_group()._link, np.arange(10.0) + world.rank
     if world.size > 1:
         assert steps(link, "all_reduce", "ring", x) is ring.all_reduce

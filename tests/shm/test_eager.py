@@ -13,7 +13,6 @@ import pytest
 from harness.collectives import check
 
 import mpiddp as dist
-from mpiddp.algorithms import plan
 from mpiddp.algorithms.one_shot import OneShot
 from mpiddp.faults.calls import make_record
 from mpiddp.mpi import operation
@@ -289,16 +288,13 @@ def test_many_shapes_are_forgotten(group):
     assert kept() <= before + 256
 
 
-def test_what_is_asked_for_later_holds_for_calls_like_an_earlier_one(group, begun, monkeypatch):
+def test_what_is_asked_for_later_holds_for_calls_like_an_earlier_one(group, begun, choose):
     x = np.ones(3)
     dist.all_reduce(x, group=group)
     dist.all_reduce(x, group=group)
     assert len(begun) == 2
-    with monkeypatch.context() as patched:
-        patched.setenv("MPIDDP_ALGORITHM", "all_reduce:ring")
-        plan.forget()
-        dist.all_reduce(x, group=group)
-    plan.forget()
+    choose(ALGORITHM="all_reduce:ring")
+    dist.all_reduce(x, group=group)
     assert len(begun) == 2
     assert (x == group.size() ** 3).all()
 
