@@ -67,6 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.path.parent.name in LAUNCH or item.path.stem.endswith("_jobs"):
         item.add_marker("launch")
+        item.add_marker(pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,6 +1,5 @@
 """Importing mpiddp, or asking it for help, starts nothing."""
 
-import importlib.util
 import sys
 import types
 
@@ -28,7 +27,6 @@ def test_library_that_another_thread_imports_does_not_run_yet(monkeypatch):
     assert not finalize.running() and not finalize.finalized()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mpiddp.__main__") is None, reason="this mpiddp has no command line")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [(["--help"], "COMMAND"), (["train", "--help"], "--batch-size"), (["--version"], mpiddp.__version__)],

@@ -48,9 +48,6 @@ cuda = SimpleNamespace(runtime=SimpleNamespace(getDeviceCount=lambda: len(seen))
 """
 GPU_OPTIONS = {"plain": "", "none": "--gpu-bind=none", "single": "--gpu-bind=single:1", "task": "--gpus-per-task=1"}
 
-fault = mini_slurm.why_not()
-needs_slurm = pytest.mark.skipif(fault is not None, reason=f"no Slurm to test with: {fault}")
-
 
 class Jobs:
     def __init__(self, cluster: mini_slurm.MiniSlurm, folder: Path) -> None:
@@ -102,6 +99,8 @@ class Jobs:
 
 @pytest.fixture(scope="module")
 def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    if (fault := mini_slurm.why_not()) is not None:
+        pytest.skip(f"no Slurm to test with: {fault}")
     with mini_slurm.MiniSlurm() as cluster:
         jobs = Jobs(cluster, tmp_path_factory.mktemp("slurm"))
         programs = {"slow/sitecustomize.py": SLOW_AT_FIRST, "gpus/cupy.py": CUPY}
@@ -196,7 +195,6 @@ def test_script_begins_with_what_to_edit_and_how_to_submit(script):
     assert "$0" not in script.read_text(), "sbatch copies the script to its spool"
 
 
-@needs_slurm
 def test_the_warning_before_the_time_limit_saves_a_checkpoint(jobs):
     jobs.wait_for("warned", "training on")
     jobs.ask("warned", "scancel", "--batch", "--signal=USR1")  # as --signal=B:USR1 does
@@ -206,14 +204,12 @@ def test_the_warning_before_the_time_limit_saves_a_checkpoint(jobs):
     assert (end.state, end.rc) == ("COMPLETED", 0) and "resumed after step" in end.log, end
 
 
-@needs_slurm
 def test_a_rank_that_dies_starts_the_step_again_in_the_same_job(jobs):
     end = jobs.end("restarted")
     assert (end.state, end.rc) == ("COMPLETED", 0), end
     assert "mpiddp run: start 2 of at most 3" in end.log and "epoch 3/3" in end.log, end
 
 
-@needs_slurm
 @pytest.mark.core
 def test_train_on_one_node(jobs):
     end = jobs.end("cpu")
@@ -224,7 +220,6 @@ def test_train_on_one_node(jobs):
     assert jobs.file("cpu/train-cpu-*.log").read_text() == end.log
 
 
-@needs_slurm
 @pytest.mark.core
 def test_train_on_two_nodes(jobs):
     end = jobs.end("multinode")
@@ -233,7 +228,6 @@ def test_train_on_two_nodes(jobs):
     assert len(losses(jobs.file("multinode/runs/*/metrics.jsonl"))) == 4
 
 
-@needs_slurm
 @pytest.mark.long
 def test_train_by_mpirun_in_the_same_job_script(jobs):
     end = jobs.end("mpirun")
@@ -245,7 +239,6 @@ def test_train_by_mpirun_in_the_same_job_script(jobs):
     assert models[0] == models[1], "who starts the ranks makes no difference"
 
 
-@needs_slurm
 @pytest.mark.long
 def test_array(jobs):
     ends = jobs.ends("array")
@@ -255,7 +248,6 @@ def test_array(jobs):
         assert jobs.file(f"array/runs/array-*/lr-{lr}/model.safetensors").exists()
 
 
-@needs_slurm
 @pytest.mark.parametrize(
     ("name", "state", "said"),
     [
@@ -270,7 +262,6 @@ def test_one_rank_says_how_it_went(jobs, name, state, said):
     assert end.state == state and len(re.findall(said, end.log, re.M)) == 1, end
 
 
-@needs_slurm
 @pytest.mark.long
 def test_train_gpu(jobs):
     """On pretended GPUs, with a pretended CuPy: the script, the options and the way of the data."""
@@ -282,7 +273,6 @@ def test_train_gpu(jobs):
     assert len(curves[0]) == 2 and curves[0] == pytest.approx(curves[1], rel=1e-5)
 
 
-@needs_slurm
 @pytest.mark.core
 @pytest.mark.parametrize("name", ["wrong-plugin", "unknown-plugin"])
 def test_plugin_that_does_not_fit_is_named_with_the_cure(jobs, name):
@@ -294,7 +284,6 @@ def test_plugin_that_does_not_fit_is_named_with_the_cure(jobs, name):
     assert "training" not in end.log, end
 
 
-@needs_slurm
 @pytest.mark.core
 def test_failing_rank_ends_the_step_whatever_way_it_fails(jobs):
     end = jobs.end("fails")
@@ -303,7 +292,6 @@ def test_failing_rank_ends_the_step_whatever_way_it_fails(jobs):
     assert "ValueError: boom" in end.log, end
 
 
-@needs_slurm
 @pytest.mark.long
 def test_info_tells_the_truth(jobs):
     end = jobs.end("info")
@@ -324,7 +312,6 @@ def test_info_tells_the_truth(jobs):
     assert f"srun --mpi={jobs.plugin}" in error
 
 
-@needs_slurm
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "expected"),
@@ -346,7 +333,6 @@ def test_every_rank_of_a_node_takes_a_gpu_of_its_own(jobs, options, expected):
     assert found == expected, end
 
 
-@needs_slurm
 @pytest.mark.long
 def test_time_limit_leads_to_a_checkpoint_a_requeue_and_the_same_parameters(jobs):
     end, unbroken = jobs.end("requeue"), jobs.end("multinode")
@@ -362,7 +348,6 @@ def test_time_limit_leads_to_a_checkpoint_a_requeue_and_the_same_parameters(jobs
     assert curves[0] == curves[1]
 
 
-@needs_slurm
 @pytest.mark.long
 def test_max_time_ends_before_the_jobs_end_and_comes_back_without_any_signal(jobs):
     end = jobs.end("max-time")
@@ -374,7 +359,6 @@ def test_max_time_ends_before_the_jobs_end_and_comes_back_without_any_signal(job
     assert jobs.file(f"max-time/runs/*/checkpoints/step-{int(stops[1]):010d}").is_dir(), end
 
 
-@needs_slurm
 @pytest.mark.long
 def test_a_job_that_is_cancelled_does_not_come_back(jobs):
     jobs.wait_for("cancelled", "epoch    1/1000")

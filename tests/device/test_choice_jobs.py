@@ -8,11 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import launcher
 from harness.faking import FOLDER
 from harness.launcher import Completed, job
 
-pytestmark = pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)
 without_cupy = pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
 
 
@@ -24,7 +22,6 @@ def train(*arguments: str | Path, ranks: int = 2, cupy: Path | None = None) -> C
 @pytest.mark.parametrize(("model", "ranks"), [("net", 3), pytest.param("resnet", 2, marks=pytest.mark.long)])
 def test_a_run_on_the_device_is_that_of_the_host(model: str, ranks: int, tmp_path: Path) -> None:
     """The fake has two GPUs: three ranks share one, and the run, which asks for NCCL, says so."""
-    pytest.importorskip("ml_dtypes")  # of the fake
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "few.npz", x=rng.integers(0, 256, (300, 28, 28), np.uint8), y=rng.integers(0, 10, 300))
     found = {}
@@ -42,7 +39,6 @@ def test_a_run_on_the_device_is_that_of_the_host(model: str, ranks: int, tmp_pat
 
 def test_a_program_ends_with_an_operation_on_its_way() -> None:
     """Without destroy_process_group: ranks wait for the end of all operations."""
-    pytest.importorskip("ml_dtypes")  # of the fake
     done = job("leaving_device", ranks=3, search=[FOLDER], PYTHONWARNINGS="ignore")
     assert done.rc == 0 and done.stdout.split() == ["end"] * 3, done
     assert "Traceback" not in done.stderr and "ignored" not in done.stderr, done

@@ -23,8 +23,6 @@ from .test_device import check_in_place
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
 
-pytest.importorskip("ml_dtypes")
-
 
 @pytest.fixture
 def cupy(world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.core
 LEFT = {"exit 3": "all_reduce", "exit beside a timer": "new_group"}
 CLEAN = [
     *("after the last collective", "among those that never waited for their operations", "slow last words"),
-    *("Finalize called by the program, at different times", "an exception at exit"),
+    *("Finalize called by the program, at different times", "an exception at exit", "forked"),
 ]
 
 
@@ -31,7 +31,7 @@ def jobs(request):
         "without MPI_THREAD_MULTIPLE": serialized,
         "late": serialized,
         "exit code": {"MPIDDP_TIMEOUT": "1e12"},
-        **{case: {} for case in ("alone", "forked")},
+        "alone": {},
     }
     calls = {way: partial(job, "waits", way, LEFT[way], ranks=3) for way in chosen(request, "left")}
     calls["timeout"] = partial(job, "waits", "sleep after new_group", "all_reduce in new_group", ranks=3, limit_s=40)
@@ -155,19 +155,11 @@ def test_rank_that_ends_before_mpi_starts_is_named(jobs):
     assert done.stderr.count("rank 1 of 3 ended before MPI had started") == 1, done
 
 
-def assert_clean(done):
-    assert done.rc == 0 and "rank" not in done.stderr, done
-
-
 @pytest.mark.parametrize("case", CLEAN)
 def test_job_that_ends_well(jobs, case):
-    assert_clean(jobs[case].result())
-
-
-def test_forked_child(jobs):
-    done = jobs["forked"].result()
-    assert_clean(done)
-    assert done.stdout.count("refused") == 2, done
+    done = jobs[case].result()
+    assert done.rc == 0 and "rank" not in done.stderr, done
+    assert done.stdout.count("refused") == (2 if case == "forked" else 0), done
 
 
 def test_operations_that_nobody_shares_are_named(jobs):

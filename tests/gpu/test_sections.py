@@ -12,7 +12,6 @@ from mpiddp.device import cuda_fault
 
 from . import sections
 
-pytestmark = pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)
 RUNS = [(name, each.ranks or 2) for name, each in sections.SECTIONS.items() if each.is_test]
 
 
@@ -27,7 +26,6 @@ def test_section(name: str, ranks: int) -> None:
 
 @pytest.mark.long
 def test_sections_run_on_the_fake_device(tmp_path: Path) -> None:
-    pytest.importorskip("ml_dtypes")  # of the fake
     rows_file = tmp_path / "out" / "rows.json"
     names = ["machine", "probe", "staged", "pointers", "nccl", "nodes", "order", "dlpack"]
     options = (*names, "--fake", "--ranks", 2, "--json", rows_file)

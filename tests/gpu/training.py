@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import tempfile
@@ -48,14 +49,15 @@ def our_step(width: int, samples: int) -> Callable[[], float]:
     optimizer = optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     x, y = map(cupy.asarray, batch(samples))
 
-    def step() -> float:
-        loss = F.cross_entropy(net(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return float(loss.item())
+    return functools.partial(stepped, net, optimizer, F.cross_entropy, x, y)
 
-    return step
+
+def stepped(net: Any, optimizer: Any, loss_fn: Callable[[Any, Any], Any], x: Any, y: Any) -> float:
+    loss = loss_fn(net(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return float(loss.item())
 
 
 def torch_perceptron(inputs: int, width: int, classes: int) -> Any:
@@ -77,14 +79,7 @@ def torch_step(width: int, samples: int, data_parallel: bool, group: Any = None)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     x, y = (torch.from_numpy(each).cuda() for each in batch(samples))
 
-    def step() -> float:
-        loss = torch.nn.functional.cross_entropy(net(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return float(loss.item())
-
-    return step
+    return functools.partial(stepped, net, optimizer, torch.nn.functional.cross_entropy, x, y)
 
 
 def compare(small: bool, data_parallel: bool, most: float) -> None:

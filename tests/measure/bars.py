@@ -1,4 +1,4 @@
-"""Two builds side by side: ``python -m tests.measure.bars OLD NEW [--ranks 2 4] [--rounds N] [--json FILE]``.
+"""Two builds side by side: ``python -m tests.measure.bars OLD NEW [--ranks 2 4] [--rounds N]``.
 
 A build is a checkout, or an unpacked wheel. In every round each build has a job of its own, and they take turns: a
 ratio compares what the machine gave to both within seconds. A figure is the fastest of many loops (see `bars_job`); the
@@ -25,6 +25,8 @@ start = time.perf_counter()
 import mpiddp
 print(json.dumps({"seconds": time.perf_counter() - start, "mpiddp": mpiddp.__file__}))
 """
+BUDGET_S = 0.1
+"""For a bar in a round."""
 IMPORTS = 3
 """Imports of mpiddp a round; the fastest counts."""
 BUILDS = ("old", "new")
@@ -43,10 +45,10 @@ def run(program: str | Path, checkout: Path, *words: object, ranks: int | None =
     return told
 
 
-def measure(checkout: Path, ranks: int, budget_s: float) -> dict[str, float]:
+def measure(checkout: Path, ranks: int) -> dict[str, float]:
     """Return a build's figures of one round; of several imports the fastest counts."""
     if ranks:
-        return dict(run(JOB, checkout, budget_s, ranks=ranks)["seconds"])
+        return dict(run(JOB, checkout, BUDGET_S, ranks=ranks)["seconds"])
     return {"import mpiddp": min(run(IMPORT, checkout)["seconds"] for _ in range(IMPORTS))}
 
 
@@ -67,8 +69,6 @@ def main() -> None:
     parser.add_argument("new", type=Path, help="another one")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="even numbers of ranks")
     parser.add_argument("--rounds", type=int, default=6, help="how often each build measures each bar (6)")
-    parser.add_argument("--budget", type=float, default=0.1, help="seconds for a bar in a round (0.1)")
-    parser.add_argument("--json", type=Path, help="write the figures of all rounds, in seconds, to this file")
     options = parser.parse_args()
     if any(size < 2 or size % 2 for size in options.ranks):
         parser.error("the ping-pong is between pairs of ranks: expected even numbers of ranks")
@@ -78,11 +78,9 @@ def main() -> None:
     for number in range(options.rounds):
         for size, found in figures.items():
             for build in BUILDS[:: -1 if number % 2 else 1]:
-                for bar, seconds in measure(checkouts[build], size, options.budget).items():
+                for bar, seconds in measure(checkouts[build], size).items():
                     found.setdefault(bar, {build: [] for build in BUILDS})[build].append(seconds)
         print(f"{number + 1} of {options.rounds} rounds, {time.monotonic() - begin:.0f} s", file=sys.stderr)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
     print(f"{mpi_library()}, {options.rounds} rounds, microseconds")
     for size, found in figures.items():
         print(f"\n{size} ranks\n" if size else "\nwithout a launcher\n")

@@ -101,26 +101,16 @@ def messages() -> dict[str, Callable[[], object]]:
         pending += [world.Isend(sent[tag], after, tag) for tag in range(MESSAGES)]
         MPI.Request.Waitall(pending)
 
-    def ping_pong() -> None:
+    def ping_pong(send: Callable[..., object], receive: Callable[..., object]) -> None:
         for sender in (0, 1):
-            if rank % 2 == sender:
-                dist.send(x, partner)
-            else:
-                dist.recv(x, partner)
-
-    def mpi_ping_pong() -> None:
-        for sender in (0, 1):
-            if rank % 2 == sender:
-                world.Send(x, partner)
-            else:
-                world.Recv(x, partner)
+            (send if rank % 2 == sender else receive)(x, partner)
 
     return {
         f"{MESSAGES} isend + {MESSAGES} irecv + wait": several,
         f"batch_isend_irecv of {2 * MESSAGES}": batch,
         f"mpi4py {MESSAGES} Isend + {MESSAGES} Irecv + Waitall": requests,
-        "send/recv ping-pong": ping_pong,
-        "mpi4py Send/Recv ping-pong": mpi_ping_pong,
+        "send/recv ping-pong": lambda: ping_pong(dist.send, dist.recv),
+        "mpi4py Send/Recv ping-pong": lambda: ping_pong(world.Send, world.Recv),
     }
 
 

@@ -5,7 +5,6 @@ An all_reduce on two ranks each by hierarchical, flat ring and MPI's own, with b
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -20,6 +19,8 @@ from harness import hosts, launcher
 
 import mpiddp as dist
 
+RATE, MIB, ROUNDS = "1gbit", 16, 7
+"""Of every host's link, as tc takes it; the size of what is reduced; turns, of which the median counts."""
 CONTENDERS = ("hierarchical", "ring", "native")
 
 
@@ -69,24 +70,19 @@ def measure(some: hosts.Hosts, size_bytes: int, rounds: int, *, cyclic: bool = F
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rate", default="1gbit", help="of every host's link, as tc takes it (1gbit)")
-    parser.add_argument("--mib", type=int, default=16, help="size of what is reduced (16)")
-    parser.add_argument("--rounds", type=int, default=7, help="in which all take turns; the median counts (7)")
-    given = parser.parse_args()
     fault = hosts.why_not()
     if fault:
         sys.exit(fault)
     # The ranks are in sessions of their own: signals reach them through this process alone.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with hosts.Hosts(2) as two:
-        two.limit(given.rate)
-        print(f"2 hosts, {given.rate}, {hosts.mpi_library()}, load {os.getloadavg()[0]:.1f}\n", flush=True)
-        size = given.mib << 20
-        print(f"| placement | all_reduce of {given.mib} MiB | ms | hierarchical is faster by | sent, in sizes |")
+        two.limit(RATE)
+        print(f"2 hosts, {RATE}, {hosts.mpi_library()}, load {os.getloadavg()[0]:.1f}\n", flush=True)
+        size = MIB << 20
+        print(f"| placement | all_reduce of {MIB} MiB | ms | hierarchical is faster by | sent, in sizes |")
         print("|---" * 5 + "|", flush=True)
         for placement in ("block", "cyclic"):
-            found = measure(two, size, given.rounds, cyclic=placement == "cyclic")
+            found = measure(two, size, ROUNDS, cyclic=placement == "cyclic")
             for name, each in found.items():
                 ratio = each["s"] / found["hierarchical"]["s"]
                 sent = each["bytes"] / size

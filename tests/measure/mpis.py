@@ -1,6 +1,6 @@
 """Prints how tests and ``train`` go with each MPI library: ``python -m tests.measure.mpis [NAME...]``.
 
-Each library gets an environment of its own, from PyPI, below ``--folder``; one that is there is used again. Debian's
+Each library gets an environment of its own, from PyPI, below `FOLDER`; one that is there is used again. Debian's
 libraries are tried where they are installed. What the programs print is in files beside the environments.
 """
 
@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 from harness.launcher import Program
 
-ROOT = Path(__file__).parents[2]
-NEEDS = ("numpy", "safetensors", "pytest>=8", "ml_dtypes")
+ROOT, FOLDER = Path(__file__).parents[2], Path(tempfile.gettempdir(), "mpiddp-mpis").resolve()
+TESTS = ("-m", "core", "--ranks", "2,3")
+NEEDS = ("numpy", "safetensors", "pytest>=8", "pytest-mpi>=0.6", "ml_dtypes")
 
 
 class Library(NamedTuple):
@@ -66,8 +67,8 @@ class FailedError(RuntimeError):
 class Environment:
     """A virtual environment with one MPI library."""
 
-    def __init__(self, name: str, folder: Path) -> None:
-        self.library, self.folder, self.log = LIBRARIES[name], folder / name, folder / f"{name}.log"
+    def __init__(self, name: str) -> None:
+        self.library, self.folder, self.log = LIBRARIES[name], FOLDER / name, FOLDER / f"{name}.log"
         own = {name: value.format(self.folder) for name, value in self.library.variables.items()}
         # Intel MPI's mpirun looks for its parts on PATH.
         self._env = {**own, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
@@ -99,9 +100,9 @@ class Environment:
         self.run("pip", "install", "-q", *NEEDS, *self.library.mpi4py)
         done.touch()
 
-    def tests(self, arguments: list[str]) -> str:
+    def tests(self) -> str:
         try:
-            printed = self.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
+            printed = self.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS)
         except FailedError as error:
             return str(error)
         return re.sub(r"^=* ?(.*) in .*", r"\1", printed.strip().splitlines()[-1])
@@ -114,9 +115,9 @@ class Environment:
         return re.findall(r"accuracy (\d\.\d+)", printed)[-1]
 
 
-def measure(name: str, folder: Path, tests: list[str]) -> tuple[str, ...]:
+def measure(name: str) -> tuple[str, ...]:
     """Return the library, where it came from, how the tests went, and the accuracy of `train`."""
-    env = Environment(name, folder)
+    env = Environment(name)
     try:
         env.install()
         printed = env.run("mpiexec", "-n", "1", "python", "-m", "mpiddp", "info", "--json")
@@ -124,24 +125,22 @@ def measure(name: str, folder: Path, tests: list[str]) -> tuple[str, ...]:
     except FailedError as error:
         return name, str(error), "-", "-"
     how = ", ".join(facts["wheels"]) or "Debian"
-    return facts["library"], f"{how}; ABI {facts['abi']}", env.tests(tests), env.train()
+    return facts["library"], f"{how}; ABI {facts['abi']}", env.tests(), env.train()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(LIBRARIES)} (all of them)")
-    parser.add_argument(
-        "--folder", type=Path, default=Path(tempfile.gettempdir()) / "mpiddp-mpis", help="of environments"
-    )
-    parser.add_argument("--tests", default="-m core --ranks 2,3", help="arguments of pytest (%(default)s)")
     given = parser.parse_args()
     unknown = set(given.names) - set(LIBRARIES)
     if unknown:
         parser.error(f"there is no library {', '.join(sorted(unknown))}; there are {', '.join(LIBRARIES)}")
-    given.folder.mkdir(parents=True, exist_ok=True)
-    print(f"| library | from | `python -m pytest {given.tests}` | accuracy of `train` on 4 ranks |\n|---|---|---|---|")
+    FOLDER.mkdir(exist_ok=True)
+    print(
+        f"| library | from | `python -m pytest {' '.join(TESTS)}` | accuracy of `train` on 4 ranks |\n|---|---|---|---|"
+    )
     for name in given.names or LIBRARIES:
-        print("|", " | ".join(measure(name, given.folder.resolve(), shlex.split(given.tests))), "|", flush=True)
+        print("|", " | ".join(measure(name)), "|", flush=True)
 
 
 if __name__ == "__main__":

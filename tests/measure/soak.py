@@ -1,4 +1,4 @@
-"""Random programs for a while: ``mpirun -np 3 python -m tests.measure.soak --minutes 30 [--seed 1] [--largest 20000]``.
+"""Random programs for a while: ``mpirun -np 3 python -m tests.measure.soak --minutes 30 [--seed 1]``.
 
 In every round two threads make operations of all kinds at once, each in groups of its own, with algorithms drawn, on
 ordinary and symmetric arrays, short and long. Every result is checked; so is, at the end, that memory and descriptors
@@ -59,11 +59,11 @@ class SymmetricBlocks:
         return memory[used : used + count]
 
 
-def one_round(rank: int, size: int, seed: list[int], sizes: tuple[int, ...]) -> None:
+def one_round(rank: int, size: int, seed: list[int]) -> None:
     """Run two programs at once, the first one's arrays in symmetric memory."""
     rng = np.random.default_rng
     first, second = (
-        RandomProgram(rank, size, rng([*seed, thread]), rng([*seed, thread, rank]), sizes=sizes) for thread in range(2)
+        RandomProgram(rank, size, rng([*seed, thread]), rng([*seed, thread, rank]), sizes=SIZES) for thread in range(2)
     )
     first.allocate = SymmetricBlocks(first.groups)
     with ThreadPoolExecutor(1) as other:
@@ -79,11 +79,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--largest", type=int, default=SIZES[-1], help="elements of an array (less for many ranks)")
     options = parser.parse_args()
     dist.init_process_group()
     rank, size = dist.get_rank(), dist.get_world_size()
-    sizes = tuple(each for each in SIZES if each <= options.largest)
     began, rounds, early = time.monotonic(), 0, (0.0, 0)
     while True:
         share = [(time.monotonic() - began) / (60 * options.minutes)]
@@ -92,7 +90,7 @@ def main() -> None:
             break
         if share[0] < 0.1 or rounds < WARM_UP:
             early = (max(early[0], memory_mib()), max(early[1], descriptors()))
-        one_round(rank, size, [options.seed, rounds], sizes)
+        one_round(rank, size, [options.seed, rounds])
         rounds += 1
     late: list[Any] = [None] * size
     dist.all_gather_object(late, (memory_mib() - early[0], descriptors() - early[1]))

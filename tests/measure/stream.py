@@ -28,9 +28,7 @@ def run(*command: object) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.measure.stream", description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
     parser.add_argument("--rounds", type=int, default=7, help="of each size (7)")
-    parser.add_argument("--window", type=int, default=128, help="unconfirmed samples (128)")
     options = parser.parse_args()
     launcher = mpiexec()
     if launcher is None:
@@ -39,23 +37,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         sender = Path(folder, "sender")
         run(launcher.with_name("mpicc"), "-O2", f"-I{get_include()}", HERE / "stream_sender.c", "-o", sender)
-        for size in options.sizes:
+        for size in SIZES:
             numbers = [size, min(MOST, MEMORY_BYTES // size), options.rounds]
-            job = [sys.executable, "-m", "tests.measure.stream", *numbers, options.window]
+            job = [sys.executable, "-m", "tests.measure.stream", *numbers]
             found = json.loads(run(launcher, "-n", 1, sender, *numbers, ":", "-n", 1, *job).splitlines()[-1])
             ratios, rate = sorted(found["ratios"]), statistics.median(found["rates"]) / 1e6
             middle, spread = statistics.median(ratios), f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
             print(f"| {size:,} | {middle:.2f} | {spread} | {rate:,.0f} |", flush=True)
 
 
-def main_of_a_rank(size: int, count: int, rounds: int, window: int) -> None:
+def main_of_a_rank(size: int, count: int, rounds: int) -> None:
     """Receive by a stream and by mpi4py's Recv, in turns, into the same memory."""
     from mpi4py import MPI
 
     comm, ratios, rates = MPI.COMM_WORLD, [], []
     for _ in range(rounds):
         # Nothing is drawn before all have arrived.
-        stream = Stream(comm, [0], f"x uint8 {size}", capacity=count, min_fill=count, window=window)
+        stream = Stream(comm, [0], f"x uint8 {size}", capacity=count, min_fill=count)
         memory = stream._slots.bytes
         memory[...] = 1
         comm.Send([None, MPI.BYTE], 0, 2)

@@ -20,9 +20,6 @@ from mpiddp.nn.random import keep_mask, scrambled
 
 from .test_functional import CASES, shown
 
-ml_dtypes = pytest.importorskip("ml_dtypes")
-
-
 ONE_WAIT = ["get", "synchronize of Stream"]
 """A copy to the host, which waits for its stream."""
 

@@ -78,7 +78,9 @@ def mistakes(dist, comm, count):
         late = kind is dist.DistTimeoutError
         dist.init_process_group(comm=comm, timeout=SHORT_S if late else None)
         dist.barrier()
-        error = caught(kind, lambda late=late, call=call: (late and wait_for_the_others(), call()))
+        if late:
+            wait_for_the_others()
+        error = caught(kind, call)
         if late and comm.rank != last:
             comm.send(None, last)
         assert f"{comm.size} ranks (" in str(error) and "of the world)" in str(error), error

@@ -6,11 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from harness import launcher
 from harness.faking import FOLDER
 from harness.launcher import Completed, job
-
-pytestmark = pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC)
 
 
 def info(cache: Path, *options: str, fake: bool = True) -> Completed:
@@ -18,7 +15,6 @@ def info(cache: Path, *options: str, fake: bool = True) -> Completed:
 
 
 def test_what_the_probe_finds_is_known_to_later_jobs(tmp_path: Path) -> None:
-    pytest.importorskip("ml_dtypes")  # of the fake
     said = info(tmp_path, "--probe-gpu")
     assert said.rc == 0, said.stderr
     found = json.loads(said.stdout)["mpi"]

@@ -19,8 +19,6 @@ from mpiddp.training.trainer import Trainer, _batches
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2)]
 
-pytest.importorskip("ml_dtypes")
-
 
 def trainer(convert: Any = None, **options: Any) -> Trainer:
     nn.manual_seed(3)

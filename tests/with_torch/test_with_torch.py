@@ -15,10 +15,7 @@ from harness.tiers import thinned
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
-    pytest.mark.skipif(launcher.mpiexec() is None, reason=launcher.NO_MPIEXEC),
-]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 
 @pytest.mark.core
@@ -36,7 +33,6 @@ def test_torch_on_some_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", thinned([1, 2, 3], 2))
 def test_cuda_tensors_go_as_cupy_arrays(ranks: int) -> None:
     """Tensors that only say so, on the fake device: there is no CUDA here."""
-    pytest.importorskip("ml_dtypes")
     warnings = {"PYTHONWARNINGS": "ignore:ranks"}
     ended = job(HERE / "cuda_job.py", ranks=ranks, search=[FOLDER, HERE.parent], limit_s=240, **warnings)
     assert ended.rc == 0 and ended.stdout.count("all right") == ranks, ended
