@@ -102,7 +102,7 @@ class OneShot:
         except BaseException as error:  # also Ctrl-C
             if not isinstance(error, BlockError):  # that comes after the last message
                 _abandoned.append((args, event, steps))
-            if isinstance(error, DistError):
+            if isinstance(error, (DistError, MPI.Exception)):  # MPI's own in a look: perhaps a rank has died
                 if operation is None:
                     self._monitor.publish(recorder.begin(self._call, sequence).number, self._call.record)
                 self._monitor.verify_failed(sequence, error)

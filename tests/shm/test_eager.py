@@ -15,7 +15,7 @@ from harness.collectives import check
 import mpiddp as dist
 from mpiddp.algorithms.one_shot import OneShot
 from mpiddp.faults.calls import make_record
-from mpiddp.mpi import operation
+from mpiddp.mpi import lazy, operation
 from mpiddp.shm import eager
 from mpiddp.shm.eager import EagerBuffers
 from mpiddp.shm.segment import address_of
@@ -170,6 +170,22 @@ def test_who_is_ahead_finds_out_about_an_old_round(world, group):
         else:
             dist.barrier(group)
     dist.barrier()
+
+
+def test_mpis_error_in_the_first_looks_is_told_as_a_later_one(world, group, monkeypatch):
+    """Such as that of a rank that has died, which the job's failures make a `RankFailedError`."""
+    errors = []
+
+    def spin(*_):
+        raise lazy.MPI.Exception(lazy.MPI.ERR_OTHER)
+
+    monkeypatch.setattr(EagerBuffers, "all_arrived", lambda _: False)
+    monkeypatch.setattr(group._link.find(EagerBuffers), "spin", spin)
+    monkeypatch.setattr(group._monitor, "verify_failed", lambda sequence, error: errors.append((sequence, error)))
+    with pytest.raises(lazy.MPI.Exception) as caught:
+        dist.all_reduce(np.ones(2), group=group)
+    assert errors == [(1, caught.value)]
+    group._link.abort(dist.DistError("it is over"))
 
 
 def test_a_call_after_an_interrupted_one_is_not_taken_for_its_rest(world, group, monkeypatch):
