@@ -174,17 +174,13 @@ def test_who_is_ahead_finds_out_about_an_old_round(world, group):
 
 def test_mpis_error_in_the_first_looks_is_told_as_a_later_one(world, group, monkeypatch):
     """Such as that of a rank that has died, which the job's failures make a `RankFailedError`."""
-    errors = []
-
-    def spin(*_):
-        raise lazy.MPI.Exception(lazy.MPI.ERR_OTHER)
-
+    spin, told = mock.Mock(side_effect=lazy.MPI.Exception(lazy.MPI.ERR_OTHER)), mock.Mock()
     monkeypatch.setattr(EagerBuffers, "all_arrived", lambda _: False)
     monkeypatch.setattr(group._link.find(EagerBuffers), "spin", spin)
-    monkeypatch.setattr(group._monitor, "verify_failed", lambda sequence, error: errors.append((sequence, error)))
+    monkeypatch.setattr(group._monitor, "verify_failed", told)
     with pytest.raises(lazy.MPI.Exception) as caught:
         dist.all_reduce(np.ones(2), group=group)
-    assert errors == [(1, caught.value)]
+    told.assert_called_once_with(1, caught.value)
     group._link.abort(dist.DistError("it is over"))
 
 
