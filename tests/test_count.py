@@ -54,7 +54,7 @@ BUDGET = {
     "mpiddp/shm": 439,
     "mpiddp/torch": 1493,
     "mpiddp/training": 2311,
-    "tests, all": 24_001,
+    "tests, all": 24_000,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -181,7 +181,6 @@ def test_mpis_error_in_the_first_looks_is_told_as_a_later_one(world, group, monk
     with pytest.raises(lazy.MPI.Exception) as caught:
         dist.all_reduce(np.ones(2), group=group)
     told.assert_called_once_with(1, caught.value)
-    group._link.abort(dist.DistError("it is over"))
 
 
 def test_a_call_after_an_interrupted_one_is_not_taken_for_its_rest(world, group, monkeypatch):
