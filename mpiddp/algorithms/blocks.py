@@ -8,6 +8,7 @@ sender sends a message, which the receiver begins when it knows the size: MPI ma
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -223,20 +224,15 @@ class Blocks:
         """Wait for the answers to offers, and for messages; a block of the wrong size is an error at the end."""
         words = self.eager.words
 
-        def answered() -> bool:
-            """Send what a receiver cannot read, without waiting for the others."""
-            nonlocal offers
-            left = []
-            for offer in offers:
-                answer = words[offer.taken]
-                if answer == -number:
-                    requests.append(self.send(offer.x, offer.rank))
-                elif answer != number:
-                    left.append(offer)
-            offers = left
-            return not left
+        def some_answered() -> bool:
+            return any(abs(words[offer.taken]) == number for offer in offers)
 
-        yield self.eager.spin_wait(answered)
+        while offers:
+            yield self.eager.spin_wait(some_answered)
+            answered = [abs(words[offer.taken]) == number for offer in offers]
+            refused = [offer for offer in itertools.compress(offers, answered) if words[offer.taken] < 0]
+            requests += [self.send(offer.x, offer.rank) for offer in refused]
+            offers = [offer for offer, is_answered in zip(offers, answered, strict=True) if not is_answered]
         yield All(requests)
         if fault:
             raise BlockError(fault)

@@ -98,7 +98,9 @@ class OneShot:
                     continue
                 if outputs is not None:
                     return self._submit(args, outputs, _continued(event, steps))
-                operation = self._wait(event, operation)
+                if operation is None:
+                    operation = self._published()
+                self._wait(event, operation)
         except BaseException as error:  # also Ctrl-C
             if not isinstance(error, BlockError):  # that comes after the last message
                 _abandoned.append((args, event, steps))
@@ -133,16 +135,16 @@ class OneShot:
                 steps = monitor.verifying(link.sequence, steps)
             return link.queue.submit(steps, operation, outputs, sorted(spans_of(args)))
 
-    def _wait(self, event: Awaited, operation: Operation | None) -> Operation:
-        """Publish the call to other ranks and the watchdog, and compare calls during a long wait.
+    def _published(self) -> Operation:
+        """Show the call to other ranks and the watchdog; return it in the flight recorder."""
+        operation = recorder.begin(self._call, self._link.sequence)
+        operation.limited = True
+        self._monitor.publish(self._link.sequence, self._call.record)
+        return operation
 
-        Returns its operation in the flight recorder, made here if None.
-        """
+    def _wait(self, event: Awaited, operation: Operation) -> None:
+        """Wait for long, and compare calls meanwhile."""
         link, monitor = self._link, self._monitor
-        if operation is None:
-            operation = recorder.begin(self._call, link.sequence)
-            operation.limited = True
-            monitor.publish(link.sequence, self._call.record)
         began, waiting = requests.begin_wait(operation), self._eager.spin_wait(event.Test)
         try:
             if not waiting.wait_checking(self._check, link.timeout_s):
@@ -156,7 +158,6 @@ class OneShot:
             raise
         finally:
             requests.end_wait(*began)
-        return operation
 
     def _check(self) -> None:
         self._monitor.check()

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from numpy import ndarray
 
 from mpiddp.mpi import requests
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.message import as_array
 from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.p2p import ANY_SOURCE, Mailbox, Route
@@ -113,7 +114,7 @@ def send(
         request = mailbox.send(x, route)
     entry = begin_message(route)
     if not at_once:
-        mailbox.isend(x, route, entry).wait()
+        _queued(x, route, entry).wait()
         return
     if request is not None:
         _wait(request.Wait, entry)
@@ -152,7 +153,15 @@ def _isend(x: Array, route: Route) -> Work:
             entry = begin_message(route, 4)
             entry[-1] = entry[-2]
             return Ended((x,))
-    return mailbox.isend(x, route, begin_message(route, 4), request)
+    return _queued(x, route, begin_message(route, 4), request)
+
+
+def _queued(x: Array, route: Route, entry: list[Any], request: MPI.Request | None = None) -> Work:
+    try:
+        return route.mailbox.isend(x, route, entry, request)
+    except MPI.Exception as error:  # perhaps another rank has found that one has died, and has revoked the group
+        route.mailbox.link.monitor.translate(error)
+        raise
 
 
 def recv(

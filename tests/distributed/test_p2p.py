@@ -1,5 +1,7 @@
 """Point to point: by tag, from any source, to oneself, too long, too short, of another dtype."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from harness.inputs import CLASSES, DTYPES, SHAPES, draw, dtype_of, finish, same
@@ -215,9 +217,14 @@ class Failing:
 def test_a_receive_whose_message_cannot_be_taken_ends(world, group, monkeypatch):
     """It is not the first one's."""
     works = [dist.irecv(np.empty(4), world.rank, group, tag=tag) for tag in (9, 0)]
-    monkeypatch.setattr(group._mailbox, "_comm", Failing(group._mailbox._comm))
     dist.isend(np.ones(4), world.rank, group)
+    monkeypatch.setattr(group._mailbox, "_comm", Failing(group._mailbox._comm))
     for work in reversed(works):
         with pytest.raises(lazy.MPI.Exception):
             work.wait(timeout=5)
-    assert requests.pending == 0
+    monkeypatch.setattr(group._monitor, "translate", translate := mock.Mock())
+    monkeypatch.setattr(group._mailbox, "polls", True)
+    monkeypatch.setattr(group._mailbox, "_comm", mock.Mock(Isend=mock.Mock(side_effect=lazy.MPI.Exception(1))))
+    with pytest.raises(lazy.MPI.Exception):
+        dist.isend(np.ones(4), world.rank, group)
+    assert requests.pending == 0 and translate.called

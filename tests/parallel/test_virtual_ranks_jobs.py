@@ -64,7 +64,7 @@ WAYS = {
         4, {"MPIDDP_NODES": "0,0,1,1"}, victims="0 before mpiddp.training.checkpoint:sync_folder 2"
     ),
     "8, ranks 0, 5 and 2 killed": Way(
-        8, victims=f"0 before {_STEP}._backward 10,5 before {_STEP}.step 20,2 after {_STEP}._update 40"
+        8, victims=f"0 before {_STEP}._backward 10,5 before {_STEP}.make 20,2 after {_STEP}._update 40"
     ),
     "3 and a spare, rank 1 killed": Way(4, victims=f"1 before {_STEP}._backward 40", spares=1),
 }

@@ -13,7 +13,6 @@ from harness import launcher
 from harness.launcher import job
 
 HERE = Path(__file__).parent
-SCRIPTS = HERE / "scripts"
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
@@ -47,7 +46,7 @@ def figures(lines: list[str]) -> list[float]:
 def test_the_torch_world_has_gloo_s_losses(package: str, ranks: int, tmp_path: Path) -> None:
     """By the runner, unchanged, and by the backend's name. Gloo's processes may abort at their end."""
     pytest.importorskip(package)
-    script, names = SCRIPTS / "one_after_another.py", WORLD[package]
+    script, names = HERE / "scripts" / "one_after_another.py", WORLD[package]
     one = {"OMP_NUM_THREADS": "1", "limit_s": 600}
     by_runner = partial(job, *TORCH, script, tmp_path, ranks=ranks, **one)
     if package.startswith("torch"):
