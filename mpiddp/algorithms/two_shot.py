@@ -112,7 +112,7 @@ class Pipeline:
 
 
 class Part(NamedTuple):
-    """What this rank does of an operation."""
+    """An operation's part that is this rank's."""
 
     operation: str
     link: Link

@@ -19,7 +19,7 @@ from .parameter import Parameter
 
 
 class IncompatibleKeys(NamedTuple):
-    """What `load_state_dict` has found: keys that the state lacks, and keys that the module lacks."""
+    """The keys for `load_state_dict` that the state lacks, and those that the module lacks."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]

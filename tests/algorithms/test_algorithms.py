@@ -244,7 +244,7 @@ def test_operation(case: Case, operation: str) -> None:
         for dtype in dtypes(case) if reducing else [*dtypes(case), np.dtype("datetime64[s]"), np.dtype("i4,f8")]:
             ops = reductions(name, dtype) if reducing else OPS[:1]
             withins = (False, True) if in_blocks and dtype == np.float32 else (False,)
-            for op, count, within in itertools.product(ops, sizes(case, dtype), withins):
+            for within, op, count in itertools.product(withins, ops, sizes(case, dtype)):
                 kind, shift, submitted, index = next(ways)
                 if reducing:
                     rows = case.rows(count * (link.size if operation == "reduce_scatter" else 1), dtype)

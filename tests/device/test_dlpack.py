@@ -164,7 +164,7 @@ def test_buffers_and_interfaces(world: Any) -> None:
 
 
 BESIDES = {"__dlpack__": lambda **_: pytest.fail("the device comes first"), "__dlpack_device__": lambda: (2, 0)}
-"""What a CUDA tensor of torch's has."""
+"""The methods of a CUDA tensor of torch's."""
 
 
 @pytest.mark.parametrize("more", [{}, BESIDES], ids=["Numba's", "torch's"])
