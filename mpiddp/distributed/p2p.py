@@ -21,7 +21,7 @@ from mpiddp.mpi.work import Ended, Work
 from mpiddp.typing import Array, ArrayLike
 
 from .dispatch import begin_message, root_rank
-from .groups import GroupLike, ProcessGroup, as_rank, known, member
+from .groups import GroupLike, ProcessGroup, as_rank, default_group, known, member
 
 T = TypeVar("T")
 _NO_OPS = "Invalid ``p2p_op_list``. Each op is expected to be of type P2POp."
@@ -34,9 +34,8 @@ def _message(
     group = member(group, name)
     if group is None:
         return None
-    peer = group._group_rank_of.get(rank) if type(rank) is int and group_rank is None else None
-    if peer is not None and type(tensor) is ndarray and type(tag) is int and tensor.flags.carray:
-        route = group._mailbox.route((name, peer, tag, tensor.dtype, tensor.shape))
+    if type(rank) is type(tag) is int and group_rank is None and type(tensor) is ndarray and tensor.flags.carray:
+        route = group._mailbox.route((name, rank, tag, tensor.dtype, tensor.shape))
         if route is not None:
             return tensor, route
     return _checked(name, tensor, rank, group, tag, group_rank)
@@ -56,8 +55,9 @@ def _checked(
         number = -1
     if not 0 <= number <= mailbox.max_tag:
         raise ValueError(f"{name} needs a tag from 0 to {mailbox.max_tag}, got {tag!r}")
-    route = mailbox.route((name, peer, number, x.dtype, x.shape)) if type(x) is ndarray else None
-    return x, route or mailbox.add_route(name, peer, number, x, group.ranks)
+    key = name, None if peer == ANY_SOURCE else group.ranks[peer], number, x.dtype, x.shape
+    route = mailbox.route(key) if type(x) is ndarray else None
+    return x, route or mailbox.add_route(key, peer, x, group.ranks)
 
 
 def _at_once(mailbox: Mailbox, x: Array) -> bool:
@@ -109,14 +109,12 @@ def send(
     if message is None:
         return
     x, route = message
-    mailbox, request = route.mailbox, None
-    if at_once := _at_once(mailbox, x):
-        request = mailbox.send(x, route)
-    entry = begin_message(route)
-    if not at_once:
-        _queued(x, route, entry).wait()
+    request = route.mailbox.send(x, route) if _at_once(route.mailbox, x) else None
+    if request is None:
+        _isend(x, route).wait()
         return
-    if request is not None:
+    entry = begin_message(route)
+    if not request.Test():
         _wait(request.Wait, entry)
     entry[-1] = monotonic()
 
@@ -142,26 +140,24 @@ def isend(
     True
     """
     message = _message("isend", tensor, dst, group, tag, group_dst)
-    return None if message is None else _isend(*message)
+    if message is None:
+        return None
+    x, route = message
+    return _isend(x, route)
 
 
 def _isend(x: Array, route: Route) -> Work:
-    mailbox, request = route.mailbox, None
-    if not mailbox.polls and mailbox.takes_no_turn(x, route.peer):
-        request = mailbox.send(x, route)
-        if request is None:
-            entry = begin_message(route, 4)
-            entry[-1] = entry[-2]
-            return Ended((x,))
-    return _queued(x, route, begin_message(route, 4), request)
-
-
-def _queued(x: Array, route: Route, entry: list[Any], request: MPI.Request | None = None) -> Work:
+    mailbox = route.mailbox
     try:
-        return route.mailbox.isend(x, route, entry, request)
+        request = mailbox.send(x, route)
+        entry = begin_message(route, 4)
+        if request is None or mailbox.polls or not request.Test():  # If it polls, wait() raises the errors of Test.
+            return mailbox.isend(x, route, entry, request)
     except MPI.Exception as error:  # perhaps another rank has found that one has died, and has revoked the group
-        route.mailbox.link.monitor.translate(error)
+        mailbox.link.monitor.translate(error)
         raise
+    entry[-1] = entry[-2]
+    return Ended((x,))
 
 
 def recv(
@@ -264,12 +260,10 @@ class P2POp:
     ) -> None:
         if op is not isend and op is not irecv:
             raise ValueError(f"Invalid ``op``. Expected ``op`` to be isend or irecv of this package, got {op!r}")
-        self.op = op
-        self.tensor = tensor
-        self.group = known(group)
-        self.group_peer = root_rank(self.group, peer, group_peer)
-        self.peer = self.group.ranks[self.group_peer]
-        self.tag = tag
+        self.op, self.tensor, self.tag = op, tensor, tag
+        self.group = group = default_group() if group is None else known(group)
+        self.group_peer = group_peer = root_rank(group, peer, group_peer)
+        self.peer = group.ranks[group_peer]
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:

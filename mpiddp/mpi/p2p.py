@@ -62,12 +62,17 @@ class _Arrival(NamedTuple):
 
 
 class Message(Work):
-    _route: Route
-    _entry: list[Any]
-    """Its entry in the flight recorder."""
+    """A send or a receive: one class, because Python finds attributes faster if the class is always the same."""
+
+    _posted: stream.Mark | None = None
+    """Behind the kernels queued at the call, for a receive into an array on a device."""
 
     def __init__(self, route: Route, x: Array, entry: list[Any]) -> None:
-        self._route, self._outputs, self._entry = route, (x,), entry
+        # Setting an attribute again takes less time than adding it, therefore all are set here.
+        self._route, self._outputs, self._entry = route, (x,), entry  # the entry of the flight recorder
+        self._error, self._finished, self._awaited = None, False, None
+        # A receive's sender, and the message's size, which may be less than the array's.
+        self.sender, self.size_bytes = -1, 0
         requests.pending += 1
 
     @cached_property
@@ -87,19 +92,13 @@ class Message(Work):
             return True
         return Work.wait(self, timeout)
 
-
-class Receive(Message):
-    sender = -1
-    size_bytes = 0
-    """The message's size, which may be less than the array's."""
-    _posted: stream.Mark | None = None
-    """Behind the kernels queued at the call, for an array on a device."""
-
     def source_rank(self) -> int:
         return self._route.ranks[self.sender] if self.sender >= 0 and self._finished else super().source_rank()
 
     def count(self) -> int:
-        return self.size_bytes // max(self._outputs[0].itemsize, 1) if self._finished else super().count()
+        if not self._finished or self._operation.sends:
+            return super().count()
+        return self.size_bytes // max(self._outputs[0].itemsize, 1)
 
     def _fail(self, error: BaseException) -> None:
         self._route.mailbox.withdraw(self)
@@ -149,23 +148,23 @@ class Mailbox(Resource):
         self.polls = link.monitor.polls
         self._status = MPI.Status()
         self._arrived: list[_Arrival] = []
-        self._posted: deque[Receive] = deque()
+        self._posted: deque[Message] = deque()
         self._routes: dict[Any, Route] = {}
         self.route = self._routes.get
         self._moving: dict[Work, None] = {}
         """Messages that have begun to move: all pending ones but the posted receives."""
         self._departing: defaultdict[int, deque[object]] = defaultdict(deque)
 
-    def add_route(self, name: str, peer: int, tag: int, x: Array, ranks: Sequence[int]) -> Route:
-        """Remember a checked message, for `route`."""
+    def add_route(self, key: tuple[Any, ...], peer: int, x: Array, ranks: Sequence[int]) -> Route:
+        """Remember a checked message, for `route`. The key is its operation, global rank, tag, dtype and shape."""
         if len(self._routes) >= _MAX_ROUTES:
             self._routes.clear()
-        link = self.link
+        link, (name, _, tag, *_) = self.link, key
         peers = link.others if peer == ANY_SOURCE else (link.ranks[peer],)
         call, code = Call(link.members, name, x.dtype, x.shape, peers, tag), tag * CODES + dtype_code(x.dtype)
         route = Route(self, call, peer, code, x.nbytes, plain(x), ranks)
         if type(x) is ndarray:
-            self._routes[name, peer, tag, x.dtype, x.shape] = route
+            self._routes[key] = route
         return route
 
     def pending(self) -> int:
@@ -185,25 +184,20 @@ class Mailbox(Resource):
             self._comm = aborted(error)
             self.fail_pending(error)
 
-    def takes_no_turn(self, x: Array, to: int) -> bool:
-        """Return True if a message may leave at once: it is in host memory, and no earlier one is still to leave."""
-        return type(x) is ndarray and not (self._departing and self._departing.get(to))
-
     def send(self, x: Array, route: Route) -> MPI.Request | None:
-        """Send what `takes_no_turn`; return what is left to wait for."""
+        """Begin to send; return None, and leave it to `isend`, if a device or an earlier message has to be awaited."""
+        if type(x) is not ndarray or (self._departing and self._departing.get(route.peer)):
+            return None
         what = (x, MPI.BYTE) if route.plain else as_message(x, route.size_bytes)
-        request = self._comm.Isend(what, route.peer, route.code)
-        return None if request.Test() else request
+        return self._comm.Isend(what, route.peer, route.code)
 
-    def isend(self, x: Array, route: Route, entry: list[Any], request: MPI.Request | None = None) -> Work:
-        """Send, with the request if it is already on its way."""
+    def isend(self, x: Array, route: Route, entry: list[Any], request: MPI.Request | None) -> Work:
+        """Return the message of a request of `send`, or without one send it in its turn."""
         lock.acquire()
         try:
-            to = route.peer
-            if request is None and self.takes_no_turn(x, to):
-                request = self._comm.Isend(as_message(x, route.size_bytes), to, route.code)
             send = Message(route, x, entry)
             if request is None:
+                to = route.peer
                 send._steps = p2p_device.send(x, self._departing[to], self._comm, to, route.code)
                 send._resume(send._steps)
             else:
@@ -237,12 +231,12 @@ class Mailbox(Resource):
         request = message.Irecv(what)
         return sender, None if request.Test() else request
 
-    def irecv(self, x: Array, route: Route, entry: list[Any]) -> Receive:
+    def irecv(self, x: Array, route: Route, entry: list[Any]) -> Message:
         """Post a receive. Messages go to the receives in the order of these calls."""
         lock.acquire()
         try:
             self._comm.Improbe  # noqa: B018 - raises if the group is aborted
-            receive = Receive(route, x, entry)
+            receive = Message(route, x, entry)
             if type(x) is not ndarray:
                 receive._posted = stream.ready(x)
             active[self] = None
@@ -257,7 +251,7 @@ class Mailbox(Resource):
             lock.release()
         return receive
 
-    def withdraw(self, receive: Receive) -> None:
+    def withdraw(self, receive: Message) -> None:
         """Let a posted receive take no message, but let it end when the mailbox is polled."""
         if receive in self._posted:
             self._posted.remove(receive)
@@ -276,19 +270,20 @@ class Mailbox(Resource):
         status = self._status
         return _Arrival(status.Get_source(), status.Get_tag(), size_of(status), message)
 
-    def _take(self, receive: Receive) -> _Arrival | None:
+    def _take(self, receive: Message) -> _Arrival | None:
         for index, arrival in enumerate(self._arrived):
             if receive.matches(arrival):
                 return self._arrived.pop(index)
         return None
 
-    def _match(self, awaited: Message | None = None) -> None:
+    def _match(self, awaited: Message | None = None, looks: int = 1) -> None:
         """Receive what has come for the posted receives, at most until ``awaited`` has ended."""
         posted, status = self._posted, self._status
-        while posted:
+        while posted and looks:
             message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
             if message is None:
-                return
+                looks -= 1
+                continue
             receive = posted[0]
             route, source, size_bytes = receive._route, status.Get_source(), status.Get_count(MPI.BYTE)
             if (
@@ -312,15 +307,15 @@ class Mailbox(Resource):
                 receive = taker
             else:
                 continue
-            if receive._finished:
-                receive._announce()
-            else:
+            if not receive._finished:
                 self._moving[receive] = None
                 self._end(receive)
-            if receive is awaited and receive._finished:
+            elif receive._callbacks:
+                receive._announce()
+            if receive is awaited:
                 return
 
-    def _sort(self, arrival: _Arrival) -> Receive | None:
+    def _sort(self, arrival: _Arrival) -> Message | None:
         """Give a message to the first receive that it matches, or keep it."""
         for receive in self._posted:
             if receive.matches(arrival):
@@ -330,20 +325,22 @@ class Mailbox(Resource):
         self._arrived.append(arrival)
         return None
 
-    def _end(self, message: Work) -> None:
-        if message in self._moving and message._advance():  # else another thread, or a callback, has ended it
-            del self._moving[message]
+    def _end(self, message: Work, looks: int = 1) -> None:
+        while not message._advance():
+            looks -= 1
+            if not looks:
+                return
+        self._moving.pop(message, None)  # perhaps another thread, or a callback, has ended it
+        if message._callbacks:
             message._announce()
 
     def progress_of(self, message: Message) -> None:
         lock.acquire()
         try:
-            for _ in range(_LOOKS):
-                if self._posted:
-                    self._match(message)
-                if message._finished:
-                    break
-                self._end(message)
+            if message._awaited is None:
+                self._match(message, _LOOKS)
+            if message._awaited is not None:
+                self._end(message, _LOOKS)
         except MPI.Exception as error:  # a rank has failed
             self.fail_pending(error)
         finally:
