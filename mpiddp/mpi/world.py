@@ -35,6 +35,8 @@ class World:
     """The ranks whose programs had not ended when this was gathered."""
     outer: tuple[int, ...]
     """Each rank's number in MPI's world, for errors; empty where all are equal."""
+    crowded: bool
+    """True if a host has more of these ranks than they have cores."""
 
     @property
     def rank(self) -> int:
@@ -113,11 +115,14 @@ def gather(comm: MPI.Intracomm, allgather: Callable[[Any], list[Any]], *, ended:
         raise SetupError(
             f"MPIDDP_NODES names the nodes of {len(pretended)} ranks, but the world has {MPI.COMM_WORLD.size}"
         )
+    hosts: dict[tuple[str, str], list[_RankInfo]] = {}
+    for info in infos:
+        hosts.setdefault((info.host, info.boot), []).append(info)
     nodes = [pretended[info.started_as] if pretended else (info.host, info.boot) for info in infos]
     number = {node: index for index, node in enumerate(dict.fromkeys(nodes))}
     outer = tuple(info.started_as for info in infos)
     if comm.rank == 0:
-        _warn_of_threads([info for info in infos if (info.host, info.boot) == (mine.host, mine.boot)])
+        _warn_of_threads(hosts[mine.host, mine.boot])
     return World(
         comm=comm,
         hosts=tuple(info.host for info in infos),
@@ -126,11 +131,16 @@ def gather(comm: MPI.Intracomm, allgather: Callable[[Any], list[Any]], *, ended:
         thread_multiple=all(info.thread_multiple for info in infos),
         running=tuple(rank for rank, info in enumerate(infos) if not info.ended),
         outer=() if outer == tuple(range(comm.size)) else outer,
+        crowded=any(len(ranks) > _cores(ranks) for ranks in hosts.values()),
     )
 
 
+def _cores(infos: list[_RankInfo]) -> int:
+    return functools.reduce(operator.or_, (info.cores for info in infos)).bit_count()
+
+
 def _warn_of_threads(infos: list[_RankInfo]) -> None:
-    cores = functools.reduce(operator.or_, (info.cores for info in infos)).bit_count()
+    cores = _cores(infos)
     threads = sum(info.threads or info.cores.bit_count() for info in infos)
     if threads > max(cores, len(infos)):
         warnings.warn(

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpiddp import settings
-from mpiddp.cores import available_cores
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.requests import pause
@@ -148,8 +147,8 @@ class EagerBuffers(Resource):
         for index, word in enumerate((os.getpid(), address_of(self._token), int(self._token[0]))):
             self.words[self._identity + 3 * link.rank + index] = word
         self._readable: dict[int, bool] = {}
-        self._oversubscribed = link.size > available_cores()
-        """There are more ranks than cores: while this one looks, another may need its core."""
+        self._crowded = link.world.crowded
+        """While this rank looks, another may need its core."""
 
     def _records_of(self, number: int) -> slice:
         start = self._start + number % BUFFERS * self._size * _RECORD.size
@@ -238,7 +237,7 @@ class EagerBuffers(Resource):
         """Look some times, for about a millisecond at most; return False if ``happened()`` is still false."""
         began_s = time.monotonic()
         for look in range(1, looks + 1):
-            if self._oversubscribed:
+            if self._crowded:
                 os.sched_yield()
             if happened():
                 return True

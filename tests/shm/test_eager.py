@@ -21,6 +21,7 @@ from mpiddp.shm.eager import EagerBuffers
 from mpiddp.shm.segment import address_of
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.ranks(2, 3)]
+WORLD = SimpleNamespace(crowded=False)
 
 
 def full(group):
@@ -215,7 +216,7 @@ def interrupting(index, uses):
 def test_a_record_that_is_half_written_is_no_mismatch(stores):
     """A rank that is ahead stops between the stores of its next record, in the place of an old round's."""
     memory = mmap.mmap(-1, 2 * eager.region_bytes(SimpleNamespace(one_node=True, size=2)))
-    ranks = [EagerBuffers(SimpleNamespace(rank=rank, size=2, later=None), memory, 0) for rank in range(2)]
+    ranks = [EagerBuffers(SimpleNamespace(rank=rank, size=2, later=None, world=WORLD), memory, 0) for rank in range(2)]
     rounds = [each.rounds((), np.dtype("u1")) for each in ranks]
     barrier, broadcast = make_record("barrier"), make_record("broadcast", root=1)
     for sequence in range(1, 5):
@@ -233,7 +234,7 @@ def test_a_record_that_is_half_written_is_no_mismatch(stores):
 
 @pytest.mark.parametrize("ranks", range(2, eager.MAX_RANKS + 1))
 def test_buffers_lie_apart_and_inside(ranks):
-    link = SimpleNamespace(rank=ranks - 1, size=ranks, one_node=True, later=None)
+    link = SimpleNamespace(rank=ranks - 1, size=ranks, one_node=True, later=None, world=WORLD)
     memory = mmap.mmap(-1, ranks * eager.region_bytes(link))
     made = EagerBuffers(link, memory, 0)
     first = 8 * (made.position(eager.BLOCK_WORDS, 0, 0, 0) + 3 * ranks)  # behind the ranks' records and words
