@@ -2,12 +2,11 @@
 
 In the first round the ranks tell each other where their arrays lie. If these are symmetric, or if they go by
 cross-memory attach, every rank then does its part of `two_shot` at once, and the second round is the barrier after it.
-The other `ways` are steps: of `two_shot` through the scratch, and of MPI. A call of `two_shot` by attach takes longer,
-because it makes anew what a plan has prepared here.
+The other `ways` are steps, and need no second round: of `one_shot` in pieces, of `two_shot` through the scratch, and
+of MPI. A call of `two_shot` by attach takes longer, because it makes anew what a plan has prepared here.
 
-Ordinary arrays that are not too long may go by `one_shot` in pieces, and the first round has their first piece already.
-A symmetric array is not copied there, so that the round is made again if only some are. So it is in a call that tries
-pieces, whose time is that of all of them.
+The first round has the first pieces of ordinary arrays already. Symmetric arrays are not copied there, so that the
+round is made again if only some are. So it is in a call that tries pieces, whose time is that of all of them.
 """
 
 from __future__ import annotations
@@ -16,10 +15,14 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from mpiddp.errors import DistError
+from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
+from mpiddp.mpi.message import MAX_COUNT, counted, plain
 from mpiddp.mpi.operation import Call
-from mpiddp.mpi.requests import Awaited, Driven, Failed, Steps
+from mpiddp.mpi.requests import READY, Awaited, Driven, Failed, Steps
 from mpiddp.shm.cma import CrossMemory
 from mpiddp.shm.eager import BUFFERS, EagerBuffers, Round
 from mpiddp.shm.scratch import Scratch
@@ -32,9 +35,8 @@ from .peer_access import Copies, PeerAccess, Views
 from .two_shot import Part
 from .ways import ATTACH, MPIS, PIECES, SCRATCH, Ways
 
-_ALWAYS_BYTES = 1 << 19
-"""Up to this size ordinary arrays always go in pieces. The time of a try shows what a way costs, but not how long the
-ranks wait for each other, which decides for short arrays."""
+_SCRATCH_BYTES = 1 << 19
+"""Shorter arrays that may go in pieces have no use for the scratch."""
 _WORD, _NUMBER = struct.Struct("q"), struct.Struct("d")
 """A factor is told in the bits of a whole number."""
 
@@ -53,23 +55,28 @@ class Direct:
         self._tries = False
         """The way of ordinary arrays in the call that is being made, and whether it is tried; None: not known yet."""
         self._first = pieces.shots[0] if pieces else meeting(self._eager)
+        self._meeting = OneShot(link, call, [meeting(self._eager)])
         self._told = [
             [self._eager.position(kind, number, receiver, 0) for receiver in (0, 1) for kind in (0, 1)]
             for number in range(BUFFERS)
         ]
         """Where the first rank tells segment, offset, address and factor, by the buffer; the others do behind it."""
-        self._ways, self._memory = link.resource(Ways), link.resource(CrossMemory)
-        self._scratch = link.resource(Scratch)
-        self._kind, self._size_bytes = two_shot.kind_of(call, x)._replace(in_pieces=pieces is not None), x.nbytes
+        self._choice = link.resource(Ways).of(two_shot.kind_of(call, x)._replace(in_pieces=pieces is not None))
+        self._memory = link.resource(CrossMemory)
         self._has_factor = op is not None and op.factor is not None
+        self._scratch = link.resource(Scratch) if pieces is None or x.nbytes >= _SCRATCH_BYTES else None
+        self._is_plain = plain(x) and x.size * link.size <= MAX_COUNT
+        """True if MPI's own operations take the arrays as they are."""
         self._x: Array | None = None
 
     def shots(self) -> Iterator[Shot]:
         yield Shot(self._first.rounds, self._show, whole, self._first.change, self._eager.all_arrived, self._act)
-        yield meeting(self._eager)
+        yield from self._meeting.shots
 
     def apart(self, x: Array, output: Array) -> Array:
         """Return the input, or a copy if the output lies where other ranks read."""
+        if x.flags.owndata and output.flags.owndata:
+            return x
         part, all_of_it = (x, output) if self._operation == "all_gather" else (output, x)
         return x.copy() if two_shot.lies_in_others(part, all_of_it, self._link.rank) else x
 
@@ -90,86 +97,104 @@ class Direct:
         return None
 
     def _act(self, current: Round, output: Array) -> Awaited | None:
-        """Do this rank's part; return what is left to wait for."""
+        """Do this rank's part; return what is left to wait for. None: there is the second round."""
         x, self._x = self._x, None
         assert x is not None, "it has been shown"
         words, link, told = self._eager.words, self._link, self._told[self._eager.number % BUFFERS]
         segments = words[told[0] : told[0] + link.size].tolist()
-        symmetric = segments[0] and len(set(segments)) == 1
         way, tries = self._way, self._tries
-        if way == PIECES and not symmetric:
-            left = self._by_pieces(current, output, x, shown=not (tries or any(segments)))
-            return Driven(lambda: self._ways.timed(self._kind, PIECES, (left,))) if tries else left
+        if segments[0] and segments.count(segments[0]) == link.size:
+            return self._move(output, x, told, segments[0])
+        if way == ATTACH and not tries:
+            return self._move(output, x, told)
+        if way == PIECES and not tries:
+            return self._by_pieces(output, x, None if any(segments) else current)
+        if way == MPIS and not tries:
+            return self._by_mpi(output, x)
+        steps = self._go(way, output, x, told)
+        return Driven(lambda: self._choice.timed(way, steps) if tries and way else steps)
+
+    def _move(self, output: Array, x: Array, told: list[int], number: int = 0) -> Failed | None:
+        """Do it where the arrays lie: in the segment of this number, or else in the ranks' own memory."""
+        words, link = self._eager.words, self._link
         part = Part(self._operation, link, output, x, self._op, self._root)
-        flat = part.flat()
-        offsets, addresses, factors_told = (words[first : first + link.size].tolist() for first in told[1:])
-        factors = [_NUMBER.unpack(_WORD.pack(each))[0] for each in factors_told] if self._has_factor else None
+        flat, factors = part.flat(), None
         access: PeerAccess
-        if symmetric:
-            view, places = segment(segments[0]).view, zip(link.ranks, offsets, strict=True)
+        if number:
+            view, offsets = segment(number).view, words[told[1] : told[1] + link.size].tolist()
+            places = zip(link.ranks, offsets, strict=True)
             access = Views([view(rank, offset, flat.size, flat.dtype) for rank, offset in places], link.rank)
-        elif way == ATTACH:
-            access = Copies(self._memory, link.rank, flat, addresses)
-            if tries:
-                return Driven(lambda: self._ways.timed(self._kind, ATTACH, _moved(part, access, factors)))
         else:
-            steps = self._go(part, way)
-            return Driven(lambda: self._ways.timed(self._kind, way, steps) if tries and way else steps)
+            access = Copies(self._memory, link.rank, flat, words[told[2] : told[2] + link.size].tolist())
+        if self._has_factor:
+            factors = [_NUMBER.unpack(_WORD.pack(each))[0] for each in words[told[3] : told[3] + link.size].tolist()]
         try:
             part.move(access, factors)
         except DistError as error:
             return Failed(error)
         return None
 
-    def _by_pieces(self, current: Round, output: Array, x: Array, *, shown: bool) -> Awaited:
-        """Make the shots of ordinary arrays, of which ``current`` has ``shown`` the first pieces, or has not."""
-        pieces, first = self._pieces, int(shown)
+    def _by_pieces(self, output: Array, x: Array, shown: Round | None) -> Awaited:
+        """Make the shots of ordinary arrays; ``shown``: this round has the first pieces."""
+        pieces, first = self._pieces, int(shown is not None)
         assert pieces is not None
         if output is not x and len(pieces.shots) > first:
             x = apart(x, output)
-        if shown and self._first.end is not None:
-            self._first.end(current, self._first.result(output))
+        if shown is not None and self._first.end is not None:
+            self._first.end(shown, self._first.result(output))
         if len(pieces.shots) == first:
             return ENOUGH
         return Driven(lambda: pieces.shoot(output, x, self._call.record.pack(0), first))
 
+    def _by_mpi(self, output: Array, x: Array) -> Awaited:
+        link = self._link
+        if not self._is_plain:
+            part = Part(self._operation, link.after(), output, x, root=self._root)
+            return Driven(lambda: part.by(native, part.link))
+        if output is x:
+            return link.later.Ibcast(counted(x), self._root)
+        in_place = np.may_share_memory(x, output)  # then `apart` has found that it is this rank's block
+        return link.later.Iallgather(MPI.IN_PLACE if in_place else counted(x), output)
+
     def _decide(self) -> tuple[str | None, bool]:
-        """Return the way of ordinary arrays, and whether this call tries it; None before there is memory for all.
+        """Return the way of ordinary arrays, and whether this call tries it; None before the ways are prepared.
 
         It counts the call before its round begins. Later, a rank that an interrupt takes out of the call would not
         count it, where the others do.
         """
-        if self._pieces is not None and (self._size_bytes <= _ALWAYS_BYTES or self._has_factor):
+        if self._pieces is not None and self._has_factor:
             return PIECES, False
-        chosen = self._ways.chosen(self._kind)
+        chosen = self._choice.way
         if chosen is not None:
             if chosen != SCRATCH or self._pieces is not None:  # `two_shot` counts the others
-                self._ways.count(self._kind)
+                self._choice.count()
             return chosen, False
-        possible = self._possible()
-        return (self._ways.next(self._kind, possible), True) if possible else (None, False)
-
-    def _possible(self) -> list[str]:
-        """Return the ways of ordinary arrays; none before the first call has asked for their memory."""
+        if not (self._memory.asked and (self._scratch is None or self._scratch.ready or self._scratch.fault)):
+            return None, False
         ways = {
             PIECES: self._pieces is not None,
-            SCRATCH: self._scratch.ready,
+            SCRATCH: self._scratch is not None and self._scratch.ready,
             ATTACH: not self._memory.fault,
-            MPIS: self._op is None and self._size_bytes >= two_shot.MPIS_BYTES,
+            MPIS: self._op is None,
         }
-        possible = [way for way, is_possible in ways.items() if is_possible and self._memory.asked]
-        return [] if possible == [MPIS] else possible
+        possible = [way for way, is_possible in ways.items() if is_possible]
+        return self._choice.next(possible) if possible else (SCRATCH, False)
 
-    def _go(self, part: Part, way: str | None) -> Steps:
-        """Go by MPI or through the scratch."""
-        link = part.link.after()
-        if way == MPIS:
-            yield from part.by(native, link)
-        else:
+    def _go(self, way: str | None, output: Array, x: Array, told: list[int]) -> Steps:
+        """Go by a way that takes steps, or that is tried: its time begins when all ranks have come."""
+        link = self._link.after()
+        if way is None:
             yield from self._memory.prepare()
+            if self._scratch is not None:
+                yield from self._scratch.prepare()
+            way = SCRATCH if self._pieces is None else PIECES
+        if way == PIECES:
+            yield self._by_pieces(output, x, None)
+        elif way == ATTACH:
+            yield self._move(output, x, told) or READY
+            yield from self._meeting.shoot(None, None, self._call.record.pack(0))
+        elif way == MPIS:
+            yield self._by_mpi(output, x)
+        else:
+            part = Part(self._operation, link, output, x, self._op, self._root)
             yield from part.by(two_shot, link, self._call, way=SCRATCH)  # by MPI where there is no scratch
-
-
-def _moved(part: Part, access: PeerAccess, factors: list[float] | None) -> Steps:
-    part.move(access, factors)
-    yield from ()

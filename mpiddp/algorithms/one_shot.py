@@ -40,7 +40,7 @@ _abandoned: list[tuple[Sequence[Any], Awaited | None, Steps]] = []
 
 
 ENOUGH = Failed(DistError("nobody waits for this"))
-"""A shot's end returns it, on all ranks, if the shots after it are not to be made."""
+"""A shot's end returns it where nothing is left, not even the shots after it."""
 
 
 class Shot(NamedTuple):
@@ -54,7 +54,7 @@ class Shot(NamedTuple):
     awaited: Callable[[], bool] | None
     """True once the awaited ranks have arrived."""
     end: Callable[[Round, Any], Awaited | None] | None
-    """Returns what is left to wait for."""
+    """Returns what is left to wait for, on all ranks, in place of the shots after it; None: these are made."""
 
 
 class OneShot:
@@ -186,10 +186,10 @@ class OneShot:
                 yield eager.spin_wait(awaited)
             if end is not None:
                 rest = end(current, output if result is whole else result(output))
-                if rest is ENOUGH:
-                    return
                 if rest is not None:
-                    yield rest
+                    if rest is not ENOUGH:
+                        yield rest
+                    return
 
 
 def _continued(event: Awaited, steps: Steps) -> Steps:

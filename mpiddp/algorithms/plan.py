@@ -61,8 +61,8 @@ _WITH_ALL_ROWS = ("one_shot", "two_shot", "short", *WAYS)
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _IN_MEMORY = ("one_shot", "two_shot", *WAYS)
 ANY_SIZE = float("inf")
-_PIECES_BYTES = 1 << 22
-"""Up to this size an ordinary array may go through the eager buffers in pieces, on few ranks."""
+_PIECES_BYTES, _PIECES_OF_MANY_BYTES = 1 << 22, 1 << 19
+"""Up to this size an ordinary array of up to four ranks, or of more, may go through the eager buffers in pieces."""
 _SCALED_PIECES_BYTES = 1 << 20
 """Up to this size one of PREMUL_SUM always does. The other ways scale its sum, not the addends, by a power of two. That
 gives other bits where it underflows, and time must not choose between them."""
@@ -70,18 +70,18 @@ _KIB = 1 << 10
 
 # Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0 (`python -m mpiddp bench tune`). Bytes are of the
 # largest array.
-ONE_NODE: dict[str, Rows] = {
+ONE_NODE: dict[str, Rows] = dict.fromkeys(
+    ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast"),
+    ((64 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+)
+CROWDED: dict[str, Rows] = {
     "all_reduce": ((256 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
     "reduce": ((256 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
     "reduce_scatter": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
     "all_gather": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
     "broadcast": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
 }
-TWO_RANKS: dict[str, Rows] = {
-    "all_reduce": ((128 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-    "broadcast": ((256 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-}
-"""Rows for two ranks, in place of those in `ONE_NODE`."""
+"""Rows where a wait may take a time slice, as it does with more ranks than cores and in MPI's messages."""
 _SHORT = (handshake.SLOT_BYTES, "short")
 SEVERAL_NODES: dict[str, Rows] = {
     "all_reduce": (_SHORT, (256 * _KIB, "native"), (ANY_SIZE, "hierarchical")),
@@ -201,9 +201,10 @@ def make(
         return Plan(call, shot.steps, shot.run)
     if chosen == "two_shot" and link.find(EagerBuffers) is not None:
         pieces = None
-        most_bytes = _PIECES_BYTES if op is None or op.factor is None else _SCALED_PIECES_BYTES
-        in_pieces = link.size <= 4 and x.nbytes <= most_bytes
-        if in_pieces and (algorithm or _overrides().get(operation)) is None:
+        most_bytes = _PIECES_BYTES if link.size <= 4 else _PIECES_OF_MANY_BYTES
+        if op is not None and op.factor is not None:
+            most_bytes = min(most_bytes, _SCALED_PIECES_BYTES)
+        if x.nbytes <= most_bytes and (algorithm or _overrides().get(operation)) is None:
             pieces = OneShot(link, call, one_shot.SHOTS[operation](link, output, x, op, root), places)
         direct = Direct(link, call, operation, x, op, root, pieces)
         shot = OneShot(link, call, direct.shots(), places, None if in_place else direct.apart, x.nbytes)
@@ -371,8 +372,9 @@ def rows(operation: str, link: Link, algorithm: str | None = None) -> Rows:
     if link.size == 1:
         return ((ANY_SIZE, "native"),)
     if chosen is None or chosen in device_table.ALGORITHMS:
-        one_node = ONE_NODE | TWO_RANKS if link.size == 2 else ONE_NODE
-        table = one_node if link.one_node else SEVERAL_NODES | (ONE_ORDER if settings.deterministic() else {})
+        table = SEVERAL_NODES | (ONE_ORDER if settings.deterministic() else {})
+        if link.one_node:
+            table = CROWDED if link.world.crowded or link.find(EagerBuffers) is None else ONE_NODE
         return tuple((limit, _available(name, link)) for limit, name in table[operation])
     if chosen in _IN_MEMORY and not link.one_node:
         raise ValueError(f"{operation}:{chosen} works in the memory of one node, and {link} is on several")

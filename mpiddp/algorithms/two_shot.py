@@ -167,13 +167,12 @@ def _meet(part: Part, call: Call, way: str | None) -> Steps:
     besides, where no sum's bits depend on it.
     """
     link, op, x = part.link, part.op, part.flat()
-    ways = link.resource(Ways)
-    kind = kind_of(call, x)
+    choice = link.resource(Ways).of(kind_of(call, x))
     pipeline = None
     place = find(x)
     if not place.segment:
         place = Location(_BLOCKING if link.busy else 0, address_of(x))
-        if (way or (ways.chosen(kind) if link.busy else SCRATCH)) == SCRATCH:
+        if (way or (choice.way if link.busy else SCRATCH)) == SCRATCH:
             pipeline = part.pipeline()
             if pipeline.begin():
                 place = _BEGUN
@@ -198,7 +197,7 @@ def _meet(part: Part, call: Call, way: str | None) -> Steps:
     messages = part.by(native if op is None else fallback.reduction(x.dtype, op), link.after())
     if op is None and all_block and x.nbytes >= MPIS_BYTES:
         possible[MPIS] = messages
-    yield from ways.run(kind, possible, way) if possible else messages
+    yield from choice.run(possible, way) if possible else messages
 
 
 def kind_of(call: Call, x: Array) -> Kind:

@@ -1,9 +1,10 @@
 """Ways of ordinary arrays within a node: pieces in eager buffers, the scratch, cross-memory attach, or MPI.
 
-Which one is the fastest depends on the processor, the kernel and the pages of the arrays. Therefore the first calls of
-an operation with arrays of a size take the ways in turn, and then all ranks agree on one. MPI has no part in
-reductions, which have the same bits by all others. A PREMUL_SUM might not in pieces, so there the size alone decides. A
-way is judged by processor time, because other load prolongs a call, but hardly its work.
+Which one is the fastest depends on the processor, the kernel and the pages of the arrays, and most of all on the cores:
+where they have no cache in common, writing to a buffer that another core has read takes many times as long. Therefore
+the first calls of an operation with arrays of a size take one way after the other, and then all ranks agree on one. MPI
+has no part in reductions, which have the same bits by all others. A PREMUL_SUM might not in pieces, so there the size
+alone decides. A way is judged by processor time, because other load prolongs a call, but hardly its work.
 
 In `two_shot` there is a choice where all ranks block in the call. Other calls go through the scratch, which a rank
 fills when their turn has come: a program may have begun several on one array, and by attach a rank might read it before
@@ -12,7 +13,6 @@ another's earlier call has written it. In `direct` every call begins when its tu
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from time import thread_time
 from typing import NamedTuple
@@ -24,9 +24,11 @@ from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.requests import Awaited, Steps
 
 PIECES, SCRATCH, ATTACH, MPIS = "pieces", "scratch", "attach", "native"
-TRIES = 3
-"""Calls that take each way. The least time counts."""
-CALLS = 1000
+TRIES = 6
+"""Calls that take each way, one after the other as they will be later. The least time counts."""
+WARM_UPS = 4
+"""Calls in pieces before the tries. A buffer that no other core has read yet is written faster than ever again."""
+CALLS = 4000
 """After so many calls the ways are tried again, because other load may have decided, and may have ended."""
 LEAD = 0.95
 """Another way has to take less than this of the first one's time, so that chance does not choose."""
@@ -42,53 +44,67 @@ class Kind(NamedTuple):
     """Whether they may go in pieces."""
 
 
-class Ways(Resource):
+class Choice:
+    """The way of calls of one kind."""
+
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._chosen: dict[Kind, str] = {}
-        self._calls: Counter[Kind] = Counter()
-        self._took: dict[Kind, dict[str, list[float]]] = {}
-        self.chosen = self._chosen.get
+        self.way: str | None = None
+        """None while the ways are tried."""
+        self._calls = self._warm_ups = 0
+        self._took: dict[str, list[float]] = {}
 
-    def run(self, kind: Kind, possible: Mapping[str, Steps], way: str | None) -> Steps:
+    def run(self, possible: Mapping[str, Steps], way: str | None) -> Steps:
         """Run the steps of ``way``, of the only possible or of the chosen one; else try one. Collective."""
-        way = way if way in possible else next(iter(possible)) if len(possible) == 1 else self._chosen.get(kind)
+        way = way if way in possible else next(iter(possible)) if len(possible) == 1 else self.way
         if way is None:
-            tried = self.next(kind, possible)
-            yield from self.timed(kind, tried, possible[tried])
+            tried, _ = self.next(possible)
+            yield from self.timed(tried, possible[tried])
         else:
-            self.count(kind)
+            self.count()
             yield from possible[way]
 
-    def count(self, kind: Kind) -> None:
+    def count(self) -> None:
         """Count a call that goes the chosen way, on all ranks alike."""
-        self._calls[kind] += 1
-        if self._calls[kind] % CALLS == 0:
-            self._chosen.pop(kind, None)
+        self._calls += 1
+        if self._calls % CALLS == 0:
+            self.way = None
 
-    def next(self, kind: Kind, possible: Collection[str]) -> str:
-        """Return the way that a call tries: the one that has been tried least."""
-        took = self._took.setdefault(kind, {})
-        return min(possible, key=lambda each: len(took.setdefault(each, [])))
+    def next(self, possible: Collection[str]) -> tuple[str, bool]:
+        """Return the way that a call tries, and True; or pieces, and False for a call before the tries."""
+        if PIECES in possible and self._warm_ups < WARM_UPS:
+            self._warm_ups += 1
+            return PIECES, False
+        return min(possible, key=lambda way: len(self._took.setdefault(way, [])) >= TRIES), True
 
-    def timed(self, kind: Kind, way: str, steps: Iterable[Awaited]) -> Steps:
+    def timed(self, way: str, steps: Iterable[Awaited]) -> Steps:
         """Try a way, note its processor time, and choose after the last try. Collective."""
         start = thread_time()
         yield from steps
-        took = self._took[kind]
+        took = self._took
         took[way].append(thread_time() - start)
-        if min(map(len, took.values())) == TRIES:
+        if min(map(len, took.values())) >= TRIES:
             least = np.array([min(times) for times in took.values()])
             yield self._link.later.Iallreduce(MPI.IN_PLACE, least, MPI.MAX)
             least[0] *= LEAD
-            self._chosen[kind] = list(took)[int(least.argmin())]
-            del self._took[kind]
+            self.way = list(took)[int(least.argmin())]
+            self._took, self._warm_ups = {}, 0
+
+
+class Ways(Resource):
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._choices: dict[Kind, Choice] = {}
+
+    def of(self, kind: Kind) -> Choice:
+        return self._choices.setdefault(kind, Choice(self._link))
 
     def described(self) -> dict[str, str]:
         """Return, for each operation, what the ranks have agreed on, by sizes."""
         found: dict[str, list[str]] = {}
-        for kind, way in sorted(self._chosen.items()):
-            if kind._replace(in_pieces=True) in self._chosen and not kind.in_pieces:
+        chosen = {kind: choice.way for kind, choice in sorted(self._choices.items()) if choice.way}
+        for kind, way in chosen.items():
+            if kind._replace(in_pieces=True) in chosen and not kind.in_pieces:
                 continue  # calls that asked for an algorithm, or arrays just too long for pieces
             limit = 1 << kind.bits
             size = f"{limit >> 20} MiB" if limit >> 20 else f"{limit >> 10} KiB"

@@ -16,7 +16,7 @@ import numpy as np
 import mpiddp.distributed as dist
 from mpiddp import launchers
 from mpiddp.algorithms import plan
-from mpiddp.algorithms.ways import TRIES, Ways
+from mpiddp.algorithms.ways import TRIES, WARM_UPS, Ways
 from mpiddp.cores import available_cores, blas_threads, cores
 from mpiddp.device import cuda_fault, device_count
 from mpiddp.distributed.groups import default_group
@@ -29,7 +29,7 @@ from mpiddp.shm import segment
 from .options import UsageError, refusing
 from .ranks import gathered
 
-_TRIED_BYTES = (1 << 20, 1 << 24)
+_TRIED_BYTES = (1 << 17, 1 << 20, 1 << 24)
 _PACKAGES = ("mpi4py", "numpy", "safetensors")
 # CuPy's wheels have other names than its module.
 _CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy")
@@ -195,7 +195,7 @@ def _ways() -> dict[str, str]:
     for size in _TRIED_BYTES if group._link.one_node and ranks > 1 else ():
         x = np.zeros(size // ranks * ranks, np.uint8)
         block = x[: size // ranks].copy()
-        for _ in range(1 + 4 * TRIES):
+        for _ in range(1 + WARM_UPS + 4 * TRIES):
             dist.all_reduce(x, dist.ReduceOp.MAX)
             dist.broadcast(x, 0)
             dist.all_gather_single(x, block)

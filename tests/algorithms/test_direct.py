@@ -34,7 +34,9 @@ def link(world: Any, eager_buffers: None) -> Link:
 
 def fix(group: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all calls go one way."""
-    monkeypatch.setattr(group._link.resource(ways.Ways), "chosen", lambda kind: way)
+    choice = ways.Choice(group._link)
+    choice.way = way
+    monkeypatch.setattr(group._link.resource(ways.Ways), "of", lambda kind: choice)
     group._plans.forget()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plan.forget()
 
 
-TABLES = {"one node": plan.ONE_NODE, "several nodes": plan.SEVERAL_NODES, "two ranks": plan.TWO_RANKS}
+TABLES = {"one node": plan.ONE_NODE, "crowded": plan.CROWDED, "several nodes": plan.SEVERAL_NODES}
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
@@ -46,8 +47,9 @@ class Pretended:
 
     members: Any = None
 
-    def __init__(self, *nodes: int, eager: bool = True) -> None:
+    def __init__(self, *nodes: int, eager: bool = True, crowded: bool = False) -> None:
         self.size, self.one_node, self._some = len(nodes), len(set(nodes)) == 1, eager
+        self.world = SimpleNamespace(crowded=crowded)
 
     def find(self, kind: type) -> object:
         return kind if self._some and eager.region_bytes(self) else None  # type: ignore[arg-type]
@@ -83,12 +85,12 @@ def test_many_ranks_and_those_without_eager_buffers_send_messages(monkeypatch: p
     assert plan.rows("all_reduce", Pretended(0, 0))[0][1] == "native"  # type: ignore[arg-type]
 
 
-def test_two_ranks_have_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_decide_which_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MPIDDP_EAGER", raising=False)
-    links: dict[str, Any] = {"two": Pretended(0, 0), "three": Pretended(0, 0, 0), "apart": Pretended(0, 1)}
-    chosen = {name: plan.algorithm_of("all_reduce", link, 1 << 18) for name, link in links.items()}
-    assert chosen == {"two": "two_shot", "three": "one_shot", "apart": "native"}
-    assert plan.rows("reduce", links["two"]) == plan.ONE_NODE["reduce"]
+    links: list[Any] = [Pretended(0, 0), Pretended(0, 0, crowded=True), Pretended(0, 0, eager=False), Pretended(0, 1)]
+    chosen = [plan.algorithm_of("all_reduce", link, 1 << 18) for link in links]
+    assert chosen == ["two_shot", "one_shot", "native", "native"]
+    assert plan.rows("reduce", links[0]) == plan.ONE_NODE["reduce"]
 
 
 def test_what_mpi_does_not_define_is_exchanged() -> None:
