@@ -42,7 +42,7 @@ BUDGET = {
     "mpiddp/algorithms": 2760,
     "mpiddp/autograd": 883,
     "mpiddp/bench": 1194,
-    "mpiddp/data": 1303,
+    "mpiddp/data": 1295,
     "mpiddp/device": 517,
     "mpiddp/distributed": 1892,
     "mpiddp/examples": 611,

@@ -17,17 +17,15 @@ from .dataset import (
     default_collate as default_collate,
     random_split as random_split,
 )
-from .distributed_samplers import (
-    BatchShare as BatchShare,
-    DistributedSampler as DistributedSampler,
-    GlobalBatchSampler as GlobalBatchSampler,
-)
 from .files import labelled as labelled, open_labelled as open_labelled
 from .loader import DataLoader as DataLoader
 from .node import shared_on_node as shared_on_node
 from .permutation import randperm as randperm
 from .samplers import (
     BatchSampler as BatchSampler,
+    BatchShare as BatchShare,
+    DistributedSampler as DistributedSampler,
+    GlobalBatchSampler as GlobalBatchSampler,
     RandomSampler as RandomSampler,
     SequentialSampler as SequentialSampler,
 )

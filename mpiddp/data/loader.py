@@ -22,8 +22,7 @@ from mpiddp.nested import map_nested
 from mpiddp.typing import Array
 
 from .dataset import Dataset, fetch
-from .distributed_samplers import BatchShare
-from .samplers import BatchSampler, RandomSampler, SequentialSampler
+from .samplers import BatchSampler, BatchShare, RandomSampler, SequentialSampler
 
 T = TypeVar("T")
 Indices = Sequence[int] | Array
