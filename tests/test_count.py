@@ -41,7 +41,7 @@ BUDGET = {
     "mpiddp": 960,
     "mpiddp/algorithms": 2760,
     "mpiddp/autograd": 883,
-    "mpiddp/bench": 1194,
+    "mpiddp/bench": 1181,
     "mpiddp/data": 1295,
     "mpiddp/device": 517,
     "mpiddp/distributed": 1892,

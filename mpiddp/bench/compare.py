@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import contenders
+from . import operations
 from .cli import ALL, OPERATIONS
-from .contenders import Contender
 from .job import Bench, dtype, job, symmetric
-from .operations import REDUCING, Buffers, check_reduction, new_series
+from .operations import REDUCING, Buffers, Contender, check_reduction, new_series
 from .results import Point, Series, format_size
 from .timing import Way
 
@@ -56,9 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
     with job() as here:
         here.describe()
         found = [
-            *(Contender(name, contenders.mpiddp) for name in OURS),
-            Contender("mpi4py", lambda b: contenders.mpi4py(b, here.comm)),
-            Contender("memcpy", lambda b: contenders.memcpy(b, here.comm)),
+            *(Contender(name, operations.mpiddp) for name in OURS),
+            Contender("mpi4py", lambda b: operations.mpi4py(b, here.comm)),
+            Contender("memcpy", lambda b: operations.memcpy(b, here.comm)),
         ]
         torch = here.torch() if arguments.torch else None
         if torch is not None:
@@ -161,7 +160,7 @@ def measure(
         medians = [statistics.median(each) for each in took[name]]
         seconds = [second for each in took[name] for second in each]
         times = statistics.median(medians), min(seconds), max(seconds)
-        algorithm = contenders.algorithm_of(buffers, asked) if name in OURS else ""
+        algorithm = operations.algorithm_of(buffers, asked) if name in OURS else ""
         point = Point(buffers.total_bytes, buffers.count, *times, len(seconds), algorithm, wrong)
         found[name] = Measured(point, medians)
     return found

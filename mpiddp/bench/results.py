@@ -102,11 +102,10 @@ def write(path: Path, kind: str, environment: dict[str, Any], series: Sequence[S
     """Write a file whole or not at all; ``more`` are entries of one command."""
     document = {"format": FORMAT, "kind": kind, "environment": environment, **more}
     document["series"] = [dataclasses.asdict(each) for each in series]
-    beside = path.with_name(path.name + ".part")  # `mpiddp.serialization` does it too, but imports NumPy
+    from mpiddp.serialization import write_atomically  # it imports NumPy
+
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps(document, indent=1) + "\n")
-        beside.replace(path)
+        write_atomically(path, (json.dumps(document, indent=1) + "\n").encode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 

@@ -8,11 +8,10 @@ import numpy as np
 
 from mpiddp.training.options import refusing
 
-from . import contenders
+from . import operations
 from .compare import measure
-from .contenders import Contender
 from .job import dtype, job, symmetric
-from .operations import ROOTED, Buffers, check_reduction, new_series
+from .operations import ROOTED, Buffers, Contender, check_reduction, new_series
 from .results import Point, Series
 from .timing import BUDGET_S, FEWEST
 
@@ -38,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         asked = None if arguments.algorithm == "auto" else arguments.algorithm
         name = "mpiddp" + " symmetric" * arguments.symmetric + f" {asked}" * (asked is not None)
         series = new_series(name, here.size, arguments)
-        contender = Contender("mpiddp", lambda b: contenders.mpiddp(b, asked), asked)
+        contender = Contender("mpiddp", lambda b: operations.mpiddp(b, asked), asked)
         points = series.points
         with refusing(f"--algorithm {arguments.algorithm}: ", ValueError):
             for size in sizes:

@@ -22,9 +22,8 @@ from mpiddp.mpi.link import Link
 from mpiddp.shm.eager import EagerBuffers
 from mpiddp.training.options import UsageError
 
-from .contenders import mpiddp
 from .job import Bench, job, symmetric
-from .operations import Buffers
+from .operations import Buffers, mpiddp
 from .results import format_size
 
 _ROUND_S = 0.005

@@ -21,9 +21,8 @@ from mpiddp import torch as guest
 from mpiddp.mpi.world import World
 from mpiddp.training.models import perceptron
 
-from . import contenders
-from .contenders import Contender
-from .operations import Buffers
+from . import operations
+from .operations import Buffers, Contender
 from .timing import Call
 
 
@@ -48,7 +47,7 @@ def prepare(b: Buffers, group: Any, averages: bool) -> Call | None:
     if b.op == "avg" and not averages:
         return None
     try:
-        call = contenders.torch(b, td, group, torch.from_numpy)
+        call = operations.torch(b, td, group, torch.from_numpy)
         call()  # on all ranks alike
     except (AttributeError, TypeError, RuntimeError, ValueError):  # the first two: of an op or a dtype of ours alone
         return None

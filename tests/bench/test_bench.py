@@ -11,11 +11,10 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.algorithms import plan
-from mpiddp.bench import compare, contenders, results, sweep, tune
+from mpiddp.bench import compare, operations, results, sweep, tune
 from mpiddp.bench.cli import OPERATIONS
-from mpiddp.bench.contenders import Contender
 from mpiddp.bench.job import Bench, job, symmetric
-from mpiddp.bench.operations import Buffers
+from mpiddp.bench.operations import Buffers, Contender
 from mpiddp.bench.timing import Way
 from mpiddp.cli import build_parser
 from mpiddp.mpi import lazy
@@ -33,7 +32,7 @@ def here() -> Bench:
 
 
 def contender(name: str, here: Bench) -> Contender:
-    return Contender(name, (lambda b: contenders.mpi4py(b, here.comm)) if name == "mpi4py" else contenders.mpiddp)
+    return Contender(name, (lambda b: operations.mpi4py(b, here.comm)) if name == "mpi4py" else operations.mpiddp)
 
 
 def wrong_after(here: Bench, who: Contender, buffers: Buffers) -> int:
@@ -82,7 +81,7 @@ def test_reductions_are_right(here, dtype, op):
 def test_algorithm_in_the_place_of_mpis_own_is_named(here, choose, operation, dtype, deterministic, named):
     choose(DETERMINISTIC=deterministic)
     buffers = Buffers(operation, here.rank, here.size, 1024, np.dtype(dtype))
-    assert contenders.algorithm_of(buffers, "native") == named
+    assert operations.algorithm_of(buffers, "native") == named
 
 
 def options(*given: str) -> argparse.Namespace:
@@ -110,7 +109,7 @@ def test_table_has_the_columns_of_nccl_tests(here, capsys):
 
 
 def test_one_wrong_element_on_one_rank_fails_the_benchmark(here, monkeypatch, capsys):
-    prepare = contenders.mpiddp
+    prepare = operations.mpiddp
 
     def prepare_badly(buffers, algorithm=None):
         call = prepare(buffers)
@@ -125,7 +124,7 @@ def test_one_wrong_element_on_one_rank_fails_the_benchmark(here, monkeypatch, ca
     arguments = options("all_reduce", "-b", "4", "-e", "4K", "-n", "2", "-w", "1")
     assert sweep.run(arguments) == 0
     capsys.readouterr()
-    monkeypatch.setattr(contenders, "mpiddp", prepare_badly)
+    monkeypatch.setattr(operations, "mpiddp", prepare_badly)
     assert sweep.run(arguments) == 1
     out = capsys.readouterr().out
     if here.rank == 0:

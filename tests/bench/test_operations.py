@@ -5,6 +5,7 @@ import pytest
 
 from mpiddp.bench import operations
 from mpiddp.bench.cli import DTYPES
+from mpiddp.bench.job import dtype as dtype_of
 from mpiddp.bench.operations import Buffers
 
 
@@ -24,7 +25,7 @@ def test_every_wrong_element_is_counted(dtype, count):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_a_rounded_average_is_right_and_a_missing_rank_is_not(dtype):
-    kind = np.dtype(dtype)
+    kind = dtype_of(dtype)
     wide = np.promote_types(kind, np.float32) if dtype != "bfloat16" else np.dtype("float32")
     rows = [operations.pattern(rank, kind).astype(wide) for rank in range(3)]
     want = operations.reduced(3, kind, "avg")
