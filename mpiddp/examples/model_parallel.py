@@ -24,12 +24,14 @@ Output::
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 
 import mpiddp as dist
 from mpiddp import nn, optim
 from mpiddp.autograd import Tensor
-from mpiddp.examples.printing import need_ranks, print_in_order, print_once
+from mpiddp.examples.printing import print_in_order, print_once
 from mpiddp.typing import Array
 
 F = nn.functional
@@ -93,7 +95,9 @@ def train(hidden: slice, images: Array, labels: Array, mesh: dist.DeviceMesh | N
 
 def main() -> None:
     dist.init_process_group()
-    need_ranks(2, "mpirun -np 4 python -m mpiddp.examples.model_parallel")
+    if dist.get_world_size() == 1:
+        print("this example needs 2 ranks: mpirun -np 4 python -m mpiddp.examples.model_parallel", file=sys.stderr)
+        sys.exit(2)
     rng = np.random.default_rng(0)
     images = rng.standard_normal((SAMPLES, FEATURES)).astype(np.float32)
     labels = rng.integers(0, CLASSES, SAMPLES)

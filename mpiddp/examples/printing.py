@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import mpiddp as dist
 from mpiddp import launchers
 
@@ -27,13 +25,3 @@ def print_in_order(text: object) -> None:
 def print_once(text: object = "") -> None:
     if on_first_rank():
         print(text, flush=True)
-
-
-def need_ranks(least: int, command: str) -> None:
-    """End the program with one line on fewer than ``least`` ranks."""
-    if dist.get_world_size() >= least:
-        return
-    if dist.get_rank() == 0:
-        print(f"this example needs at least {least} ranks: {command}", file=sys.stderr, flush=True)
-    dist.barrier()  # a launcher ends all ranks with the first: rank 0 prints before
-    sys.exit(2)

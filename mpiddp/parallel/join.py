@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,22 +27,14 @@ class JoinHook:
         """Synchronise when all ranks have joined; ``is_last_joiner`` on the ranks that joined last."""
 
 
-class _Config(NamedTuple):
-    enable: bool
-    throw_on_early_termination: bool
-    is_first_joinable: bool
-
-
-_OFF = _Config(False, False, False)
-
-
 class Joinable(ABC):
     """An object that communicates in every iteration, with a hook for ranks without inputs.
 
     A subclass calls ``Join.notify_join_context(self)`` once an iteration, before its own communication.
     """
 
-    _join_config: _Config = _OFF
+    _join: Join | None = None
+    """The enabled context that this object is in."""
 
     @abstractmethod
     def join_hook(self, **kwargs: Any) -> JoinHook:
@@ -95,13 +87,13 @@ class Join:
         self._throw = throw_on_early_termination
 
     def __enter__(self) -> Join:
-        for index, joinable in enumerate(self._joinables):
-            joinable._join_config = _Config(self._enable, self._throw, index == 0)
+        for joinable in self._joinables:
+            joinable._join = self if self._enable else None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for joinable in self._joinables:
-            joinable._join_config = _OFF
+            joinable._join = None
         if not self._enable or kind is not None:
             return
         iterations = 0
@@ -130,12 +122,12 @@ class Join:
         Work or None
             ``result()[0]``: the number of ranks with inputs. None outside an enabled `Join`, and for other joinables.
         """
-        config = joinable._join_config
-        if not (config.enable and config.is_first_joinable):
+        join = joinable._join
+        if join is None or join._joinables[0] is not joinable:
             return None
         group = joinable.join_process_group
         work = all_reduce(np.ones(1, np.int64), group=group, async_op=True)
-        if config.throw_on_early_termination and _sum(0, group):
+        if join._throw and _sum(0, group):
             raise RuntimeError("Detected at least one rank that exhausted inputs. Throwing across all ranks.")
         return work
 

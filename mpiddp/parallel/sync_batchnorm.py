@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp.autograd import Tensor
-from mpiddp.device import array_namespace, download
+from mpiddp.device import array_namespace
 from mpiddp.distributed import ProcessGroup, all_gather_single, all_reduce, is_initialized
 from mpiddp.distributed.groups import GroupLike, known, resolve
 from mpiddp.nn import Module
@@ -19,19 +19,10 @@ from .weights import current_weight
 
 
 def merged(counts: Array, means: Array, squares: Array) -> tuple[int, Array, Array]:
-    """Merge counts (parts,), means and sums of squared deviations (parts, C), in order; a count may be 0.
-
-    T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating formulae ... for computing sample variances", COMPSTAT 1982.
-    """
-    total, mean, square = 0, means[0] * 0, squares[0] * 0
-    for part, count in enumerate(download(counts).astype(int).tolist()):
-        if count == 0:
-            continue
-        delta = means[part] - mean
-        square = square + squares[part] + delta * delta * (total * count / (total + count))
-        total += count
-        mean = mean + delta * (count / total)
-    return total, mean, square
+    """Merge counts (parts,), means and sums of squared deviations (parts, C); a count may be 0."""
+    total, weights = int(counts.sum()), counts[:, None]
+    mean = (weights * means).sum(axis=0) / max(total, 1)
+    return total, mean, (squares + weights * (means - mean) ** 2).sum(axis=0)
 
 
 class _NormalizeAcrossRanks(Normalization):

@@ -134,7 +134,7 @@ class Wrapper(Joinable):
         if reduces and self._reducer.partial is not None:
             self._reducer.partial.check_turn()
         source, self._reducer.divisor = 0, None
-        if self._join_config.enable:
+        if self._join is not None:
             source, active = announce(self, reduces, syncs)
             if not self._divide_by_all:
                 self._reducer.divisor = active
@@ -188,7 +188,7 @@ class Wrapper(Joinable):
         total : float, optional
             Samples of all ranks; by default found by an all-reduce of 8 bytes.
         """
-        if self._join_config.enable:
+        if self._join is not None:
             raise RuntimeError("weighted() averages uneven inputs by itself: use it or join(), not both")
         if self._reducer.weight is not None or not (self._reducer.partial and self._reducer.partial.at_last):
             self._without_virtual_ranks("a weight of a rank's samples is not the same")
