@@ -39,16 +39,9 @@ class Bench:
         self.clock = Clock(self.world.comm.Dup())
         self._described: dict[str, Any] = {}
 
-    def close(self) -> None:
-        self.comm.Free()
-        self.clock.close()
-
     def say(self, text: str) -> None:
         if self.rank == 0:
             print(text, flush=True)
-
-    def sum(self, number: int) -> int:
-        return int(self.comm.allreduce(number))
 
     def describe(self) -> None:
         """Print the environment on rank 0, and keep it for `write`. Collective."""
@@ -131,7 +124,8 @@ def job() -> Iterator[Bench]:
     # The values do not matter, so NumPy need not warn of averages of zeros and of integers that overflow.
     with np.errstate(all="ignore"):
         yield made
-    made.close()
+    made.comm.Free()
+    made.clock.close()
     if began:
         dist.destroy_process_group()
 

@@ -105,10 +105,8 @@ class ArrayDataset:
     def __getitem__(self, index: Any) -> tuple[Any, ...]:
         if not isinstance(index, (int, np.integer)):
             return self.batch(index)
-        if self.transform is None:
-            return tuple(array[index] for array in self.arrays)
-        first = self.transform(self.arrays[0][index][None])
-        return (first[0], *(array[index] for array in self.arrays[1:]))
+        first, *rest = (array[index] for array in self.arrays)
+        return (first if self.transform is None else self.transform(first[None])[0], *rest)
 
     def batch(self, indices: Array) -> tuple[Array, ...]:
         """Return one array (len(indices), ...) for each of the data set's."""

@@ -63,20 +63,15 @@ def contiguous(x: Any, operation: str) -> Array:
     return as_array(x.copy(order="C") if _is_strided(x) else x, operation, writable=False)
 
 
-def _copied(x: Any, operation: str) -> Array:
-    found = contiguous(x, operation)
-    return found if _is_strided(x) else found.copy()
-
-
 class _AllReduce(Function):
     def forward(self, recorded: Array | None, x: Any, op: ReduceOp, group: ProcessGroup) -> Array:
         self.op, self.group = op, group
-        y = _copied(x, "all_reduce")
+        y = contiguous(x, "all_reduce").copy()
         collectives.all_reduce(y, op, group)
         return y
 
     def backward(self, grad: Array) -> tuple[Array | None, ...]:
-        y = _copied(grad, "all_reduce")
+        y = contiguous(grad, "all_reduce").copy()
         collectives.all_reduce(y, ReduceOp.AVG if self.op is ReduceOp.AVG else ReduceOp.SUM, self.group)
         premultiply(self.op, y)
         return None, y

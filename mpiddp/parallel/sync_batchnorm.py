@@ -121,7 +121,7 @@ class SyncBatchNorm(BatchNorm):
         return super().forward(input)
 
     def normalize(self, input: Any, training: bool) -> Tensor:
-        group = self._group()
+        group = known(self.process_group) if is_initialized() else None
         if not (training and self.training) or group is None or group.size() == 1:
             return super().normalize(input, training)
         scale, shift = along_channels(self.weight, input.ndim), along_channels(self.bias, input.ndim)
@@ -131,9 +131,6 @@ class SyncBatchNorm(BatchNorm):
             if running is not None:
                 blend(running, new.astype(running.dtype), self.momentum)
         return output
-
-    def _group(self) -> ProcessGroup | None:
-        return known(self.process_group) if is_initialized() else None
 
     @classmethod
     def convert_sync_batchnorm(cls, module: Module, process_group: GroupLike = None) -> Module:

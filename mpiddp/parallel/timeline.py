@@ -22,6 +22,7 @@ from mpiddp.distributed import ProcessGroup, gather_object, is_initialized, recv
 from mpiddp.distributed.groups import GroupLike, known
 from mpiddp.mpi.link import Resource
 from mpiddp.optim import Optimizer
+from mpiddp.serialization import write_synced
 
 _ROUNDS = 16
 _MOST_SPANS = 1_000_000
@@ -133,11 +134,7 @@ class Timeline:
         text = summary(everybody)
         trace = {"traceEvents": events(everybody), "displayTimeUnit": "ms", "otherData": {"summary": text}}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self.path.write_text(json.dumps(trace))
-        except OSError as error:
-            error.filename = str(self.path)  # the error of a full disk has none
-            raise
+        write_synced(self.path, json.dumps(trace).encode())
         return text
 
 

@@ -38,7 +38,7 @@ def _create(options: Any, _: Any) -> Any:
     from mpiddp import distributed  # slow: `import torch` would wait for it
 
     from . import default
-    from .process_group import ProcessGroup
+    from .process_group import GroupByDevice, ProcessGroup
 
     by_torch = _group_by_torch()
     with translated():
@@ -50,8 +50,6 @@ def _create(options: Any, _: Any) -> Any:
         else:
             group = default.begin(options.timeout, options.group_rank, options.group_size)
     if by_torch is not None:
-        from .by_device import GroupByDevice
-
         return GroupByDevice(group, options.timeout, options.store, by_torch)
     made = ProcessGroup(group, options.timeout, options.store)
     if torch.__version__ >= _FIRST_WITH_BACKENDS:

@@ -49,8 +49,6 @@ def _load(config: Config) -> Split:
         # Called on every rank, so that it may use `shared_on_node`.
         train, test = (call("--data", config.data, Dataset, train=part) for part in (True, False))
         return train, test
-    except IsADirectoryError as error:
-        raise UsageError(f"--data {config.data}: {error.filename} is a folder, where a file is wanted") from error
     except (OSError, ValueError, MismatchError) as error:
         raise UsageError(" ".join([f"--data {config.data}: {error}", *getattr(error, "__notes__", ())])) from error
 

@@ -92,8 +92,7 @@ class TrainStep:
         for upcoming in itertools.islice(following, self.window() - 1):
             with self._part_of_step(batch, reference, first.total, last=False):
                 loss = self._forward(batch, tally)
-                if loss is not None:
-                    self._backward(loss, 1 if virtual_ranks else batch.samples / reference)
+                self._backward(loss, 1 if virtual_ranks else batch.samples / reference)
             batch, samples = upcoming, samples + upcoming.samples
             total += batch.total
         tally.add(stop=stop())
@@ -101,8 +100,7 @@ class TrainStep:
             loss = self._forward(batch, tally)
             # Metrics are sent before backward, to arrive during it; with a GPU after it, because reading them waits.
             early = None if self._on_device else self._summing(tally)
-            if loss is not None:
-                self._backward(loss, 1 if virtual_ranks else batch.samples / reference)
+            self._backward(loss, 1 if virtual_ranks else batch.samples / reference)
         broken = self._broken(tally)
         if early is None:
             tally.add(broken=bool(broken))
@@ -193,9 +191,10 @@ class TrainStep:
             tally.add(batch.place[0], samples=batch.samples, loss=mean * batch.samples, correct=correct)
         return loss
 
-    def _backward(self, loss: Tensor, weight: float) -> None:
-        with _no_mean_of_nothing(weight):
-            loss.backward(None if weight == 1 else np.asarray(weight, loss.dtype))
+    def _backward(self, loss: Tensor | None, weight: float) -> None:
+        if loss is not None:
+            with _no_mean_of_nothing(weight):
+                loss.backward(None if weight == 1 else np.asarray(weight, loss.dtype))
 
     def _update(self, tally: MetricSum, broken: bool) -> bool:
         """Update if loss and gradients are finite; return whether they are."""
@@ -209,9 +208,7 @@ class TrainStep:
 
     def _own_gradient_is_finite(self, batch: Batch) -> bool:
         with self._alone(max(1, batch.samples), batch.total):
-            loss = self._forward(batch, new_sums())
-            if loss is not None:
-                self._backward(loss, 1.0)
+            self._backward(self._forward(batch, new_sums()), 1.0)
         return all(is_finite(p.grad) for p in self.model.module.parameters())
 
 
