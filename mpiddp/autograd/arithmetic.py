@@ -14,8 +14,10 @@ import numpy as np
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array, Shape
 
-from .function import Function, Operand, Variable, constant, unbroadcast, values_of
+from .function import Function, Variable, constant, unbroadcast, values_of
 
+Operand = Any
+"""A tensor, an array or a number."""
 Gradients = tuple[Array | None, ...]
 _T = TypeVar("_T", bound=Variable)
 _NUMBERS = int, float, complex, np.number

@@ -248,10 +248,6 @@ def unbroadcast(grad: Array, shape: Shape) -> Array:
     return grad.sum(axis=axes, keepdims=True).reshape(shape) if axes else grad.reshape(shape)
 
 
-Operand = Any
-"""A tensor, an array or a number."""
-
-
 def normalize_axis_index(axis: int, ndim: int) -> int:
     """Return the axis counted from the first one; NumPy has its own function under a public name since 2.0."""
     axis = operator.index(axis)

@@ -9,8 +9,8 @@ from typing import Any, Self
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array, Shape
 
-from .arithmetic import Arithmetic
-from .function import Function, Operand, normalize_axis_index, values_of
+from .arithmetic import Arithmetic, Operand
+from .function import Function, normalize_axis_index, values_of
 
 
 class Copy(Function):

@@ -11,25 +11,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mpiddp.device import array_namespace, download
-from mpiddp.device.conversion import Conversion, conversion
-from mpiddp.device.place import place_of
+from mpiddp.device.place import Conversion, conversion, place_of
 from mpiddp.errors import ArrayError
 from mpiddp.typing import Array, DTypeLike, Shape
 
-from .arithmetic import Where
+from .arithmetic import Operand, Where
 from .engine import run_backward
-from .function import (
-    Function,
-    Operand,
-    RemovableHandle,
-    Variable,
-    as_array,
-    constant,
-    is_differentiable,
-    mode,
-    normalize_axis_index,
-    values_of,
-)
+from .function import Function, RemovableHandle, Variable, as_array, constant, is_differentiable, mode, values_of
 from .reduction import Reductions
 from .shaping import Join
 
@@ -58,7 +46,7 @@ class ElementCount(int):
         return count
 
     def __call__(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[normalize_axis_index(dim, len(self.shape))]
+        return self.shape if dim is None else self.shape[dim]
 
 
 def _of_data(function: Callable[[Any], _T]) -> Callable[[Tensor], _T]:

@@ -9,16 +9,7 @@ import traceback
 from types import TracebackType
 from typing import NoReturn
 
-from mpiddp import launchers, rank_process, settings
-from mpiddp.errors import (
-    EXIT_INTERRUPTED,
-    EXIT_MISMATCH,
-    EXIT_TIMEOUT,
-    DistTimeoutError,
-    MismatchError,
-    RankFailedError,
-    SetupError,
-)
+from mpiddp import errors, launchers, rank_process, settings
 from mpiddp.mpi.finalize import finalized
 from mpiddp.mpi.operation import Operation
 
@@ -45,7 +36,7 @@ def install() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if ending.this_rank.alone or os.getpid() != _owner_pid or finalized() or _left_to_host(error):
             previous(kind, error, trace)
-        elif isinstance(error, SetupError):
+        elif isinstance(error, errors.SetupError):
             if ending.this_rank.rank != 0:
                 time.sleep(_SILENT_S)
                 os._exit(1)
@@ -68,13 +59,13 @@ def _left_to_host(error: BaseException) -> bool:
         return False
     for link in found.liveness.links() if found else []:
         text = f"rank {ending.this_rank.rank} gave {link} up by an exception, {type(error).__name__}: {error}"
-        link.monitor.find(RankFailedError(text, [ending.this_rank.rank]))
+        link.monitor.find(errors.RankFailedError(text, [ending.this_rank.rank]))
     return True
 
 
 def _others(error: BaseException) -> str:
     reports = ending.reports
-    if not isinstance(error, MismatchError) or reports is None:
+    if not isinstance(error, errors.MismatchError) or reports is None:
         return ""
     ranks = [rank for rank in error.ranks if rank != ending.this_rank.rank]
     return f"{reports.doing(ranks, ANSWER_S)}\n" if ranks else ""
@@ -82,12 +73,12 @@ def _others(error: BaseException) -> str:
 
 def _recorded(error: BaseException) -> str:
     """Let all ranks dump after an error of communication, or after any error if dumps are asked for."""
-    of_all = isinstance(error, (DistTimeoutError, MismatchError, RankFailedError))
+    of_all = isinstance(error, (errors.DistTimeoutError, errors.MismatchError, errors.RankFailedError))
     return dumped("", type(error).__name__) if of_all or settings.flight_recorder() else ""
 
 
 def _exit_code(error: BaseException) -> int:
-    codes = ((DistTimeoutError, EXIT_TIMEOUT), (MismatchError, EXIT_MISMATCH))
+    codes = ((errors.DistTimeoutError, errors.EXIT_TIMEOUT), (errors.MismatchError, errors.EXIT_MISMATCH))
     return next((code for kind, code in codes if isinstance(error, kind)), 1)
 
 
@@ -105,7 +96,7 @@ def interrupt(lines: str, operation: Operation | None) -> NoReturn:
     found = ending.reports
     if found is not None:
         found.liveness.interrupted = True
-    abort(text, EXIT_INTERRUPTED)
+    abort(text, errors.EXIT_INTERRUPTED)
 
 
 def interrupted(lines: str, operation: Operation | None, others: str) -> str:

@@ -11,8 +11,8 @@ import numpy as np
 from mpiddp.autograd import Tensor
 from mpiddp.autograd.function import values_of
 from mpiddp.device import placed
-from mpiddp.device.conversion import conversion
 from mpiddp.device.half import is_floating
+from mpiddp.device.place import conversion
 from mpiddp.typing import Array
 
 from .parameter import Parameter

@@ -12,8 +12,7 @@ import numpy as np
 
 from mpiddp.autograd import Tensor, cat, enable_grad, is_grad_enabled, no_grad
 from mpiddp.device import array_namespace, device_count, is_device_array
-from mpiddp.device.conversion import conversion
-from mpiddp.device.place import Place, at, current_stream, moved, place_of
+from mpiddp.device.place import Place, at, conversion, current_stream, moved, place_of
 from mpiddp.nested import children, leaves, map_nested
 from mpiddp.nn import Module
 

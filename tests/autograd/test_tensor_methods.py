@@ -65,7 +65,7 @@ def test_to_a_device_a_dtype_or_another_tensor() -> None:
 
 
 def test_to_a_gpu_that_is_not_there_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpiddp.device.conversion.cuda_fault", lambda: "CuPy is not installed")
+    monkeypatch.setattr("mpiddp.device.place.cuda_fault", lambda: "CuPy is not installed")
     for move in (lambda x: x.to("cuda"), lambda x: x.cuda(), lambda x: x.to(1)):
         with pytest.raises(ValueError, match=r"CuPy is not installed.*device_count\(\) else \"cpu\""):
             move(Tensor(X))
