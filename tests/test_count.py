@@ -40,7 +40,7 @@ def test_folders(tmp_path):
 BUDGET = {
     "mpiddp": 960,
     "mpiddp/algorithms": 2760,
-    "mpiddp/autograd": 871,
+    "mpiddp/autograd": 867,
     "mpiddp/bench": 1177,
     "mpiddp/data": 1293,
     "mpiddp/device": 511,

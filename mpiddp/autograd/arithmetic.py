@@ -49,6 +49,7 @@ def _of_one(
     return type(name, (_OfOne,), members)
 
 
+Negative = _of_one("Negative", lambda xp, a: -a, lambda grad, y: -grad)
 Exponential = _of_one("Exponential", lambda xp, a: xp.exp(a), lambda grad, y: grad * y)
 SquareRoot = _of_one("SquareRoot", lambda xp, a: xp.sqrt(a), lambda grad, y: grad / (2 * y))
 Tanh = _of_one("Tanh", lambda xp, a: xp.tanh(a), lambda grad, y: grad * (1 - y * y))
@@ -57,14 +58,6 @@ Sigmoid = _of_one("Sigmoid", lambda xp, a: (xp.tanh(a / 2) + 1) / 2, lambda grad
 ReLU = _of_one("ReLU", lambda xp, a: xp.maximum(a, 0), lambda grad, y: grad * (y > 0))
 Absolute = _of_one("Absolute", lambda xp, a: abs(a), lambda grad, a: grad * array_namespace(a).sign(a), of_result=False)
 Logarithm = _of_one("Logarithm", lambda xp, a: xp.log(a), lambda grad, a: grad / a, of_result=False)
-
-
-class Negative(Function):
-    def forward(self, a: Array) -> Any:
-        return -a
-
-    def backward(self, grad: Array) -> Array:
-        return -grad
 
 
 class _OfTwo(Function):
