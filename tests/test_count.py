@@ -41,7 +41,7 @@ BUDGET = {
     "mpiddp": 960,
     "mpiddp/algorithms": 2760,
     "mpiddp/autograd": 867,
-    "mpiddp/bench": 1177,
+    "mpiddp/bench": 1175,
     "mpiddp/data": 1293,
     "mpiddp/device": 511,
     "mpiddp/distributed": 1892,
@@ -53,7 +53,7 @@ BUDGET = {
     "mpiddp/parallel": 1820,
     "mpiddp/shm": 439,
     "mpiddp/torch": 1484,
-    "mpiddp/training": 2306,
+    "mpiddp/training": 2300,
     "tests, all": 24_000,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""

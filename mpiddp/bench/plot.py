@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpiddp.training.options import UsageError
+from mpiddp.training.options import UsageError, refusing
 
 from . import results
 from .results import format_size
@@ -73,10 +73,8 @@ def _of_file(file: Path) -> Iterator[Panel]:
 
 def draw(found: list[Panel], path: Path) -> None:
     """Draw two panels a row; UsageError without matplotlib, or for an unwritable file."""
-    try:
+    with refusing("plot needs matplotlib (", ImportError, after="): pip install 'mpiddp[plot]'"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError(f"plot needs matplotlib ({error}): pip install 'mpiddp[plot]'") from None
     rows = -(-len(found) // 2)
     figure = Figure(figsize=(12, 4.4 * rows), layout="constrained")
     axes = figure.subplots(rows, 2, squeeze=False).flat

@@ -23,12 +23,14 @@ class RunError(UsageError):
 
 
 @contextlib.contextmanager
-def refusing(prefix: str, *kinds: type[Exception], by: type[UsageError] = UsageError) -> Iterator[None]:
-    """Raise an error of the block as a `UsageError`, whose text is the prefix and the error's."""
+def refusing(
+    prefix: str, *kinds: type[Exception], by: type[UsageError] = UsageError, after: str = ""
+) -> Iterator[None]:
+    """Raise an error of the block as a `UsageError`, with a prefix before its text and more after it."""
     try:
         yield
     except kinds as error:
-        raise by(f"{prefix}{error}") from error
+        raise by(f"{prefix}{error}{after}") from error
 
 
 class Range(NamedTuple):

@@ -220,7 +220,5 @@ def _finish(job: Job, trainer: Trainer) -> int:
 
 
 def _last_written(checkpointer: Checkpointer) -> None:
-    try:
+    with refusing("the last checkpoint could not be written (", OSError, by=RunError, after=")"):
         checkpointer.finish()
-    except OSError as error:
-        raise OSError(f"the last checkpoint could not be written ({error})") from error

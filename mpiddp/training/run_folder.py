@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -22,7 +21,6 @@ from .config import Config
 _PATIENCE_S = 5.0
 """How long the ranks of a killed launcher may take to end."""
 _LOOK_S = 0.1
-_TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 class RunLock:
@@ -56,14 +54,14 @@ class RunLock:
         while True:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in _TAKEN:
-                    return True
+            except (BlockingIOError, PermissionError):
                 if time.monotonic() > given_up_at:
                     return False
                 time.sleep(_LOOK_S)
-            else:
-                return True
+                continue
+            except OSError:  # there are no locks
+                pass
+            return True
 
 
 def describe(config: Config, surroundings: Mapping[str, Any]) -> None:

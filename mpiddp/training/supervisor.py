@@ -24,7 +24,7 @@ from mpiddp import rank_process
 from mpiddp.errors import EXIT_CHECKPOINTED, EXIT_INTERRUPTED
 from mpiddp.faults import marker
 
-from .options import UsageError
+from .options import UsageError, refusing
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _FINAL = (UsageError.exit_code, EXIT_CHECKPOINTED, EXIT_INTERRUPTED)
@@ -260,12 +260,8 @@ class Supervisor:
 @contextlib.contextmanager
 def _marker_file() -> Iterator[Path]:
     """Make the marker in the working directory, which other nodes see, too."""
-    try:
+    with refusing("the working directory cannot be written (", OSError, after="): run in a folder that all nodes see"):
         descriptor, name = tempfile.mkstemp(prefix=".mpiddp-run-", dir=Path.cwd())
-    except OSError as error:
-        raise UsageError(
-            f"the working directory cannot be written ({error}): run in a folder that all nodes see"
-        ) from error
     os.close(descriptor)
     try:
         yield Path(name)
