@@ -50,7 +50,7 @@ BUDGET = {
     "mpiddp/mpi": 2144,
     "mpiddp/nn": 1098,
     "mpiddp/optim": 437,
-    "mpiddp/parallel": 1820,
+    "mpiddp/parallel": 1817,
     "mpiddp/shm": 439,
     "mpiddp/torch": 1484,
     "mpiddp/training": 2300,

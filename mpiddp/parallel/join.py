@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from mpiddp.distributed import ProcessGroup, ReduceOp, Work, all_reduce
 from mpiddp.mpi.recorder import warn
-
-from .reducer import Reducer
-from .replicas import ModuleState, broadcast_arrays
 
 _SKEWED = 1_000
 
@@ -138,7 +135,7 @@ def _sum(mine: int, group: ProcessGroup) -> int:
     return int(total[0])
 
 
-def _agree(group: ProcessGroup, reduces: bool, syncs: bool, active: bool) -> tuple[bool, bool, int]:
+def agree(group: ProcessGroup, reduces: bool, syncs: bool, active: bool) -> tuple[bool, bool, int]:
     """Return whether the ranks with inputs reduce, whether they synchronise buffers, and the last of them."""
     told = np.array([reduces, syncs, group.rank() if active else -1], np.int64)
     all_reduce(told, ReduceOp.MAX, group)
@@ -151,34 +148,8 @@ def announce(model: Joinable, reduces: bool, syncs: bool) -> tuple[int, int | No
     The number is None if another joinable of the context asks for it.
     """
     work = Join.notify_join_context(model)
-    _, _, source = _agree(model.join_process_group, reduces, syncs, active=True)
+    _, _, source = agree(model.join_process_group, reduces, syncs, active=True)
     if work is None:
         return source, None
     work.wait()
     return source, int(work.result()[0][0])
-
-
-class DDPJoinHook(JoinHook):
-    """Contributes zeros to each iteration of the other ranks, and copies their model in the end."""
-
-    def __init__(
-        self, reducer: Reducer, broadcast_buffers: Callable[[int], None], state: ModuleState, group: ProcessGroup
-    ) -> None:
-        self._reducer, self._broadcast_buffers, self._state, self._group = reducer, broadcast_buffers, state, group
-
-    def main_hook(self) -> None:
-        """Take part in one forward and its backward, if that is reduced."""
-        reduces, syncs, source = _agree(self._group, False, False, active=False)
-        if syncs:
-            self._broadcast_buffers(source)
-        if reduces:
-            self._reducer.weight = 0
-            try:
-                self._reducer.shadow_backward()
-            finally:
-                self._reducer.weight = None
-
-    def post_hook(self, is_last_joiner: bool) -> None:
-        """Copy the model of the last of those that joined last."""
-        _, _, source = _agree(self._group, False, False, active=is_last_joiner)
-        broadcast_arrays(self._state.arrays(), self._group, source)

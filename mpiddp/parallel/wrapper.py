@@ -12,7 +12,7 @@ from mpiddp.distributed import ProcessGroup
 from mpiddp.distributed.groups import GroupLike, known
 
 from .hooks import CommHook
-from .join import DDPJoinHook, Join, Joinable, JoinHook, announce
+from .join import Join, Joinable, JoinHook, agree, announce
 from .reducer import Options, Reducer
 from .replicas import ModuleState, broadcast_arrays, check_equal_values, check_same_model
 from .timeline import Timeline, timeline_of_environment
@@ -249,7 +249,7 @@ class Wrapper(Joinable):
         if any(isinstance(each, self._sync_batchnorm_type) for each in self.module.modules()):
             raise RuntimeError("a rank without inputs cannot follow SyncBatchNorm: use weighted() with empty batches")
         self._divide_by_all = bool(kwargs.get("divide_by_initial_world_size", True))
-        return DDPJoinHook(self._reducer, self._broadcast_buffers, self._state, self.process_group)
+        return _RankWithoutInputs(self)
 
     @property
     def join_process_group(self) -> ProcessGroup:
@@ -299,3 +299,28 @@ class Wrapper(Joinable):
     def bucket_sizes_bytes(self) -> list[int]:
         """Return the size of each bucket, in the order of sending."""
         return self._reducer.buckets.sizes_bytes()
+
+
+class _RankWithoutInputs(JoinHook):
+    """Contributes zeros to each iteration of the other ranks, and copies their model in the end."""
+
+    def __init__(self, model: Wrapper) -> None:
+        self._model = model
+
+    def main_hook(self) -> None:
+        """Take part in one forward and its backward, if that is reduced."""
+        model, reducer = self._model, self._model._reducer
+        reduces, syncs, source = agree(model.process_group, False, False, active=False)
+        if syncs:
+            model._broadcast_buffers(source)
+        if reduces:
+            reducer.weight = 0
+            try:
+                reducer.shadow_backward()
+            finally:
+                reducer.weight = None
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """Copy the model of the last of those that joined last."""
+        _, _, source = agree(self._model.process_group, False, False, active=is_last_joiner)
+        broadcast_arrays(self._model._state.arrays(), self._model.process_group, source)
