@@ -1,4 +1,4 @@
-"""From a `Config` to its objects: device, model, loss, optimizer, schedule, and the `Trainer` of them all."""
+"""From a `Config` to its objects: device, data, model, loss, optimizer, schedule, and the `Trainer` of them all."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import mpiddp.distributed as dist
-from mpiddp import nn
-from mpiddp.data import DataLoader, Dataset, GlobalBatchSampler
+from mpiddp import data, nn
 from mpiddp.device import choice, upload
+from mpiddp.errors import MismatchError
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.nn.normalization import BatchNorm
 from mpiddp.optim import SGD, Adam, AdamW, Optimizer
@@ -28,6 +28,57 @@ from .user_code import call
 TEST_BATCH = 256
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+
+Split = tuple[data.Dataset, data.Dataset]
+"""Training and test data."""
+
+
+def load_data(config: Config) -> Split:
+    """Return the data of ``--data``, one copy on each node.
+
+    UsageError, on every rank, if they are absent or of unequal numbers.
+    """
+    train, test = raise_on_all_ranks(lambda: _load(config))
+    lengths = gathered((len(train), len(test)))
+    for rank, found in enumerate(lengths):
+        if found != lengths[0]:
+            raise UsageError(
+                f"--data {config.data} gave {lengths[0]} samples (for training and for the test) on rank 0, and {found}"
+                f" on rank {rank}: it has to give all of them on every rank, each of which takes its share"
+            )
+    if 0 in lengths[0]:
+        raise UsageError(
+            f"--data {config.data} gave {lengths[0]} samples (for training and for the test): at least one of each is"
+            " needed"
+        )
+    return train, test
+
+
+def _load(config: Config) -> Split:
+    kind, _, place = config.data.partition(":")
+    try:
+        match kind:
+            case "digits":
+                return _shared(lambda train: data.digits(train, seed=config.seed))
+            case "synthetic":
+                return _shared(
+                    lambda train: data.synthetic(4096 if train else 1024, seed=config.seed, train=train, noise=2)
+                )
+            case "mnist":
+                # `Config` has checked that there is a folder.
+                return _shared(functools.partial(data.mnist, config.data_dir or ""))
+            case "npz":
+                return data.labelled(data.shared_on_node(lambda: data.open_labelled(place)), config.seed)
+        # Called on every rank, so that it may use `shared_on_node`.
+        train, test = (call("--data", config.data, data.Dataset, train=part) for part in (True, False))
+        return train, test
+    except (OSError, ValueError, MismatchError) as error:
+        raise UsageError(" ".join([f"--data {config.data}: {error}", *getattr(error, "__notes__", ())])) from error
+
+
+def _shared(make: Callable[[bool], data.ArrayDataset]) -> Split:
+    arrays = data.shared_on_node(lambda: [*make(True).arrays, *make(False).arrays])
+    return data.ArrayDataset(*arrays[:2]), data.ArrayDataset(*arrays[2:])
 
 
 def build_module(config: Config) -> nn.Module:
@@ -113,14 +164,14 @@ def build_scheduler(config: Config, optimizer: Optimizer, steps_an_epoch: int) -
 
 def build_trainer(
     config: Config,
-    data: tuple[Dataset, Dataset],
+    split: Split,
     stop: Callable[[], bool] = lambda: False,
 ) -> Trainer:
-    train, test = data
+    train, test = split
     virtual = config.virtual_ranks
-    sampler = GlobalBatchSampler(train, config.batch_size, seed=config.seed, virtual_ranks=virtual)
+    sampler = data.GlobalBatchSampler(train, config.batch_size, seed=config.seed, virtual_ranks=virtual)
     parts = virtual or dist.get_world_size()
-    testing = GlobalBatchSampler(test, parts * TEST_BATCH, shuffle=False, virtual_ranks=virtual)
+    testing = data.GlobalBatchSampler(test, parts * TEST_BATCH, shuffle=False, virtual_ranks=virtual)
     device: Literal["cpu", "cuda"] = "cuda" if config.device == "cuda" else "cpu"
     model = build_model(config)
     memory = model.comm_hook_state
@@ -131,8 +182,8 @@ def build_trainer(
         optimizer,
         # Right for log-probabilities, too: softmax inverts their logarithm.
         getattr(model.module, "loss_fn", F.cross_entropy),
-        DataLoader(train, batch_sampler=sampler, num_workers=config.workers, device=device),
-        DataLoader(test, batch_sampler=testing, num_workers=config.workers, device=device),
+        data.DataLoader(train, batch_sampler=sampler, num_workers=config.workers, device=device),
+        data.DataLoader(test, batch_sampler=testing, num_workers=config.workers, device=device),
         correct_fn=getattr(model.module, "correct_fn", count_correct),
         stop=stop,
         on_nan="skip" if config.on_nan == "skip" else "stop",

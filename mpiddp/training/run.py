@@ -11,7 +11,6 @@ from typing import Any
 
 import mpiddp.distributed as dist
 from mpiddp import elastic, nn
-from mpiddp.data import Dataset
 from mpiddp.device import cuda_fault
 from mpiddp.device.allocator import tune_allocator
 from mpiddp.distributed.groups import default_group
@@ -20,11 +19,10 @@ from mpiddp.errors import EXIT_CHECKPOINTED, EXIT_INTERRUPTED
 from mpiddp.serialization import save
 
 from . import info
-from .build import agree_on_device, build_trainer
+from .build import Split, agree_on_device, build_trainer, load_data
 from .checkpointer import Checkpointer
 from .config import Config
 from .console import Console, configuration_lines, say, warnings_of
-from .data import load_data
 from .metrics_files import MetricsFiles
 from .options import RunError, UsageError, refusing
 from .ranks import broadcasted, gathered, raise_on_all_ranks
@@ -78,7 +76,7 @@ class Job:
     point: RestorePoint = dataclasses.field(default_factory=RestorePoint)
     surroundings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The contents of ``run.json``."""
-    data: tuple[Dataset, Dataset] = dataclasses.field(init=False)
+    data: Split = dataclasses.field(init=False)
     """Training data and test data."""
     checkpointer: Checkpointer | None = None
     files: MetricsFiles | None = None

@@ -18,8 +18,8 @@ from mpiddp.data.dataset import fetch
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.optim import SGD
 from mpiddp.parallel import DistributedDataParallel
+from mpiddp.training.build import load_data
 from mpiddp.training.config import Config, UsageError
-from mpiddp.training.data import load_data
 from mpiddp.training.trainer import Trainer
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(3)]
@@ -90,7 +90,7 @@ def fails(train: bool) -> list[int]:
 def test_a_callable_of_ones_own(world: Any) -> None:
     train, test = load_data(Config(data=f"{__name__}:made"))
     assert (len(train), len(test)) == (20, 5)
-    said = rf"--data {__name__}:fails: ValueError: no such corpus \(.*test_data\.py, line \d+, in fails\)"
+    said = rf"--data {__name__}:fails: ValueError: no such corpus \(.*test_build_data\.py, line \d+, in fails\)"
     with pytest.raises(UsageError, match=said):
         load_data(Config(data=f"{__name__}:fails"))
     with pytest.raises(UsageError, match=rf"--data {__name__}:empty gave \(0, 5\) samples"):
