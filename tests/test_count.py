@@ -40,9 +40,9 @@ def test_folders(tmp_path):
 BUDGET = {
     "mpiddp": 960,
     "mpiddp/algorithms": 2760,
-    "mpiddp/autograd": 867,
-    "mpiddp/bench": 1175,
-    "mpiddp/data": 1293,
+    "mpiddp/autograd": 865,
+    "mpiddp/bench": 1164,
+    "mpiddp/data": 1289,
     "mpiddp/device": 511,
     "mpiddp/distributed": 1892,
     "mpiddp/examples": 606,

@@ -330,13 +330,9 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Tensor:
 
 def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
     """Join tensors of one shape along a new axis."""
-    return cat([_tensor(tensor).unsqueeze(dim) for tensor in tensors], dim)
+    return cat([(x if isinstance(x, Tensor) else Tensor(x)).unsqueeze(dim) for x in tensors], dim)
 
 
 def where(condition: Any, input: Any, other: Any) -> Tensor:
     """Return ``input`` where ``condition`` holds, else ``other``."""
     return Where.apply(condition, input, other)
-
-
-def _tensor(operand: Any) -> Tensor:
-    return operand if isinstance(operand, Tensor) else Tensor(as_array(operand))

@@ -83,10 +83,8 @@ class Bench:
 
 
 def header(environment: dict[str, Any]) -> str:
-    nodes = environment["nodes"]
-    where = (
-        f"{environment['ranks']} rank{'s' * (environment['ranks'] > 1)} on {len(nodes)} node{'s' * (len(nodes) > 1)}"
-    )
+    ranks, nodes = environment["ranks"], len(environment["nodes"])
+    where = f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
     lines = [
         f"{where} ({environment['host']}, {environment['processor']}, {environment['cores']} cores),"
         f" {environment['mpi']}, mpi4py {environment['mpi4py']}, NumPy {environment['numpy']}",

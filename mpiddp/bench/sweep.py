@@ -15,10 +15,10 @@ from .operations import ROOTED, Buffers, Contender, check_reduction, new_series
 from .results import Point, Series
 from .timing import BUDGET_S, FEWEST
 
-_COLUMNS: tuple[tuple[str, str, int], ...] = (
-    *(("size", "(B)", 12), ("count", "(elements)", 12), ("type", "", 11), ("redop", "", 9), ("root", "", 6)),
-    *(("time", "(us)", 11), ("min", "(us)", 11), ("max", "(us)", 11), ("algbw", "(GB/s)", 9), ("busbw", "(GB/s)", 9)),
-    *(("#wrong", "", 8), ("algorithm", "", 17)),
+_HEAD = (
+    "#       size       count       type    redop  root       time        min        max    algbw    busbw  #wrong"
+    "        algorithm\n"
+    "#        (B)  (elements)                                 (us)       (us)       (us)   (GB/s)   (GB/s)"
 )
 
 
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     with job() as here:
         here.describe()
         here.say("# arrays are written anew before each call; times of the slowest rank")
-        here.say(_table_head())
+        here.say(_HEAD)
         # Small sizes are rounded up to one element for each rank.
         allocate = symmetric(max(sizes) + here.size * kind.itemsize) if arguments.symmetric else np.empty
         asked = None if arguments.algorithm == "auto" else arguments.algorithm
@@ -46,31 +46,20 @@ def run(arguments: argparse.Namespace) -> int:
                     continue  # both are less than one element for each rank
                 entered = [(contender, buffers)]
                 points.append(measure(here, entered, arguments, 1, BUDGET_S, FEWEST)["mpiddp"].point)
-                here.say(_table_row(series, points[-1]))
+                here.say(_row(series, points[-1]))
         here.say(_footer(series))
         here.write(arguments.json, "sweep", [series])
     return int(any(point.wrong for point in points))
 
 
-def _table_head() -> str:
-    lines = ["".join(cells[line].rjust(width) for *cells, width in _COLUMNS) for line in (0, 1)]
-    return "\n".join("#" + line[1:].rstrip() for line in lines)
-
-
-def _table_row(series: Series, point: Point) -> str:
-    cells = (
-        str(point.size_bytes),
-        str(point.count),
-        series.dtype,
-        series.op,
-        "0" if series.operation in ROOTED else "-1",
-        *(f"{seconds * 1e6:.2f}" for seconds in (point.median_s, point.min_s, point.max_s)),
-        f"{series.algorithm_bandwidth(point) / 1e9:.2f}",
-        f"{series.bus_bandwidth(point) / 1e9:.2f}",
-        str(point.wrong),
-        point.algorithm,
+def _row(series: Series, point: Point) -> str:
+    root = 0 if series.operation in ROOTED else -1
+    algorithm, bus = series.algorithm_bandwidth(point) / 1e9, series.bus_bandwidth(point) / 1e9
+    return (
+        f"{point.size_bytes:12}{point.count:12}{series.dtype:>11}{series.op:>9}{root:6}"
+        f"{point.median_s * 1e6:11.2f}{point.min_s * 1e6:11.2f}{point.max_s * 1e6:11.2f}"
+        f"{algorithm:9.2f}{bus:9.2f}{point.wrong!s:>8}{point.algorithm:>17}"
     )
-    return "".join(cell.rjust(width) for cell, (*_, width) in zip(cells, _COLUMNS, strict=True))
 
 
 def _footer(series: Series) -> str:

@@ -1,4 +1,6 @@
-"""Memory for samples, and their reception: each slot has a request, which is made once and started for each sample.
+"""Samples: their fields, memory for them, and their reception.
+
+Each slot of the memory has a request, which is made once and started for each sample.
 
 Open MPI writes all of a message that comes by rendezvous into a receive that is too short, before it tells the error
 (4.1.8 and 5.0.11). Therefore there is memory behind the last slot, and `Slots.overrun` tells that samples may be wrong.
@@ -7,6 +9,7 @@ Open MPI writes all of a message that comes by rendezvous into a receive that is
 from __future__ import annotations
 
 import contextlib
+import re
 from itertools import islice, repeat
 from typing import Any
 
@@ -16,6 +19,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.library import facts
 from mpiddp.mpi.world import library_name
 
+_FIELD = re.compile(r"\s*(\w+)\s+(bool|[a-z]+\d+)((?:\s+\d+)*)\s*")
 TOO_LONG = -1
 """The size of a sample that was longer than a slot."""
 
@@ -24,6 +28,31 @@ _LINGER = 30
 """Polls in vain after a sample before it is handed on. Calls for each sample would take longer than short samples."""
 _BEHIND_BYTES = 1 << 24
 """Never touched but by a message that is too long, so that it takes addresses and no memory."""
+
+
+def parsed(text: str) -> np.dtype[Any]:
+    fields: list[tuple[str, str, tuple[int, ...]]] = []
+    for part in text.strip().rstrip(";").split(";"):
+        match = _FIELD.fullmatch(part)
+        if match is None or match[2] not in np.sctypeDict:
+            raise ValueError(
+                "a field is a name, a dtype of NumPy and dimensions, as in 'x float32 64 64; step int64' (send numbers "
+                f"that NumPy does not have as integers of their size); got {part!r}"
+            )
+        fields.append((match[1], match[2], tuple(map(int, match[3].split()))))
+    return np.dtype(fields)
+
+
+def text_of(dtype: np.dtype[Any]) -> str:
+    """Return a structured dtype as sources write it.
+
+    Examples
+    --------
+    >>> text_of(np.dtype([("x", "f4", (2, 3)), ("step", "i8")]))
+    'x float32 2 3; step int64'
+    """
+    of = [(name, dtype[name].base.name, *dtype[name].shape) for name in dtype.names or ()]
+    return "; ".join(" ".join(map(str, each)) for each in of)
 
 
 class Slots:

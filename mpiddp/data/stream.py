@@ -23,10 +23,9 @@ from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.typing import Array
 
-from .fields import parsed, text_of
 from .reservoir import Fifo, Reservoir
 from .samplers import checked_batch_size
-from .slots import TOO_LONG, Slots
+from .slots import TOO_LONG, Slots, parsed, text_of
 
 TAG = 31000
 """The first of the four tags: credits, description, sample, end."""

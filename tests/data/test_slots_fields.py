@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from mpiddp.data.fields import parsed, text_of
+from mpiddp.data.slots import parsed, text_of
 
 KINDS = ["bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex64"]
 
