@@ -23,8 +23,8 @@ from mpiddp.errors import EXIT_TIMEOUT, DistError
 from mpiddp.faults import this_job
 from mpiddp.faults.abort import abort, time_limit
 from mpiddp.faults.job import Job
+from mpiddp.faults.leaving import Neighbour
 from mpiddp.faults.liveness import Tag
-from mpiddp.faults.neighbour import Neighbour
 from mpiddp.mpi.lazy import MPI
 
 __all__ = ["Stateful", "run"]

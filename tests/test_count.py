@@ -46,14 +46,14 @@ BUDGET = {
     "mpiddp/device": 511,
     "mpiddp/distributed": 1892,
     "mpiddp/examples": 606,
-    "mpiddp/faults": 2335,
+    "mpiddp/faults": 2331,
     "mpiddp/mpi": 2144,
     "mpiddp/nn": 1098,
     "mpiddp/optim": 437,
     "mpiddp/parallel": 1817,
     "mpiddp/shm": 439,
     "mpiddp/torch": 1484,
-    "mpiddp/training": 2291,
+    "mpiddp/training": 2288,
     "tests, all": 24_000,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""

@@ -26,18 +26,16 @@ class RestorePoint:
     def __init__(self) -> None:
         self.moment: tuple[int, int] | None = None
         self._loaded: Snapshot | None = None
-        self._trainer: Trainer | None = None
-        self._loader: dict[str, Any] = {}
-        self._buffers: list[Array] = []
+        self._noted: tuple[Trainer, dict[str, Any], list[Array]] | None = None
+        """The trainer, and copies of its loader's position and of its buffers."""
 
     def note(self, trainer: Trainer) -> None:
         """Record this moment; run before all other callbacks."""
         if not survivable():
             return
-        self._loaded = None
-        self._trainer, self.moment = trainer, (trainer.step, trainer.epoch)
-        self._loader = trainer.train_loader.state_dict()
-        self._buffers = [x.copy() for x in trainer.model.module.buffers()]
+        buffers = [x.copy() for x in trainer.model.module.buffers()]
+        self._loaded, self.moment = None, (trainer.step, trainer.epoch)
+        self._noted = trainer, trainer.train_loader.state_dict(), buffers
 
     def snapshot(self, source: int) -> Snapshot:
         """Return the state of rank ``source``, from now on this rank's too; collective."""
@@ -50,9 +48,9 @@ class RestorePoint:
     def _snapshot(self) -> Snapshot:
         if self._loaded is not None:
             return self._loaded
-        trainer = self._trainer
-        assert trainer is not None, "there is a moment"
-        trainer.train_loader.load_state_dict(self._loader)
-        for x, kept in zip(trainer.model.module.buffers(), self._buffers, strict=True):
+        assert self._noted is not None, "there is a moment"
+        trainer, position, buffers = self._noted
+        trainer.train_loader.load_state_dict(position)
+        for x, kept in zip(trainer.model.module.buffers(), buffers, strict=True):
             x[...] = kept
         return trainer.common_state(), trainer.arrays() | trainer.own_arrays()
