@@ -251,6 +251,9 @@ class Calls(Resource):
         self._numbers = [words[row * self._size * step :: step][: self._size] for row in range(_ROWS)]
         """Of each row."""
         self._own = self._rank * _PACKED.size
+        starts = range(self._own + _NUMBER_BYTES, _ROWS * self._row_bytes, self._row_bytes)
+        self._own_calls = [slice(start, start + _PACKED.size - _NUMBER_BYTES) for start in starts]
+        """Of each row this rank's record without its number."""
         self._distant = not link.one_node
         self.latest = 0
         """The number of the last call, in a group on several nodes."""
@@ -259,11 +262,11 @@ class Calls(Resource):
 
     def publish(self, sequence: int, call: Record) -> bool:
         """Return True if all ranks of the node have made the call; MismatchError if one made another."""
-        number, place = _MARK | sequence, sequence % _ROWS
-        numbers, own = self._numbers[place], place * self._row_bytes + self._own
-        numbers[self._rank] = 0
-        self._memory[own + _NUMBER_BYTES : own + _PACKED.size] = _rest(call)
-        numbers[self._rank] = number
+        number, place, rank = _MARK | sequence, sequence % _ROWS, self._rank
+        numbers = self._numbers[place]
+        numbers[rank] = 0
+        self._memory[self._own_calls[place]] = _rest(call)
+        numbers[rank] = number
         if self._distant:
             if not call.self_comparing:
                 self.link.history = hash((self.link.history, *call))
