@@ -19,7 +19,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_message
 from mpiddp.mpi.requests import All, Driven, Steps
-from mpiddp.shm.eager import ADDRESS, BUFFERS, SIZE, TAKEN, EagerBuffers, Round
+from mpiddp.shm.eager import ADDRESS, BUFFERS, SIZE, TAKEN, EagerBuffers, Round, SpinWait
 from mpiddp.shm.segment import address_of
 from mpiddp.typing import Array
 
@@ -30,6 +30,8 @@ from .tags import Tag
 _ALIGNED = 64
 _READ_BYTES = 1 << 62
 """The longest block that is offered to be read."""
+_NO_BYTES = -1
+"""Stands for the size of a block that is too long for its slot, where no sender tells it."""
 Cut = Callable[[Any], Sequence[Array]]
 
 
@@ -42,29 +44,11 @@ class _Offer(NamedTuple):
     x: Array
 
 
-class _Sent(NamedTuple):
-    input: int
-    """The number of the input."""
-    slot: Array | None
-    """None: the block is too long for it."""
-    receivers: list[int]
-    """The other ranks for whom it is."""
-
-
-class _Received(NamedTuple):
-    output: int
-    """The number of the output."""
-    slot: Array | None
-    size_bytes: int
-    size: int
-    """The position of the size that the sender tells."""
-    sender: int
-
-
 class Blocks:
     """The blocks that one rank sends and receives in calls with arrays like ``inputs`` and ``outputs``.
 
-    ``equal``: they are the rows of one array on each side.
+    ``cuts`` make lists of a call's output and input, if these are none. ``equal``: they are the rows of one array on
+    each side.
     """
 
     def __init__(
@@ -74,7 +58,7 @@ class Blocks:
         outputs: Sequence[Array],
         inputs: Sequence[Array],
         root: int,
-        cuts: tuple[Cut, Cut],
+        cuts: tuple[Cut | None, Cut | None],
         *,
         equal: bool = False,
     ) -> None:
@@ -89,9 +73,10 @@ class Blocks:
         to = [receivers] if one_for_all else [[rank] for rank in everyone]
         senders = [root] if operation == "scatter" else everyone
         self.rounds = eager.rounds((slots * self._slot_bytes,), np.dtype(np.uint8))
-        self._own = (0 if one_for_all else me, 0 if operation == "scatter" else me)
-        """The numbers of the input and of the output for this rank's block to itself."""
-        self._copies_own = bool(inputs and outputs)
+        slot = 0 if one_for_all else me
+        self._own_input = slot if inputs and outputs else None
+        self._own_output = 0 if operation == "scatter" else me
+        """The numbers of the input and of the output for this rank's block to itself, if there is one."""
         self._sizes = [
             [
                 (eager.position(SIZE, number, rank, me), x.nbytes)
@@ -100,45 +85,55 @@ class Blocks:
             ]
             for number in range(BUFFERS)
         ]
+        sent = [
+            (index, x.nbytes, others)
+            for index, (x, ranks) in enumerate(zip(inputs, to, strict=bool(inputs)))
+            if (others := [rank for rank in ranks if rank != me])
+        ]
+        self.long = [(index, others) for index, size_bytes, others in sent if size_bytes > self._slot_bytes]
+        """The numbers of the inputs that are too long for their slots, and the other ranks for whom they are."""
         self._sent = [
             [
-                _Sent(index, self._slot_of(each.own, index, x), others)
-                for index, (x, ranks) in enumerate(zip(inputs, to, strict=bool(inputs)))
-                if (others := [rank for rank in ranks if rank != me])
+                (index, slice(start := self._start(number, me, index), start + size_bytes))
+                for index, size_bytes, _ in sent
+                if size_bytes <= self._slot_bytes
             ]
-            for each in self.rounds
+            for number in range(BUFFERS)
         ]
+        """For each buffer the numbers of the other inputs, and their places in the memory."""
         self._received = [
             [
-                _Received(
+                (
                     index,
-                    self._slot_of(each.rows[rank], 0 if one_for_all else me, x),
-                    x.nbytes,
+                    np.ndarray(x.shape if fits else 0, x.dtype, eager.memory, self._start(number, rank, slot)),
+                    x.nbytes if fits else _NO_BYTES,
                     eager.position(SIZE, number, me, rank),
                     rank,
                 )
                 for index, (x, rank) in enumerate(zip(outputs, senders, strict=bool(outputs)))
+                for fits in [x.nbytes <= self._slot_bytes]
                 if rank != me
             ]
-            for number, each in enumerate(self.rounds)
+            for number in range(BUFFERS)
         ]
-        self._tables: list[tuple[Array, Array]] = []
-        """For each buffer the slots of all blocks, to write and to read them at once."""
+        """For each buffer the number of an output, its slot, its size if it fits, the position of the size that the
+        sender tells, and the sender."""
+        self._tables: list[tuple[Array, Array, memoryview]] = []
+        """For each buffer the slots of all blocks, to write and to read them at once, and the sizes that are told."""
         if equal and inputs[0].nbytes <= self._slot_bytes >= outputs[0].nbytes:
-            for each in self.rounds:
+            for number, each in enumerate(self.rounds):
                 own = each.own.reshape(slots, -1)[:, : inputs[0].nbytes]
                 mine = each.table.reshape(link.size, slots, -1)[:, me, : outputs[0].nbytes]
-                self._tables.append((own.view(inputs[0].dtype), mine.view(outputs[0].dtype)))
+                told = eager.words[eager.position(SIZE, number, me, 0) :][: link.size]
+                self._tables.append((own.view(inputs[0].dtype), mine.view(outputs[0].dtype), told))
+        self._equal_sizes = [x.nbytes for x in outputs]
         self._requests: list[MPI.Request] = []
         self._offers: list[_Offer] = []
         self._block: Array | None = None
         """What this rank sends itself."""
-        self.awaited: Callable[[], bool] | None = None
+        self.awaited: SpinWait | None = eager.arrival if outputs else None
         if operation == "scatter":
-            self.awaited = None if me == root else eager.arrived(root)
-        elif outputs:
-            self.awaited = eager.all_arrived
-        self.sends_long = any(x.nbytes > self._slot_bytes for x in inputs)
+            self.awaited = None if me == root else eager.arrival_of(root)
 
     def shot(self) -> Shot:
         return Shot(self.rounds, self.show, whole, None, self.awaited, self.take)
@@ -147,18 +142,17 @@ class Blocks:
         """Return the input, or a copy if it shares memory with the output and a message would see what is written."""
         if isinstance(given, np.ndarray) and isinstance(output, np.ndarray) and not np.may_share_memory(given, output):
             return given
-        sent = list(self._cut_input(given))
+        sent = [*given] if self._cut_input is None else [*self._cut_input(given)]
         if len(sent) > 1:
             del sent[self._link.rank]  # is copied first
-        if not native.overlap(self._cut_output(output), sent):
+        if not native.overlap(output if self._cut_output is None else self._cut_output(output), sent):
             return given
         return given.copy() if isinstance(given, np.ndarray) else [x.copy() for x in given]
 
-    def _slot_of(self, row: Array, number: int, x: Array) -> Array | None:
-        """Return a block of the row for an array like ``x``."""
-        if x.nbytes > self._slot_bytes:
-            return None
-        return np.ndarray(x.shape, x.dtype, row[number * self._slot_bytes :])
+    def _start(self, number: int, rank: int, slot: int) -> int:
+        """Return where in the memory a slot of a rank's buffer begins."""
+        start: int = self.rounds[number].place.start + (rank - self._link.rank) * self.eager.buffer_bytes
+        return start + slot * self._slot_bytes
 
     def send(self, x: Array, rank: int) -> MPI.Request:
         return self._link.later.Isend(as_message(x, x.nbytes), rank, Tag.LONG_BLOCK)
@@ -176,14 +170,13 @@ class Blocks:
             slots = self._tables[buffer][0]
             slots[...] = given.reshape(slots.shape)
             return
-        inputs = self._cut_input(given)
-        if self._copies_own:
-            self._block = inputs[self._own[0]]
-        for index, slot, receivers in self._sent[buffer]:
-            if slot is not None:
-                slot[...] = inputs[index]
-            else:
-                self._offer(inputs[index], receivers, buffer)
+        inputs: Any = given if self._cut_input is None else self._cut_input(given)
+        if self._own_input is not None:
+            self._block = inputs[self._own_input]
+        for index, place in self._sent[buffer]:
+            eager.memory[place] = inputs[index]  # half of the time of NumPy's assignment
+        for index, receivers in self.long:
+            self._offer(inputs[index], receivers, buffer)
 
     def _offer(self, x: Array, receivers: list[int], buffer: int) -> None:
         eager, me = self.eager, self._link.rank
@@ -199,17 +192,17 @@ class Blocks:
     def take(self, current: Round, given: Any) -> Driven | None:
         """Copy the blocks that have arrived; return what is left to wait for."""
         words, buffer, fault = self.eager.words, self.eager.number % BUFFERS, ""
-        expected = self._received[buffer]
-        if self._tables and [words[each.size] for each in expected] == [each.size_bytes for each in expected]:
-            slots = self._tables[buffer][1]
-            given.reshape(slots.shape)[...] = slots
-            return None
-        outputs = self._cut_output(given)
+        if self._tables:
+            _, slots, told = self._tables[buffer]
+            if told.tolist() == self._equal_sizes:
+                given.reshape(slots.shape)[...] = slots
+                return None
+        outputs = given if self._cut_output is None else self._cut_output(given)
         if self._block is not None:  # first, because what arrives may replace it
-            outputs[self._own[1]][...] = self._block
+            outputs[self._own_output][...] = self._block
             self._block = None
-        for index, slot, size_bytes, size, sender in expected:
-            if slot is not None and words[size] == size_bytes:
+        for index, slot, size_bytes, size, sender in self._received[buffer]:
+            if words[size] == size_bytes:
                 outputs[index][...] = slot
             else:
                 wrong = self._take_long(outputs[index], words[size], sender)

@@ -70,7 +70,7 @@ class Direct:
         self._x: Array | None = None
 
     def shots(self) -> Iterator[Shot]:
-        yield Shot(self._first.rounds, self._show, whole, self._first.change, self._eager.all_arrived, self._act)
+        yield Shot(self._first.rounds, self._show, whole, self._first.write, self._eager.arrival, self._act)
         yield from self._meeting.shots
 
     def apart(self, x: Array, output: Array) -> Array:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from sys import _getframe as getframe
+from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_bytes, spans_of
 from mpiddp.mpi.operation import Call, Operation
-from mpiddp.mpi.recorder import append, program_files
+from mpiddp.mpi.recorder import append, caller
 from mpiddp.mpi.reduction import ReduceOp, is_half
 from mpiddp.mpi.requests import READY, Awaited, Failed, Steps
 from mpiddp.mpi.work import Ended, Work, abandon
@@ -43,16 +43,17 @@ ENOUGH = Failed(DistError("nobody waits for this"))
 """A shot's end returns it where nothing is left, not even the shots after it."""
 
 
-class Shot(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Shot:
     rounds: list[Round]
     shown: Callable[[Any], Array | None] | None
     """Piece of the input to write; it may write by itself, and return None."""
     result: Cut
     """Piece of the output for the result."""
-    change: Callable[[Array], None] | None
-    """A function that is applied to the written piece."""
-    awaited: Callable[[], bool] | None
-    """True once the awaited ranks have arrived."""
+    write: Callable[[Array, Array], object] | None
+    """Writes a piece that has gaps, or is to be changed, to an array."""
+    awaited: SpinWait | None
+    """The arrival of the ranks that this one waits for."""
     end: Callable[[Round, Any], Awaited | None] | None
     """Returns what is left to wait for, on all ranks, in place of the shots after it; None: these are made."""
 
@@ -90,12 +91,13 @@ class OneShot:
         if self._apart is not None:
             x = self._apart(x, output)
         steps = self.shoot(output, x, sequence.to_bytes(8, "little") + self._record)
-        event = operation = None  # the second is made now for a call that waits, else at its end
+        event = operation = frame = None
         try:
             for event in steps:
-                soon = outputs is None or type(event) is SpinWait  # else it may be all the work of a long array
-                if soon and eager.spin(event.Test, self._looks):
-                    continue
+                if outputs is None or type(event) is SpinWait:  # else it may be all the work of a long array
+                    frame = frame or caller(4)  # while the others are on their way
+                    if eager.spin(event.Test, self._looks):
+                        continue
                 if outputs is not None:
                     return self._submit(args, outputs, _continued(event, steps))
                 if operation is None:
@@ -113,15 +115,8 @@ class OneShot:
             self._monitor.verify(sequence)
             operation.end = monotonic()
             return None
-        try:
-            frame = getframe(3)  # beyond `dispatch` and the operation
-        except ValueError:  # called from C, as by atexit
-            frame = getframe(2)
-        code = frame.f_code
-        if code.co_filename not in program_files:
-            frame = recorder.program_frame(frame)
-            code = frame.f_code
-        append((self._call, sequence, code, frame.f_lasti, now := monotonic(), now))
+        frame, now = frame or caller(4), monotonic()
+        append((self._call, sequence, frame.f_code, frame.f_lasti, now, now))
         if not self._waits:
             self._monitor.publish(sequence, self._call.record)
         return None if outputs is None else Ended(outputs)
@@ -177,15 +172,16 @@ class OneShot:
     def shoot(self, output: Any, x: Any, record: bytes, first: int = 0) -> Steps:
         """Make the shots from the ``first`` one on."""
         eager = self._eager
-        for rounds, shown, result, change, awaited, end in self.shots[first:] if first else self.shots:
+        for shot in self.shots[first:] if first else self.shots:
             if not eager.writable():
                 yield eager.spin_wait(eager.writable)
+            shown, awaited = shot.shown, shot.awaited
             part = x if shown is whole else None if shown is None else shown(x)
-            current = eager.begin(rounds, record, part, change)
-            if awaited is not None and not awaited():
-                yield eager.spin_wait(awaited)
-            if end is not None:
-                rest = end(current, output if result is whole else result(output))
+            current = eager.begin(shot.rounds, record, part, shot.write)
+            if awaited is not None and not awaited.happened():
+                yield awaited
+            if shot.end is not None:
+                rest = shot.end(current, output if shot.result is whole else shot.result(output))
                 if rest is not None:
                     if rest is not ENOUGH:
                         yield rest
@@ -199,7 +195,7 @@ def _continued(event: Awaited, steps: Steps) -> Steps:
 
 def meeting(eager: EagerBuffers) -> Shot:
     """Return a round without arrays, which is a barrier."""
-    return Shot(eager.rounds((0,), np.dtype(np.uint8)), None, whole, None, eager.all_arrived, None)
+    return Shot(eager.rounds((0,), np.dtype(np.uint8)), None, whole, None, eager.arrival, None)
 
 
 def apart(x: Array, output: Array) -> Array:
@@ -232,14 +228,12 @@ def _in_place(link: Link, output: Array, x: Array, op: ReduceOp | None, root: in
     for cut in cuts:
         part = cut(x)
         rounds = eager.rounds(part.shape, _shown_in(part.dtype, op))
-        if op is None and root == link.rank:
-            yield Shot(rounds, cut, cut, None, None, None)
-        elif op is None:
-            yield Shot(rounds, None, cut, None, eager.arrived(root), functools.partial(_take_row, root))
-        elif root in (NO_ROOT, link.rank):
-            yield Shot(rounds, cut, cut, _factor(op), eager.all_arrived, _reduction(op, part.dtype))
+        if op is None and root != link.rank:
+            yield Shot(rounds, None, cut, None, eager.arrival_of(root), functools.partial(_take_row, root))
+        elif op is not None and root in (NO_ROOT, link.rank):
+            yield Shot(rounds, cut, cut, _multiplying(op), eager.arrival, _reduction(op, part.dtype))
         else:
-            yield Shot(rounds, cut, cut, _factor(op), None, None)
+            yield Shot(rounds, cut, cut, _multiplying(op), None, None)
 
 
 def _piece(piece: slice, x: Array) -> Array:
@@ -256,19 +250,19 @@ def _reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp | None, ro
     reduction, shown_in = _reduction(op, x.dtype), _shown_in(x.dtype, op)
     if x.size * shown_in.itemsize <= eager.buffer_bytes:
         rounds = _own_blocks(link, eager.rounds(x.shape, shown_in), output.shape)
-        yield Shot(rounds, whole, whole, _factor(op), eager.all_arrived, reduction)
+        yield Shot(rounds, whole, whole, _multiplying(op), eager.arrival, reduction)
         return
     for piece in _pieces(output.size, shown_in.itemsize * link.size, eager.buffer_bytes):
         length = piece.stop - piece.start
         rounds = _own_blocks(link, eager.rounds((link.size, length), shown_in), (length,))
         shown = functools.partial(_columns, link.size, piece)
-        yield Shot(rounds, shown, functools.partial(_piece, piece), _factor(op), eager.all_arrived, reduction)
+        cut, write = functools.partial(_piece, piece), _multiplying(op) or np.copyto
+        yield Shot(rounds, shown, cut, write, eager.arrival, reduction)
 
 
 def _own_blocks(link: Link, rounds: Iterable[Round], block: tuple[int, ...]) -> list[Round]:
-    return [
-        each._replace(rows=[row.reshape(link.size, *block)[link.rank, ...] for row in each.rows]) for each in rounds
-    ]
+    blocks = [(each, [row.reshape(link.size, *block)[link.rank, ...] for row in each.rows]) for each in rounds]
+    return [replace(each, rows=rows, later_rows=rows[2:]) for each, rows in blocks]
 
 
 def _columns(ranks: int, piece: slice, x: Array) -> Array:
@@ -278,17 +272,19 @@ def _columns(ranks: int, piece: slice, x: Array) -> Array:
 def _all_gather(link: Link, output: Array, x: Array, op: ReduceOp | None, root: int) -> Iterator[Shot]:
     eager = link[EagerBuffers]
     if x.nbytes <= eager.buffer_bytes:
-        yield Shot(eager.rounds(x.shape, x.dtype), whole, whole, None, eager.all_arrived, _take_table)
+        rounds = eager.rounds(x.shape, x.dtype, joined=True)
+        rounds = [replace(each, table=each.table.reshape(output.shape)) for each in rounds]
+        yield Shot(rounds, whole, whole, None, eager.arrival, _take_table)
         return
     flat = _flat(x)
     for piece in _pieces(flat.size, flat.itemsize, eager.buffer_bytes):
         rounds = eager.rounds((piece.stop - piece.start,), flat.dtype)
         result = functools.partial(_columns, link.size, piece)
-        yield Shot(rounds, functools.partial(_piece, piece), result, None, eager.all_arrived, _take_table)
+        yield Shot(rounds, functools.partial(_piece, piece), result, None, eager.arrival, _take_table)
 
 
 def _take_table(current: Round, out: Array) -> None:
-    out.reshape(current.table.shape)[...] = current.table
+    out[...] = current.table
 
 
 SHOTS: dict[str, Callable[[Link, Array, Array, ReduceOp | None, int], Iterator[Shot]]] = {
@@ -305,8 +301,13 @@ def _shown_in(dtype: np.dtype[Any], op: ReduceOp | None) -> np.dtype[Any]:
     return dtype if op is None or op.factor is None else accumulated_in(dtype)
 
 
-def _factor(op: ReduceOp) -> Callable[[Array], None] | None:
-    return None if op.factor is None else functools.partial(premultiply, op)
+def _multiplying(op: ReduceOp | None) -> Callable[[Array, Array], object] | None:
+    return None if op is None or op.factor is None else functools.partial(_write_multiplied, op)
+
+
+def _write_multiplied(op: ReduceOp, out: Array, x: Array) -> None:
+    out[...] = x
+    premultiply(op, out)
 
 
 def _reduction(op: ReduceOp, dtype: np.dtype[Any]) -> Callable[[Round, Array], None]:
@@ -315,7 +316,7 @@ def _reduction(op: ReduceOp, dtype: np.dtype[Any]) -> Callable[[Round, Array], N
     def combined(current: Round, out: Array) -> None:
         rows = current.rows
         combine(rows[0], rows[1], out=out)  # positional is deprecated for maximum and minimum
-        for row in rows[2:]:
+        for row in current.later_rows:
             combine(out, row, out=out)
         if averages:
             finish(op, out, len(rows))

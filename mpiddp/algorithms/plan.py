@@ -14,9 +14,9 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -95,7 +95,8 @@ ONE_ORDER: dict[str, Rows] = {"all_reduce": ((0, "short"), (ANY_SIZE, "hierarchi
 """Rows between nodes under ``MPIDDP_DETERMINISTIC=1``: arrays of all sizes are added in one order."""
 
 
-class Plan(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Plan:
     call: Call
     steps: Callable[..., Steps]
     """Takes the link, the call, and the arguments."""
@@ -315,16 +316,16 @@ def _through_blocks(
     counts: tuple[list[int], list[int]] | None,
 ) -> Plan:
     name = call.name
-    cut_output: Cut = _as_list if name == "scatter" else _as_given
-    cut_input: Cut = _as_list if name in ("gather", "all_gather") else _as_given
+    cut_output: Cut | None = _as_list if name == "scatter" else None
+    cut_input: Cut | None = _as_list if name in ("gather", "all_gather") else None
     equal = False
     if counts is not None:
         equal = all(len(set(each)) == 1 for each in counts)  # else both are bytes
-        cut_output, cut_input = (_cut(each, equal) for each in counts)
-        outputs, inputs = cut_output(outputs[0]), cut_input(inputs[0])
+        cut_output, cut_input = cuts = [_cut(each, equal) for each in counts]
+        outputs, inputs = (cut(*given) for cut, given in zip(cuts, (outputs, inputs), strict=True))
     blocks = Blocks(link, name, outputs, inputs, root, (cut_output, cut_input), equal=equal)
     longest = max(x.nbytes for x in (*outputs, *inputs))
-    shot = OneShot(link, call, [blocks.shot()], (0, 1), blocks.apart if blocks.sends_long else None, longest)
+    shot = OneShot(link, call, [blocks.shot()], (0, 1), blocks.apart if blocks.long else None, longest)
     return Plan(call, shot.steps, shot.run)
 
 
@@ -337,10 +338,6 @@ def _cut(counts: list[int], equal: bool) -> Cut:
 
 def _as_list(x: Array) -> list[Array]:
     return [x]
-
-
-def _as_given(xs: Sequence[Array] | None) -> Sequence[Array]:
-    return xs or ()
 
 
 def offering(operation: str) -> list[str]:

@@ -297,8 +297,7 @@ def reduce_scatter(
     key = ("reduce_scatter", algorithm, op, joined.dtype, joined.shape, result.shape, type(joined), type(result))
     plan = group._plans.get(key)
     if plan is None:
-        made = planning.make(group._link, *key[:2], result, joined, op, count=result.size)
-        plan = group._plans.remember(key, made)
+        plan = group._plans.remember(key, planning.make(group._link, *key[:2], result, joined, op, count=result.size))
     return dispatch(group, plan, (result, joined, op), (result,), async_op)
 
 

@@ -20,7 +20,8 @@ import os
 import struct
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -69,7 +70,8 @@ def buffer_bytes(ranks: int) -> int:
     return _ROUND_BYTES // ranks // mmap.PAGESIZE * mmap.PAGESIZE
 
 
-class Round(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Round:
     """Where the records and arrays of a round lie in the memory."""
 
     records: slice
@@ -81,19 +83,23 @@ class Round(NamedTuple):
     table: Array
     """The arrays of all ranks as one of shape (ranks, ...)."""
     rows: list[Array]
+    later_rows: list[Array]
+    """Those of the third rank and of all behind it."""
     own: Array
+    place: slice
+    """Where it lies in the memory."""
 
 
 class SpinWait:
     """An event in shared memory. Whoever waits for it lets MPI make progress on ``comm`` meanwhile."""
 
-    __slots__ = ("_comm", "_happened", "_looks")
+    __slots__ = ("_comm", "_looks", "happened")
 
     def __init__(self, happened: Callable[[], bool], comm: MPI.Intracomm) -> None:
-        self._happened, self._comm, self._looks = happened, comm, 0
+        self.happened, self._comm, self._looks = happened, comm, 0
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
-        if self._happened():
+        if self.happened():
             return True
         self._looks += 1
         if self._looks % _LOOKS_PER_PROGRESS == 0:
@@ -125,20 +131,19 @@ class EagerBuffers(Resource):
     """
 
     def __init__(self, link: Link, memory: mmap.mmap, start: int) -> None:
-        self._memory, self._start = memory, start
+        self.memory, self._start = memory, start
         self._rank, self._size = link.rank, link.size
         self.buffer_bytes = buffer_bytes(link.size)
         """Longer arrays go in pieces."""
         self._comm = link.later
         self.number = self._complete = 0
         """The last round that this rank has begun, and the last one in which all ranks are known to have arrived."""
-        self._records = slice(0, 0)
-        self._expected = b""
+        self._records, self._expected = slice(0, 0), b""
+        self.arrival = self.spin_wait(self._all_arrived)
+        """The arrival of all ranks in this round, with the same call."""
         self.words = memoryview(memory).cast("q")
-        self._numbers = [
-            self.words[records.start // 8 : records.stop // 8 : _RECORD.size // 8]
-            for records in map(self._records_of, range(BUFFERS))
-        ]
+        records, step = map(self._records_of, range(BUFFERS)), _RECORD.size // 8
+        self._numbers = [self.words[each.start // 8 : each.stop // 8 : step] for each in records]
         self.told: list[object] = [None] * BUFFERS
         """For each buffer the owner of the sizes that this rank has told last."""
         self._identity = self.position(BLOCK_WORDS, 0, 0, 0)
@@ -173,18 +178,24 @@ class EagerBuffers(Resource):
         """Copy from the memory of another rank; return False if that is impossible."""
         return self.reads(rank) and cma.read(self.words[self._identity + 3 * rank], address, into) == 0
 
-    def rounds(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[Round]:
-        """Return the four rounds as seen by calls with arrays of this shape and dtype."""
-        strides = (self.buffer_bytes, *np.empty(shape, dtype).strides)
+    def rounds(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, joined: bool = False) -> list[Round]:
+        """Return the four rounds as seen by calls with arrays of this shape and dtype.
+
+        The ranks' arrays lie in buffers of their own or, ``joined``, side by side in the first rank's.
+        """
+        row: Array = np.empty(shape, dtype)
+        strides = (row.nbytes if joined else self.buffer_bytes, *row.strides)
         rounds = []
         for number in range(BUFFERS):
             start = self._start + self._size * (mmap.PAGESIZE + number * self.buffer_bytes) - SKEW_BYTES
-            table: Array = np.ndarray((self._size, *shape), dtype, self._memory, start, strides)
+            table: Array = np.ndarray((self._size, *shape), dtype, self.memory, start, strides)
             records = self._records_of(number)
             own = records.start + self._rank * _RECORD.size
             call = slice(own + _NUMBER_BYTES, own + _RECORD.size)
             rows = [table[rank, ...] for rank in range(self._size)]
-            rounds.append(Round(records, call, own // 8, table, rows, rows[self._rank]))
+            start += self._rank * strides[0]
+            place = slice(start, start + row.nbytes)
+            rounds.append(Round(records, call, own // 8, table, rows, rows[2:], rows[self._rank], place))
         return rounds
 
     def writable(self) -> bool:
@@ -198,40 +209,39 @@ class EagerBuffers(Resource):
                 return True
         return False
 
-    def begin(self, rounds: list[Round], call: bytes, x: Array | None, change: Callable[[Array], None] | None) -> Round:
+    def begin(self, rounds: list[Round], call: bytes, x: Any, write: Callable[[Array, Array], object] | None) -> Round:
         """Begin the next round, which must be `writable`.
 
-        ``call``, a record without its number, is equal on all ranks that agree. ``change`` is applied to the copy of
-        ``x`` before others can see it.
+        ``call``, a record without its number, is equal on all ranks that agree. ``write`` writes ``x`` to this rank's
+        array of the round, if their bytes are not the same.
         """
         self.number = number = self.number + 1
         current = rounds[number % BUFFERS]
-        if x is not None:
-            current.own[...] = x
-            if change is not None:
-                change(current.own)
+        if write is not None and x is not None:
+            write(current.own, x)
+        elif x is not None:
+            self.memory[current.place] = x  # half of the time of NumPy's assignment
         self.words[current.own_number] = 0  # so that nobody sees half of the new record under the old number
-        self._memory[current.own_call] = call
+        self.memory[current.own_call] = call
         self.words[current.own_number] = number
         self._records, self._expected = current.records, (number.to_bytes(8, "little") + call) * self._size
         return current
 
-    def all_arrived(self) -> bool:
-        """Return True if all ranks have written their records of this round, with the same call."""
-        if self._memory[self._records] != self._expected:
+    def _all_arrived(self) -> bool:
+        if self.memory[self._records] != self._expected:
             return False
         self._complete = self.number
         return True
 
-    def arrived(self, rank: int) -> Callable[[], bool]:
-        """Return a function that tells whether ``rank`` has arrived in this round with the same call."""
+    def arrival_of(self, rank: int) -> SpinWait:
+        """Return the arrival of ``rank`` in this round, with the same call."""
         first = rank * _RECORD.size
 
         def it_arrived() -> bool:
             start = self._records.start + first
-            return self._memory[start : start + _RECORD.size] == self._expected[: _RECORD.size]
+            return self.memory[start : start + _RECORD.size] == self._expected[: _RECORD.size]
 
-        return it_arrived
+        return self.spin_wait(it_arrived)
 
     def spin(self, happened: Callable[[], bool], looks: int = LOOKS) -> bool:
         """Look some times, for about a millisecond at most; return False if ``happened()`` is still false."""
@@ -257,7 +267,7 @@ class EagerBuffers(Resource):
         for number in range(self.number, max(self.number - BUFFERS, 0), -1):
             # A record is whole if its number was there before it was read, and is there still.
             before = list(self._numbers[number % BUFFERS])
-            records = list(_RECORD.iter_unpack(self._memory[self._records_of(number)]))
+            records = list(_RECORD.iter_unpack(self.memory[self._records_of(number)]))
             after = list(self._numbers[number % BUFFERS])
             ranks = [self._rank, *(rank for rank in range(self._size) if rank != self._rank)]
             whole = [rank for rank in ranks if before[rank] == after[rank] == number]
@@ -266,4 +276,4 @@ class EagerBuffers(Resource):
         return calls
 
     def close(self) -> None:
-        del self._memory, self._numbers, self.words, self.told  # which hold the memory
+        del self.memory, self._numbers, self.words, self.told  # which hold the memory

@@ -1,6 +1,7 @@
 """Eager buffers: ranks that run ahead, arrive late, call different things or leave, and short arrays of all kinds."""
 
 import contextlib
+import dataclasses
 import gc
 import itertools
 import mmap
@@ -176,7 +177,7 @@ def test_who_is_ahead_finds_out_about_an_old_round(world, group):
 def test_mpis_error_in_the_first_looks_is_told_as_a_later_one(world, group, monkeypatch):
     """Such as that of a rank that has died, which the job's failures make a `RankFailedError`."""
     spin, told = mock.Mock(side_effect=lazy.MPI.Exception(lazy.MPI.ERR_OTHER)), mock.Mock()
-    monkeypatch.setattr(EagerBuffers, "all_arrived", lambda _: False)
+    monkeypatch.setattr(group._link.find(EagerBuffers).arrival, "happened", lambda: False)
     monkeypatch.setattr(group._link.find(EagerBuffers), "spin", spin)
     monkeypatch.setattr(group._monitor, "verify_failed", told)
     with pytest.raises(lazy.MPI.Exception) as caught:
@@ -207,9 +208,7 @@ def test_a_call_after_an_interrupted_one_is_not_taken_for_its_rest(world, group,
 
 def interrupting(index, uses):
     """Return an index that raises when it is used once more than ``uses`` times."""
-    made = mock.MagicMock()
-    made.__index__.side_effect = [index] * uses + [InterruptedError]
-    return made
+    return mock.MagicMock(**{"__index__.side_effect": [index] * uses + [InterruptedError]})
 
 
 @pytest.mark.parametrize("stores", [0, 1])
@@ -224,7 +223,7 @@ def test_a_record_that_is_half_written_is_no_mismatch(stores):
             assert each.writable()
             each.begin(own, barrier.pack(sequence), None, None)
     assert ranks[1].writable()
-    stopping = [each._replace(own_number=interrupting(each.own_number, stores)) for each in rounds[1]]
+    stopping = [dataclasses.replace(each, own_number=interrupting(each.own_number, stores)) for each in rounds[1]]
     with pytest.raises(InterruptedError):
         ranks[1].begin(stopping, broadcast.pack(5), None, None)
     compared = ranks[0].calls()
