@@ -349,8 +349,7 @@ def test_every_way_of_ordinary_arrays(case: Case, way: str, monkeypatch: pytest.
         for operation in plan.ONE_NODE if link.one_node else ["all_reduce"]:
             operate(case, operation, name, rows, op, **where)
     if link.resource(CrossMemory).fault in ("", "not in this test"):
-        several = len(set(link.nodes)) < size
-        assert any(link.now.allgather(bool(copies))) == (way == "copied by the kernel" and several)
+        assert any(link.now.allgather(bool(copies))) == (way == "copied by the kernel" and len(set(link.nodes)) < size)
 
 
 def test_memory_that_is_gone_is_an_error(case: Case) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import mpiddp as dist
 from mpiddp import settings
 from mpiddp.algorithms import exchange, fallback, hierarchical, native, plan, ring, tree, two_shot
+from mpiddp.cores import cores
 from mpiddp.distributed.groups import default_group
 from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.shm import eager
@@ -49,7 +49,7 @@ class Pretended:
 
     def __init__(self, *nodes: int, eager: bool = True, crowded: bool = False) -> None:
         self.size, self.one_node, self._some = len(nodes), len(set(nodes)) == 1, eager
-        self.world = SimpleNamespace(crowded=crowded)
+        self.world, self.crowded = self, crowded
 
     def find(self, kind: type) -> object:
         return kind if self._some and eager.region_bytes(self) else None  # type: ignore[arg-type]
@@ -61,6 +61,7 @@ def steps(link: Any, operation: str, algorithm: str | None, x: Any, op: ReduceOp
 
 def test_on_a_node_most_arrays_go_through_its_memory(world: Any) -> None:
     link = default_group()._link
+    assert link.world.crowded == (world.size > len(set().union(*link.now.allgather(cores()))))
     short, long = np.zeros(10), np.zeros(1 << 20)
     found = plan.make(link, "all_reduce", None, short, short, ReduceOp.SUM)
     shown = world.size > 1 and settings.eager()
@@ -77,20 +78,13 @@ def test_many_ranks_and_those_without_eager_buffers_send_messages(monkeypatch: p
     most = eager.MAX_RANKS
     assert plan.rows("all_reduce", Pretended(*[0] * most))[0][1] == "one_shot"  # type: ignore[arg-type]
     assert plan.rows("reduce", Pretended(*[0] * (most + 1)))[0][1] == "native"  # type: ignore[arg-type]
+    assert plan.rows("broadcast", Pretended(0, 0, crowded=True)) == plan.CROWDED["broadcast"]  # type: ignore[arg-type]
     several: list[Any] = [Pretended(*[0] * (most + 1)), Pretended(0, 1), Pretended(0, 0, eager=False)]
     for link in several:
         assert all(name != "one_shot" for operation in plan.ONE_NODE for _, name in plan.rows(operation, link))
         assert plan.algorithm_of("all_reduce", link, 8) == ("native" if link.one_node else "short")
     monkeypatch.setenv("MPIDDP_EAGER", "0")
     assert plan.rows("all_reduce", Pretended(0, 0))[0][1] == "native"  # type: ignore[arg-type]
-
-
-def test_waits_decide_which_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MPIDDP_EAGER", raising=False)
-    links: list[Any] = [Pretended(0, 0), Pretended(0, 0, crowded=True), Pretended(0, 0, eager=False), Pretended(0, 1)]
-    chosen = [plan.algorithm_of("all_reduce", link, 1 << 18) for link in links]
-    assert chosen == ["two_shot", "one_shot", "native", "native"]
-    assert plan.rows("reduce", links[0]) == plan.ONE_NODE["reduce"]
 
 
 def test_what_mpi_does_not_define_is_exchanged() -> None:

@@ -17,17 +17,10 @@ from mpiddp.shm.eager import EagerBuffers
 pytestmark = pytest.mark.mpi(min_size=2)
 
 
-@pytest.fixture
-def tried(world: Any) -> ways.Choice:
-    return ways.Choice(default_group()._link)
+class Tried(ways.Choice):
+    """Its processor time passes only in steps, and in waits for them."""
 
-
-class Clock:
-    """Processor time that passes only in steps, and in waits for them."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        monkeypatch.setattr(ways, "thread_time", lambda: self.now)
+    now = 0.0
 
     def steps(self, seconds: float, waited: float) -> Steps:
         self.now += seconds
@@ -35,38 +28,43 @@ class Clock:
         self.now += waited
         yield READY
 
+    def take(self, way: str | None, **took: tuple[float, float]) -> None:
+        drive(self.run({each: self.steps(*times) for each, times in took.items()}, way))
 
-def chosen(tried: ways.Choice, clock: Clock, took: dict[str, tuple[float, float]]) -> str:
-    for _ in range(ways.TRIES * len(took)):
-        assert tried.way is None
-        drive(tried.run({way: clock.steps(*each) for way, each in took.items()}, None))
-    return str(tried.way)
-
-
-def test_the_slowest_rank_counts(tried: ways.Choice, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = 5.0 if world.rank == world.size - 1 else 1.0
-    assert chosen(tried, Clock(monkeypatch), {"scratch": (4, 0), "attach": (slow, 0)}) == "scratch"
+    def chosen(self, **took: tuple[float, float]) -> str:
+        for _ in range(ways.TRIES * len(took)):
+            assert self.way is None
+            self.take(None, **took)
+        return str(self.way)
 
 
-def test_steps_and_waits_count(tried: ways.Choice, monkeypatch: pytest.MonkeyPatch) -> None:
-    took = {"scratch": (4.0, 0.0), "attach": (3.0, 9.0), "native": (1.0, 1.0)}
-    assert chosen(tried, Clock(monkeypatch), took) == "native"
+@pytest.fixture
+def tried(world: Any, monkeypatch: pytest.MonkeyPatch) -> Tried:
+    made = Tried(default_group()._link)
+    monkeypatch.setattr(ways, "thread_time", lambda: made.now)
+    return made
+
+
+def test_the_slowest_rank_counts(tried: Tried, world: Any) -> None:
+    assert tried.chosen(scratch=(4, 0), attach=(5 if world.rank == world.size - 1 else 1, 0)) == "scratch"
+
+
+def test_steps_and_waits_count(tried: Tried) -> None:
+    assert tried.chosen(scratch=(4, 0), attach=(3, 9), native=(1, 1)) == "native"
     tried.way = None
-    clock = Clock(monkeypatch)
-    assert chosen(tried, clock, {"scratch": (4, 0), "attach": (3.9, 0)}) == "scratch", "chance does not choose"
+    assert tried.chosen(scratch=(4, 0), attach=(3.9, 0)) == "scratch", "chance does not choose"
 
 
-def test_the_ways_are_tried_again_now_and_then(tried: ways.Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ways_are_tried_again_now_and_then(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "CALLS", 5)
-    clock = Clock(monkeypatch)
-    assert chosen(tried, clock, {"scratch": (9, 0), "attach": (1, 0)}) == "attach"
+    assert tried.chosen(scratch=(9, 0), attach=(1, 0)) == "attach"
     for _ in range(5):
         assert tried.way == "attach"
-        drive(tried.run({"scratch": clock.steps(1, 0), "attach": clock.steps(9, 0)}, None))
-    assert chosen(tried, clock, {"scratch": (1, 0), "attach": (9, 0)}) == "scratch"
+        tried.take(None, scratch=(1, 0), attach=(9, 0))
+    assert tried.chosen(scratch=(1, 0), attach=(9, 0)) == "scratch"
 
 
-def test_pieces_warm_up_before_each_choice(tried: ways.Choice) -> None:
+def test_pieces_warm_up_before_each_choice(tried: Tried) -> None:
     """They write into memory that no other core has read at first, which is faster than ever again."""
     for _ in range(2):
         calls = [tried.next(["pieces", "attach"]) for _ in range(ways.WARM_UPS + 1)]
@@ -74,7 +72,6 @@ def test_pieces_warm_up_before_each_choice(tried: ways.Choice) -> None:
         tried._took = {"pieces": [2.0] * ways.TRIES, "attach": [1.0] * (ways.TRIES - 1)}
         drive(tried.timed("attach", ()))
         assert tried.way == "attach"
-        tried.way = None
 
 
 def test_the_description_names_operation_way_and_size(world: Any) -> None:
@@ -84,13 +81,10 @@ def test_the_description_names_operation_way_and_size(world: Any) -> None:
     assert found.described() == {"reduce": "scratch (below 512 KiB), attach (below 16 MiB)"}
 
 
-def test_the_only_way_and_a_way_that_was_asked_for_are_not_tried(
-    tried: ways.Choice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock(monkeypatch)
-    drive(tried.run({"scratch": clock.steps(1, 0)}, "attach"))
-    drive(tried.run({"scratch": clock.steps(9, 0), "attach": clock.steps(1, 0)}, "attach"))
-    assert not tried._took and clock.now == 2
+def test_the_only_way_and_a_way_that_was_asked_for_are_not_tried(tried: Tried) -> None:
+    tried.take("attach", scratch=(1, 0))
+    tried.take("attach", scratch=(9, 0), attach=(1, 0))
+    assert not tried._took and tried.now == 2
 
 
 @pytest.mark.parametrize("count", [300_007, 1_100_007])
@@ -108,8 +102,7 @@ def test_calls_agree_on_a_way_and_then_take_it(
     dist.all_reduce(np.zeros(count, np.float32))  # asks for the ways' memory
     link.resource(ways.Ways)._choices.clear()
     default_group()._plans.forget()
-    reads = []
-    read = CrossMemory.read
+    reads, read = [], CrossMemory.read
     monkeypatch.setattr(CrossMemory, "read", lambda *args: reads.append(1) or read(*args))
     by_attach = []
     for call in range(others + ways.TRIES + 3):
@@ -121,8 +114,7 @@ def test_calls_agree_on_a_way_and_then_take_it(
             work.wait()
         assert (x == world.size * (world.size + 1) / 2).all(), call
         by_attach.append(bool(reads))
-    choices = link.resource(ways.Ways)._choices.items()
-    found = [choice.way for kind, choice in choices if kind.operation == "all_reduce" and choice.way]
+    found = [choice.way for choice in link.resource(ways.Ways)._choices.values() if choice.way]
     if async_op and not begins_in_turn:
         assert not any(by_attach) and not found
         return

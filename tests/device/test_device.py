@@ -243,8 +243,7 @@ def test_earlier_kernels_read_what_was_there_before(world: Any, cupy: Any) -> No
 def test_arrays_on_their_way_are_kept(world: Any, cupy: Any) -> None:
     works = []
     for index in range(12):
-        works.append(dist.all_reduce(cupy.full(400 * index, index, np.float32), async_op=True))
-        works.append(dist.all_reduce(cupy.full(3, index, np.float32), async_op=True))
+        works += [dist.all_reduce(cupy.full(n, index, np.float32), async_op=True) for n in (400 * index, 3)]
         cupy.full(400 * index, 77, np.float32)  # takes the memory of what was dropped
         gc.collect()
     for index, each in enumerate(works):

@@ -17,5 +17,4 @@ def test_soak(ranks, minutes):
     soak = ("-m", "tests.measure.soak", "--minutes", minutes)
     done = launcher.job(*soak, ranks=ranks, search=[ROOT], limit_s=240, cwd=ROOT)
     assert done.rc == 0 and "no wrong result" in done.stdout, done
-    left = [path.name for path in set(launcher.SHARED.iterdir()) - shared if path.name.startswith("mpiddp")]
-    assert not left
+    assert not [path for path in set(launcher.SHARED.iterdir()) - shared if path.name.startswith("mpiddp")]
