@@ -2,8 +2,8 @@
 
 In the first round the ranks tell each other where their arrays lie. If these are symmetric, or if they go by
 cross-memory attach, every rank then does its part of `two_shot` at once, and the second round is the barrier after it.
-The other `ways` are steps, and need no second round: of `one_shot` in pieces, of `two_shot` through the scratch, and
-of MPI. A call of `two_shot` by attach takes longer, because it makes anew what a plan has prepared here.
+The other `ways` need no second round: those of `one_shot` in pieces, of `two_shot` through the scratch, and of MPI. A
+call of `two_shot` by attach takes longer, because it makes anew what a plan has prepared here.
 
 The first round has the first pieces of ordinary arrays already. Symmetric arrays are not copied there, so that the
 round is made again if only some are. So it is in a call that tries pieces, whose time is that of all of them.
@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from mpiddp.errors import DistError
-from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import MAX_COUNT, counted, plain
 from mpiddp.mpi.operation import Call
@@ -61,7 +60,7 @@ class Direct:
             for number in range(BUFFERS)
         ]
         """Where the first rank tells segment, offset, address and factor, by the buffer; the others do behind it."""
-        self._choice = link.resource(Ways).of(two_shot.kind_of(call, x)._replace(in_pieces=pieces is not None))
+        self._choice = link.resource(Ways).of(two_shot.kind_of(call, x)._replace(of_direct=1 + (pieces is not None)))
         self._memory = link.resource(CrossMemory)
         self._has_factor = op is not None and op.factor is not None
         self._scratch = link.resource(Scratch) if pieces is None or x.nbytes >= _SCRATCH_BYTES else None
@@ -144,7 +143,7 @@ class Direct:
             self._first.end(shown, self._first.result(output))
         if len(pieces.shots) == first:
             return ENOUGH
-        return Driven(lambda: pieces.shoot(output, x, self._call.record.pack(0), first))
+        return Driven(lambda: pieces.shoot(output, x, self._eager.call, first))
 
     def _by_mpi(self, output: Array, x: Array) -> Awaited:
         link = self._link
@@ -153,8 +152,7 @@ class Direct:
             return Driven(lambda: part.by(native, part.link))
         if output is x:
             return link.later.Ibcast(counted(x), self._root)
-        in_place = np.may_share_memory(x, output)  # then `apart` has found that it is this rank's block
-        return link.later.Iallgather(MPI.IN_PLACE if in_place else counted(x), output)
+        return link.later.Iallgather(counted(x.copy() if np.may_share_memory(x, output) else x), output)
 
     def _decide(self) -> tuple[str | None, bool]:
         """Return the way of ordinary arrays, and whether this call tries it; None before the ways are prepared.
@@ -166,8 +164,7 @@ class Direct:
             return PIECES, False
         chosen = self._choice.way
         if chosen is not None:
-            if chosen != SCRATCH or self._pieces is not None:  # `two_shot` counts the others
-                self._choice.count()
+            self._choice.count()
             return chosen, False
         if not (self._memory.asked and (self._scratch is None or self._scratch.ready or self._scratch.fault)):
             return None, False
@@ -192,7 +189,7 @@ class Direct:
             yield self._by_pieces(output, x, None)
         elif way == ATTACH:
             yield self._move(output, x, told) or READY
-            yield from self._meeting.shoot(None, None, self._call.record.pack(0))
+            yield from self._meeting.shoot(None, None, self._eager.call)
         elif way == MPIS:
             yield self._by_mpi(output, x)
         else:

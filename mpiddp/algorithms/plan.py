@@ -64,8 +64,8 @@ ANY_SIZE = float("inf")
 _PIECES_BYTES, _PIECES_OF_MANY_BYTES = 1 << 22, 1 << 19
 """Up to this size an ordinary array of up to four ranks, or of more, may go through the eager buffers in pieces."""
 _SCALED_PIECES_BYTES = 1 << 20
-"""Up to this size one of PREMUL_SUM always does. The other ways scale its sum, not the addends, by a power of two. That
-gives other bits where it underflows, and time must not choose between them."""
+"""Up to this size one of PREMUL_SUM always does where it may. The other ways, and symmetric arrays, scale its sum, not
+the addends, by a power of two. That gives other bits where it underflows, and time must not choose between them."""
 _KIB = 1 << 10
 
 # Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0 (`python -m mpiddp bench tune`). Bytes are of the
@@ -81,7 +81,7 @@ CROWDED: dict[str, Rows] = {
     "all_gather": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
     "broadcast": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
 }
-"""Rows where a wait may take a time slice, as it does with more ranks than cores and in MPI's messages."""
+"""Rows where a round takes long: with more ranks than cores, and by MPI's messages where no eager buffers are."""
 _SHORT = (handshake.SLOT_BYTES, "short")
 SEVERAL_NODES: dict[str, Rows] = {
     "all_reduce": (_SHORT, (256 * _KIB, "native"), (ANY_SIZE, "hierarchical")),

@@ -3,8 +3,9 @@
 Which one is the fastest depends on the processor, the kernel and the pages of the arrays, and most of all on the cores:
 where they have no cache in common, writing to a buffer that another core has read takes many times as long. Therefore
 the first calls of an operation with arrays of a size take one way after the other, and then all ranks agree on one. MPI
-has no part in reductions, which have the same bits by all others. A PREMUL_SUM might not in pieces, so there the size
-alone decides. A way is judged by processor time, because other load prolongs a call, but hardly its work.
+has no part in reductions, which have the same bits by all others. In pieces a PREMUL_SUM scales its addends, elsewhere
+mostly their sum, which differs where it underflows; so there the size alone decides. A way is judged by processor time,
+because other load prolongs a call, but hardly its work.
 
 In `two_shot` there is a choice where all ranks block in the call. Other calls go through the scratch, which a rank
 fills when their turn has come: a program may have begun several on one array, and by attach a rank might read it before
@@ -40,8 +41,8 @@ class Kind(NamedTuple):
     operation: str
     bits: int
     """Of the arrays' length in bytes."""
-    in_pieces: bool = False
-    """Whether they may go in pieces."""
+    of_direct: int = 0
+    """0: of `two_shot`; 1: of `direct`; 2: of `direct` with pieces. Each has ways of its own."""
 
 
 class Choice:
@@ -92,6 +93,8 @@ class Choice:
 
 
 class Ways(Resource):
+    """The choices of a group."""
+
     def __init__(self, link: Link) -> None:
         self._link = link
         self._choices: dict[Kind, Choice] = {}
@@ -104,7 +107,7 @@ class Ways(Resource):
         found: dict[str, list[str]] = {}
         chosen = {kind: choice.way for kind, choice in sorted(self._choices.items()) if choice.way}
         for kind, way in chosen.items():
-            if kind._replace(in_pieces=True) in chosen and not kind.in_pieces:
+            if kind.of_direct < 2 and kind._replace(of_direct=kind.of_direct + 1) in chosen:
                 continue  # calls that asked for an algorithm, or arrays just too long for pieces
             limit = 1 << kind.bits
             size = f"{limit >> 20} MiB" if limit >> 20 else f"{limit >> 10} KiB"

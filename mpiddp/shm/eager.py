@@ -153,7 +153,7 @@ class EagerBuffers(Resource):
             self.words[self._identity + 3 * link.rank + index] = word
         self._readable: dict[int, bool] = {}
         self._crowded = link.world.crowded
-        """While this rank looks, another may need its core."""
+        """Where there are more ranks than cores, a rank that looks may keep another from its core."""
 
     def _records_of(self, number: int) -> slice:
         start = self._start + number % BUFFERS * self._size * _RECORD.size
@@ -226,6 +226,11 @@ class EagerBuffers(Resource):
         self.words[current.own_number] = number
         self._records, self._expected = current.records, (number.to_bytes(8, "little") + call) * self._size
         return current
+
+    @property
+    def call(self) -> bytes:
+        """The call of this round, for its other rounds."""
+        return self._expected[_NUMBER_BYTES : _RECORD.size]
 
     def _all_arrived(self) -> bool:
         if self.memory[self._records] != self._expected:

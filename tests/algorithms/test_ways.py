@@ -100,7 +100,7 @@ def test_calls_agree_on_a_way_and_then_take_it(
     in_pieces = begins_in_turn and count < 1 << 20 and world.size <= 4
     others = ways.TRIES + in_pieces * (ways.WARM_UPS + ways.TRIES)
     dist.all_reduce(np.zeros(count, np.float32))  # asks for the ways' memory
-    link.resource(ways.Ways)._choices.clear()
+    (choices := link.resource(ways.Ways)._choices).clear()
     default_group()._plans.forget()
     reads, read = [], CrossMemory.read
     monkeypatch.setattr(CrossMemory, "read", lambda *args: reads.append(1) or read(*args))
@@ -114,10 +114,11 @@ def test_calls_agree_on_a_way_and_then_take_it(
             work.wait()
         assert (x == world.size * (world.size + 1) / 2).all(), call
         by_attach.append(bool(reads))
-    found = [choice.way for choice in link.resource(ways.Ways)._choices.values() if choice.way]
+    found = [choice.way for choice in choices.values() if choice.way]
     if async_op and not begins_in_turn:
         assert not any(by_attach) and not found
         return
     assert by_attach[:-3] == [False] * others + [True] * ways.TRIES
     assert by_attach[-3:] == [found == ["attach"]] * 3
     assert len(set(link.now.allgather(*found))) == 1
+    assert ways.Kind("all_reduce", (4 * count).bit_length(), begins_in_turn * (1 + in_pieces)) in choices
