@@ -42,9 +42,9 @@ def _reduce(link: Link, call: Call, x: Array, op: ReduceOp, out: Array | None, f
             reduce_rows(op, rows, (flat,), link.size, factors)
         else:
             combine = getattr(np, op._combining)
-            combine(rows[0], rows[1], flat)
+            combine(rows[0], rows[1], out=flat)  # positional is deprecated for maximum and minimum
             for row in rows[2:]:
-                combine(flat, row, flat)
+                combine(flat, row, out=flat)
             finish(op, flat, link.size)
     slots.give(slot, link.now)
 
