@@ -104,14 +104,14 @@ class Direct:
         way, tries = self._way, self._tries
         if segments[0] and segments.count(segments[0]) == link.size:
             return self._move(output, x, told, segments[0])
-        if way == ATTACH and not tries:
+        if tries or way in (None, SCRATCH):
+            steps = self._go(way, output, x, told)
+            return Driven(lambda: self._choice.timed(way, steps) if tries and way else steps)
+        if way == ATTACH:
             return self._move(output, x, told)
-        if way == PIECES and not tries:
+        if way == PIECES:
             return self._by_pieces(output, x, None if any(segments) else current)
-        if way == MPIS and not tries:
-            return self._by_mpi(output, x)
-        steps = self._go(way, output, x, told)
-        return Driven(lambda: self._choice.timed(way, steps) if tries and way else steps)
+        return self._by_mpi(output, x)
 
     def _move(self, output: Array, x: Array, told: list[int], number: int = 0) -> Failed | None:
         """Do it where the arrays lie: in the segment of this number, or else in the ranks' own memory."""
@@ -179,7 +179,6 @@ class Direct:
 
     def _go(self, way: str | None, output: Array, x: Array, told: list[int]) -> Steps:
         """Go by a way that takes steps, or that is tried: its time begins when all ranks have come."""
-        link = self._link.after()
         if way is None:
             yield from self._memory.prepare()
             if self._scratch is not None:
@@ -193,5 +192,5 @@ class Direct:
         elif way == MPIS:
             yield self._by_mpi(output, x)
         else:
-            part = Part(self._operation, link, output, x, self._op, self._root)
-            yield from part.by(two_shot, link, self._call, way=SCRATCH)  # by MPI where there is no scratch
+            part = Part(self._operation, self._link.after(), output, x, self._op, self._root)
+            yield from part.by(two_shot, part.link, self._call, way=SCRATCH)  # by MPI where there is no scratch

@@ -87,7 +87,7 @@ class Round:
     """Those of the third rank and of all behind it."""
     own: Array
     place: slice
-    """Where it lies in the memory."""
+    """The last one's place in the memory."""
 
 
 class SpinWait:
@@ -153,7 +153,7 @@ class EagerBuffers(Resource):
             self.words[self._identity + 3 * link.rank + index] = word
         self._readable: dict[int, bool] = {}
         self._crowded = link.world.crowded
-        """Where there are more ranks than cores, a rank that looks may keep another from its core."""
+        """A rank that looks may keep another from its core, because there are more ranks than cores."""
 
     def _records_of(self, number: int) -> slice:
         start = self._start + number % BUFFERS * self._size * _RECORD.size
