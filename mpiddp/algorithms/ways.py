@@ -29,8 +29,9 @@ TRIES = 6
 """Calls that take each way, one after the other as they will be later. The least time counts."""
 WARM_UPS = 4
 """Calls in pieces before the tries. A buffer that no other core has read yet is written faster than ever again."""
-CALLS = 4000
-"""After so many calls the ways are tried again, because other load may have decided, and may have ended."""
+FEW_CALLS, MANY_CALLS = 250, 4000
+"""After so many calls the ways are tried again, because other load may have decided, and may have ended. A choice that
+is new lasts for few calls, and one that is made again for twice as many as before."""
 LEAD = 0.95
 """Another way has to take less than this of the first one's time, so that chance does not choose."""
 
@@ -52,7 +53,8 @@ class Choice:
         self._link = link
         self.way: str | None = None
         """None while the ways are tried."""
-        self._calls = self._warm_ups = 0
+        self._last = ""
+        self._lasts_calls = self._calls_left = self._warm_ups = 0
         self._took: dict[str, list[float]] = {}
 
     def run(self, possible: Mapping[str, Steps], way: str | None) -> Steps:
@@ -67,8 +69,8 @@ class Choice:
 
     def count(self) -> None:
         """Count a call that goes the chosen way, on all ranks alike."""
-        self._calls += 1
-        if self._calls % CALLS == 0:
+        self._calls_left -= 1
+        if self._calls_left == 0:
             self.way = None
 
     def next(self, possible: Collection[str]) -> tuple[str, bool]:
@@ -89,6 +91,9 @@ class Choice:
             yield self._link.later.Iallreduce(MPI.IN_PLACE, least, MPI.MAX)
             least[0] *= LEAD
             self.way = list(took)[int(least.argmin())]
+            is_new = self.way != self._last
+            self._lasts_calls = FEW_CALLS if is_new else min(2 * self._lasts_calls, MANY_CALLS)
+            self._last, self._calls_left = self.way, self._lasts_calls
             self._took, self._warm_ups = {}, 0
 
 

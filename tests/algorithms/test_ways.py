@@ -55,13 +55,13 @@ def test_steps_and_waits_count(tried: Tried) -> None:
     assert tried.chosen(scratch=(4, 0), attach=(3.9, 0)) == "scratch", "chance does not choose"
 
 
-def test_the_ways_are_tried_again_now_and_then(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "CALLS", 5)
-    assert tried.chosen(scratch=(9, 0), attach=(1, 0)) == "attach"
-    for _ in range(5):
-        assert tried.way == "attach"
-        tried.take(None, scratch=(1, 0), attach=(9, 0))
-    assert tried.chosen(scratch=(1, 0), attach=(9, 0)) == "scratch"
+def test_the_ways_are_tried_again_soon_while_the_choice_changes(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "FEW_CALLS", 3)
+    monkeypatch.setattr(ways, "MANY_CALLS", 10)
+    for way, calls in (("attach", 3), ("attach", 6), ("attach", 10), ("attach", 10), ("scratch", 3), ("scratch", 6)):
+        took = {"scratch": (5.0, 0.0), "attach": (1.0 if way == "attach" else 9.0, 0.0)}
+        assert tried.chosen(**took) == way
+        assert [tried.take(None, **took) or tried.way for _ in range(calls)] == [way] * (calls - 1) + [None]
 
 
 def test_pieces_warm_up_before_each_choice(tried: Tried) -> None:
