@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from mpiddp.device import dlpack, is_device_array, is_masked
 from mpiddp.device.half import bfloat16
@@ -60,7 +61,7 @@ def as_array(x: object, operation: str, *, writable: bool = True, name: str = "t
     TypeError if it is no array, or has Python objects. ArrayError unless it is C-contiguous, aligned, in native byte
     order and, if ``writable``, not read-only.
     """
-    if type(x) is np.ndarray and x.dtype in _codes:
+    if type(x) is ndarray and x.dtype in _codes:
         flags = x.flags
         if flags.carray or (flags.c_contiguous and flags.aligned and not writable):
             return x
@@ -69,7 +70,7 @@ def as_array(x: object, operation: str, *, writable: bool = True, name: str = "t
 
 def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
     held: Array | None = getattr(x, "__mpiddp_array__", None)
-    ours = held is not None or isinstance(x, np.ndarray) or is_device_array(x)
+    ours = held is not None or isinstance(x, ndarray) or is_device_array(x)
     array: Array = held if held is not None else x if ours else _adopted(x, operation, writable, name)  # type: ignore[assignment]
     if held is not None and not writable and not array.flags.c_contiguous:
         # autograd makes such layouts itself: the output of a linear layer is a transposed view.
@@ -85,17 +86,17 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
     if not array.flags.c_contiguous:
         need = f"a C-contiguous array, {got} with strides {array.strides}"
         copy = "numpy.ascontiguousarray(x)" if ours else "x.contiguous()"
-    elif isinstance(array, np.ndarray) and not array.flags.aligned:
+    elif isinstance(array, ndarray) and not array.flags.aligned:
         need, copy = f"an aligned array, {got} at an odd address", "x.copy()"
     elif not array.dtype.isnative:
         need, copy = f"native byte order, {got} in {array.dtype.byteorder!r}", "x.astype(x.dtype.newbyteorder('='))"
     if need:
         cure = f"make y = {copy}, pass y, and copy the result back: x[...] = y" if writable else f"pass {copy}"
         raise ArrayError(f"{operation} needs {need} as `{name}`; {cure}")
-    fixed = not array.flags.writeable if isinstance(array, np.ndarray) else not ours and dlpack.is_read_only(x)
+    fixed = not array.flags.writeable if isinstance(array, ndarray) else not ours and dlpack.is_read_only(x)
     if writable and fixed:
         # Copies by other libraries may be read-only too, as JAX's are.
-        copy = "x.copy()" if ours else f"{'numpy' if isinstance(array, np.ndarray) else 'cupy'}.array(x)"
+        copy = "x.copy()" if ours else f"{'numpy' if isinstance(array, ndarray) else 'cupy'}.array(x)"
         also = ", or call tree_all_reduce, which returns new arrays" if operation == "all_reduce" else ""
         raise ArrayError(
             f"{operation} needs a writable array, {got} that is read-only as `{name}`; pass y = {copy} and read the"
@@ -103,7 +104,7 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
         )
     dtype_code(array.dtype)
     # Subclasses such as matrix have a reshape of their own.
-    return np.asarray(array) if isinstance(array, np.ndarray) else array
+    return np.asarray(array) if isinstance(array, ndarray) else array
 
 
 def _adopted(x: object, operation: str, writable: bool, name: str) -> Array:
@@ -205,11 +206,11 @@ def as_arrays(
         raise ArrayError(
             f"{operation} needs one array in `{name}` for each of the {length} ranks of the group, got {len(xs)}"
         )
-    first, *others = xs
-    if type(first) is np.ndarray and first.dtype in _codes and first.flags.carray:
+    first = xs[0]
+    if type(first) is ndarray and first.dtype in _codes:
         dtype, shape = first.dtype, first.shape
-        for x in others:  # arrays that are alike, the usual case, need no closer look
-            if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape or not x.flags.carray:
+        for x in xs:  # arrays that are alike, the usual case, need no closer look
+            if type(x) is not ndarray or x.dtype is not dtype or x.shape != shape or not x.flags.carray:
                 break
         else:
             if writable and not _are_apart(xs):
@@ -257,14 +258,14 @@ def _expect_apart(outputs: Sequence[Array], operation: str) -> None:
 
 def _address(x: Array) -> int:
     # mpi4py's call takes a fifth of the time of NumPy's.
-    address: int = MPI.Get_address(movable(x)) if isinstance(x, np.ndarray) else x.data.ptr
+    address: int = MPI.Get_address(movable(x)) if isinstance(x, ndarray) else x.data.ptr
     return address
 
 
 def spans_of(args: Iterable[Any]) -> Iterator[tuple[int, int]]:
     """Return the first address of each array, also in lists, and the one after its last."""
     for each in args:
-        if isinstance(each, np.ndarray) or is_device_array(each):
+        if isinstance(each, ndarray) or is_device_array(each):
             start = _address(each)
             yield start, start + each.nbytes
         elif isinstance(each, (list, tuple)):
@@ -295,7 +296,7 @@ def movable(x: Array) -> Array:
 
 def plain(x: Array) -> bool:
     """Return True if MPI takes the array as it is, as its bytes."""
-    return isinstance(x, np.ndarray) and _is_named(x.dtype) and x.nbytes <= MAX_COUNT
+    return isinstance(x, ndarray) and _is_named(x.dtype) and x.nbytes <= MAX_COUNT
 
 
 def countable(x: Array) -> bool:
