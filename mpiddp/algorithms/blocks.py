@@ -8,9 +8,8 @@ sender sends a message, which the receiver begins when it knows the size: MPI ma
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,15 +32,8 @@ _READ_BYTES = 1 << 62
 _NO_BYTES = -1
 """Stands for the size of a block that is too long for its slot, where no sender tells it."""
 Cut = Callable[[Any], Sequence[Array]]
-
-
-class _Offer(NamedTuple):
-    """A block that its receiver may read."""
-
-    rank: int
-    taken: int
-    """The position of the answer."""
-    x: Array
+_Offer = tuple[int, int, Array]
+"""A block that its receiver may read: the position of the answer, the receiver, and the block."""
 
 
 class Blocks:
@@ -90,8 +82,17 @@ class Blocks:
             for index, (x, ranks) in enumerate(zip(inputs, to, strict=bool(inputs)))
             if (others := [rank for rank in ranks if rank != me])
         ]
-        self.long = [(index, others) for index, size_bytes, others in sent if size_bytes > self._slot_bytes]
-        """The numbers of the inputs that are too long for their slots, and the other ranks for whom they are."""
+        self.long = [
+            [
+                (index, rank, eager.position(ADDRESS, number, rank, me), eager.position(TAKEN, number, rank, me))
+                for index, size_bytes, others in sent
+                if size_bytes > self._slot_bytes
+                for rank in others
+            ]
+            for number in range(BUFFERS)
+        ]
+        """For each buffer the numbers of the inputs that are too long for their slots, the other ranks for whom they
+        are, and the positions of an offer and of its answer."""
         self._sent = [
             [
                 (index, slice(start := self._start(number, me, index), start + size_bytes))
@@ -108,7 +109,7 @@ class Blocks:
                     np.ndarray(x.shape if fits else 0, x.dtype, eager.memory, self._start(number, rank, slot)),
                     x.nbytes if fits else _NO_BYTES,
                     eager.position(SIZE, number, me, rank),
-                    rank,
+                    (eager.position(ADDRESS, number, me, rank), eager.position(TAKEN, number, me, rank), rank),
                 )
                 for index, (x, rank) in enumerate(zip(outputs, senders, strict=bool(outputs)))
                 for fits in [x.nbytes <= self._slot_bytes]
@@ -117,7 +118,7 @@ class Blocks:
             for number in range(BUFFERS)
         ]
         """For each buffer the number of an output, its slot, its size if it fits, the position of the size that the
-        sender tells, and the sender."""
+        sender tells; the positions of an offer and of its answer, and the sender."""
         self._tables: list[tuple[Array, Array, memoryview]] = []
         """For each buffer the slots of all blocks, to write and to read them at once, and the sizes that are told."""
         if equal and inputs[0].nbytes <= self._slot_bytes >= outputs[0].nbytes:
@@ -145,7 +146,8 @@ class Blocks:
         sent = [*given] if self._cut_input is None else [*self._cut_input(given)]
         if len(sent) > 1:
             del sent[self._link.rank]  # is copied first
-        if not native.overlap(output if self._cut_output is None else self._cut_output(output), sent):
+        outputs = output if self._cut_output is None else self._cut_output(output)
+        if not any(np.may_share_memory(x, y) for x in sent for y in outputs):
             return given
         return given.copy() if isinstance(given, np.ndarray) else [x.copy() for x in given]
 
@@ -175,16 +177,11 @@ class Blocks:
             self._block = inputs[self._own_input]
         for index, place in self._sent[buffer]:
             eager.memory[place] = inputs[index]  # half of the time of NumPy's assignment
-        for index, receivers in self.long:
-            self._offer(inputs[index], receivers, buffer)
-
-    def _offer(self, x: Array, receivers: list[int], buffer: int) -> None:
-        eager, me = self.eager, self._link.rank
-        for rank in receivers:
-            address = eager.position(ADDRESS, buffer, rank, me)
+        for index, rank, address, taken in self.long[buffer]:
+            x = inputs[index]
             if x.nbytes <= _READ_BYTES and eager.reads(rank):
                 eager.words[address] = address_of(x)
-                self._offers.append(_Offer(rank, eager.position(TAKEN, buffer, rank, me), x))
+                self._offers.append((taken, rank, x))
             else:
                 eager.words[address] = 0
                 self._requests.append(self.send(x, rank))
@@ -201,12 +198,14 @@ class Blocks:
         if self._block is not None:  # first, because what arrives may replace it
             outputs[self._own_output][...] = self._block
             self._block = None
-        for index, slot, size_bytes, size, sender in self._received[buffer]:
+        for index, slot, size_bytes, size, offer in self._received[buffer]:
             if words[size] == size_bytes:
                 outputs[index][...] = slot
             else:
-                wrong = self._take_long(outputs[index], words[size], sender)
+                wrong = self._take_long(outputs[index], words[size], *offer)
                 fault = fault or wrong
+        if self._offers:
+            self._offers = [offer for offer in self._offers if words[offer[0]] != self.eager.number]
         if not (fault or self._requests or self._offers):
             return None
         rest = self._rest(self.eager.number, self._requests, self._offers, fault)
@@ -216,33 +215,26 @@ class Blocks:
     def _rest(self, number: int, requests: list[MPI.Request], offers: list[_Offer], fault: str) -> Steps:
         """Wait for the answers to offers, and for messages; a block of the wrong size is an error at the end."""
         words = self.eager.words
-
-        def some_answered() -> bool:
-            return any(abs(words[offer.taken]) == number for offer in offers)
-
-        while offers:
-            yield self.eager.spin_wait(some_answered)
-            answered = [abs(words[offer.taken]) == number for offer in offers]
-            refused = [offer for offer in itertools.compress(offers, answered) if words[offer.taken] < 0]
-            requests += [self.send(offer.x, offer.rank) for offer in refused]
-            offers = [offer for offer, is_answered in zip(offers, answered, strict=True) if not is_answered]
+        for taken, rank, x in offers:
+            yield self.eager.spin_wait(lambda: abs(words[taken]) == number)  # noqa: B023 - it is asked in this turn
+            if words[taken] < 0:
+                requests.append(self.send(x, rank))
         yield All(requests)
         if fault:
             raise BlockError(fault)
 
-    def _take_long(self, x: Array, sent_bytes: int, rank: int) -> str:
+    def _take_long(self, x: Array, sent_bytes: int, address: int, taken: int, rank: int) -> str:
         """Begin to receive a block that is no short one of the right size; return what is wrong with it."""
-        eager, me, fault = self.eager, self._link.rank, ""
+        eager, words, fault = self.eager, self.eager.words, ""
         if sent_bytes != x.nbytes:
             fault = native.wrong_size(self._link, self._operation, rank, sent_bytes, x.nbytes)
             x = np.empty(sent_bytes, np.uint8)  # the message is received, so that the next is right
         if sent_bytes > self._slot_bytes:
-            address, taken = (eager.position(kind, eager.number % BUFFERS, me, rank) for kind in (ADDRESS, TAKEN))
-            there = eager.words[address]
+            there = words[address]
             if there and eager.read(rank, there, x):
-                eager.words[taken] = eager.number
+                words[taken] = eager.number
             else:
                 if there:
-                    eager.words[taken] = -eager.number
+                    words[taken] = -eager.number
                 self._requests.append(self._link.later.Irecv(as_message(x, sent_bytes), rank, Tag.LONG_BLOCK))
         return fault
