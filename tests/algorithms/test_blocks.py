@@ -13,7 +13,7 @@ from mpiddp.shm.eager import EagerBuffers
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
-SIZES = (0, 3, 4_000, 30_000)
+SIZES = (0, 3, 4_000, 140_000)
 """Elements of 4 bytes; the last do not fit into the buffers."""
 
 
