@@ -204,13 +204,14 @@ class Blocks:
             else:
                 wrong = self._take_long(outputs[index], words[size], *offer)
                 fault = fault or wrong
-        if self._offers:
-            self._offers = [offer for offer in self._offers if words[offer[0]] != self.eager.number]
-        if not (fault or self._requests or self._offers):
-            return None
-        rest = self._rest(self.eager.number, self._requests, self._offers, fault)
-        self._requests, self._offers = [], []
-        return Driven(lambda: rest)
+        return self._left(fault) if fault or self._requests or self._offers else None
+
+    def _left(self, fault: str) -> Driven | None:
+        """Return what is left to wait for."""
+        number, words = self.eager.number, self.eager.words
+        offers, self._offers = [offer for offer in self._offers if words[offer[0]] != number], []
+        requests, self._requests = self._requests, []
+        return Driven(lambda: self._rest(number, requests, offers, fault)) if fault or requests or offers else None
 
     def _rest(self, number: int, requests: list[MPI.Request], offers: list[_Offer], fault: str) -> Steps:
         """Wait for the answers to offers, and for messages; a block of the wrong size is an error at the end."""
