@@ -15,8 +15,6 @@ class Launcher(NamedTuple):
     size: str
     local_rank: str
     local_size: str = ""
-    libraries: tuple[str, ...] = ()
-    """Beginnings of the names of the MPI libraries that it starts; empty: any."""
     ends_libraries: tuple[str, ...] = ()
     """Libraries that abort under it in MPI_Init, mostly in silence."""
     ends_with_a_rank: bool = True
@@ -28,16 +26,12 @@ class Launcher(NamedTuple):
     cure: str = "start with the mpirun that belongs to this library"
     """What to do about a library that does not understand it."""
 
-    def starts(self, library: str) -> bool:
-        return not self.libraries or library.upper().startswith(tuple(name.upper() for name in self.libraries))
-
 
 # The order matters: an mpirun inside a batch job inherits Slurm's variables, which then describe the node's daemon.
 _LAUNCHERS = (
     Launcher(
         "mpirun (Open MPI)",
         *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-        libraries=("Open MPI",),
         ends_libraries=("MPICH",),
         passes_interrupts=False,
         waits_for_lost_hosts=True,
@@ -45,17 +39,14 @@ _LAUNCHERS = (
     Launcher(
         "mpirun (MVAPICH)",
         *("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
-        libraries=("MVAPICH",),
     ),
     Launcher(
         "mpiexec (PALS)",
         *("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
-        libraries=("MPICH", "CRAY"),
     ),
     Launcher(
         "mpirun (MPICH, Hydra)",
         *("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-        libraries=("MPICH", "Intel", "MVAPICH", "CRAY"),
         ends_with_a_rank=False,
     ),
     Launcher("flux run", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),

@@ -53,7 +53,7 @@ BUDGET = {
     "mpiddp/parallel": 1817,
     "mpiddp/shm": 446,
     "mpiddp/torch": 1484,
-    "mpiddp/training": 2288,
+    "mpiddp/training": 2286,
     "tests, all": 24_000,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""

@@ -70,8 +70,3 @@ def test_announced_ranks_keep_what_is_set(environ):
 def test_local_ranks(monkeypatch, announced, expected):
     monkeypatch.setattr(os, "environ", variables(announced))
     assert launchers.local_ranks() == expected
-
-
-@pytest.mark.parametrize("launcher", launchers._LAUNCHERS, ids=lambda launcher: launcher.name)
-def test_no_launcher_ends_a_library_that_it_starts(launcher):
-    assert not any(launcher.starts(name) for name in launcher.ends_libraries)

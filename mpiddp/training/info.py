@@ -63,8 +63,6 @@ def complaints(found: dict[str, Any]) -> list[str]:
             f"several MPI wheels are installed in this environment ({', '.join(wheels)}); they overwrite each other's"
             " files: pip uninstall all of them, then install one"
         )
-    if not found["mpi"]["launcher_fits"]["yes"]:
-        said.append(found["mpi"]["launcher_fits"]["reason"])
     threads = found["blas"]["threads"]
     if _most_threads_per_core(found["ranks"], 1) > 1:
         said.append("more ranks than cores on a node: they wait for each other's turns; start fewer")

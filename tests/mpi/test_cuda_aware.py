@@ -4,9 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpiddp.launchers import _LAUNCHERS, Launch
 from mpiddp.mpi import cuda_aware
-from mpiddp.mpi.cuda_aware import Support, launcher_fits
+from mpiddp.mpi.cuda_aware import Support
 
 YES, NO = Support(True, "says so"), Support(False, "says no")
 TRIED, FAILED = Support(True, "tried"), Support(False, "crashed")
@@ -115,25 +114,3 @@ def test_no_answer():
 )
 def test_abi(file, abi):
     assert cuda_aware._abi(file) == abi
-
-
-HYDRA, OPEN_MPI, SRUN = (
-    next(each for each in _LAUNCHERS if name in each.name) for name in ("Hydra", "Open MPI", "srun")
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "launch", "size", "fits"),
-    [
-        ("MPICH 5.0.2", Launch(HYDRA, 0, 4, 0), 4, True),
-        ("Open MPI v5.0.11", Launch(HYDRA, 0, 4, 0), 1, False),
-        ("MPICH 5.0.2", Launch(OPEN_MPI, 0, 2, 0), 1, False),
-        ("Intel(R) MPI Library 2021", Launch(HYDRA, 0, 2, 0), 2, True),
-        ("Open MPI v5.0.11", Launch(SRUN, 0, 2, 0), 1, False),
-        ("Open MPI v5.0.11", None, 1, True),
-    ],
-)
-def test_launcher(name, launch, size, fits):
-    answer = launcher_fits(name, launch, size)
-    assert isinstance(answer, Support) and answer.yes is fits
-    assert answer.reason
