@@ -205,7 +205,6 @@ class _Places:
         me, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size - spares
         self.slot = me if me < self.size else None
         self.prepared = False
-        self._heard: list[bytes] = []
 
     @property
     def job(self) -> Job:
@@ -246,8 +245,7 @@ class _Places:
         job = self.job
         if groups.is_initialized() and self.size == job.world.size:
             return
-        self._heard.clear()
-        job.liveness.handlers[Tag.RUN_OVER] = lambda _, outcome: self._heard.append(outcome)
+        job.liveness.heard.pop(Tag.RUN_OVER, None)
         if groups.is_initialized():
             groups.destroy(groups.doomed())
         with time_limit(self.timeout_s, "elastic.run"):
@@ -261,7 +259,7 @@ class _Places:
         """Sleep until the run is over, and return or raise its outcome; `RankFailedError` if a rank fails."""
         job = self.job
         neighbour = Neighbour(job, self.timeout_s)
-        while not self._heard:
+        while Tag.RUN_OVER not in job.liveness.heard:
             try:
                 job.liveness.progress()
                 if silence := neighbour.silence():
@@ -271,7 +269,7 @@ class _Places:
                 raise
             job.failures.raise_if_failed()
             time.sleep(_LOOK_S)
-        outcome, raised = pickle.loads(self._heard[0])
+        outcome, raised = pickle.loads(job.liveness.heard[Tag.RUN_OVER])
         if raised is not None:
             raise raised
         return outcome

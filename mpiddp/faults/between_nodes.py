@@ -7,7 +7,6 @@ compared by the next handshake, or by the end of the job: one sum tells whether 
 
 from __future__ import annotations
 
-import weakref
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -15,28 +14,24 @@ import numpy as np
 
 from mpiddp.errors import MismatchError
 from mpiddp.mpi.lazy import MPI
-from mpiddp.mpi.link import Link
+from mpiddp.mpi.link import Link, Resource
 from mpiddp.typing import Array
 
 from .calls import RECORD, Calls, difference, first_difference
-from .liveness import Liveness, Tag, alive
+from .liveness import Liveness, Tag
 
 
 class BetweenNodes:
     def __init__(self, liveness: Liveness) -> None:
         self._liveness = liveness
-        self._groups: weakref.WeakValueDictionary[int, Comparison] = weakref.WeakValueDictionary()
         liveness.handlers[Tag.RECORDS] = self._receive
 
-    def watch(self, link: Link, calls: Calls, report: Callable[[MismatchError], None]) -> Comparison | None:
-        """Compare a group's calls until the result is dropped; ``report`` runs in the watchdog's thread."""
-        if link.one_node:
-            return None
-        found = self._groups[link.id] = Comparison(link, calls, report)
-        return found
+    def _groups(self) -> dict[int, Comparison]:
+        found = ((link.id, link.find(Comparison)) for link in self._liveness.links() if not link.closed)
+        return {group: each for group, each in found if each is not None}
 
     def look(self) -> None:
-        for group, each in alive(self._groups):
+        for group, each in self._groups().items():
             latest = each.calls.latest
             if each.successor >= 0 and latest != each.sent:
                 each.sent = latest
@@ -48,32 +43,35 @@ class BetweenNodes:
 
     def begin_end(self, comm: MPI.Intracomm) -> tuple[MPI.Request, Array]:
         """Begin the last barrier of all ranks; its sum is 0 if the calls of every group agree."""
-        shares = [each.share(group) for group, each in self._groups.items()]
+        shares = [each.share(group) for group, each in self._groups().items()]
         total = np.array([sum(shares) % (1 << 64)], np.uint64)
         return comm.Iallreduce(MPI.IN_PLACE, total, MPI.SUM), total
 
     def settle(self, comm: MPI.Intracomm) -> MismatchError | None:
         """Return the error, equal on all ranks, of the first group whose calls differ; collective."""
-        mine = {group: each.calls.link.history for group, each in self._groups.items()}
+        groups = self._groups()
+        mine = {group: each.calls.link.history for group, each in groups.items()}
         seen = defaultdict[int, set[int]](set)
         for group, history in (item for each in comm.allgather(mine) for item in each.items()):
             seen[group].add(history)
         odd = min((group for group, histories in seen.items() if len(histories) > 1), default=None)
         if odd is None:
             return None
-        own = self._groups.get(odd)
+        own = groups.get(odd)
         told = comm.allgather(None if own is None else (own.name, own.rank, own.calls.recent()))
         names, ranks, recent = zip(*filter(None, told), strict=True)
         return first_difference(names[0], ranks, recent, ended=True)
 
     def _receive(self, source: int, message: tuple[int, bytes]) -> None:
         group, records = message
-        each = self._groups.get(group)
+        each = self._groups().get(group)
         if each is not None:
             each.theirs, each.compared = (source, np.frombuffer(records, RECORD)), 0
 
 
-class Comparison:
+class Comparison(Resource):
+    """The comparison of a group's calls; ``report`` runs in the watchdog's thread."""
+
     def __init__(self, link: Link, calls: Calls, report: Callable[[MismatchError], None]) -> None:
         firsts = [int(link.by_node[start]) for start in link.node_starts]
         self.successor, self._weight = -1, 0

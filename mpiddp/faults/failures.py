@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -40,20 +39,15 @@ def _awaited(news: Callable[[], T]) -> T:
 
 
 class Failures:
-    def __init__(self, comm: MPI.Intracomm, outer: Sequence[int] = ()) -> None:
-        self._comm, self._outer = comm, outer
+    def __init__(self, comm: MPI.Intracomm, outer: Sequence[int] = (), links: Callable[[], list[Link]] = list) -> None:
+        self._comm, self._outer, self._links = comm, outer, links
         self._comms = [comm]
-        self._groups: weakref.WeakSet[Link] = weakref.WeakSet()
         self._lock = threading.Lock()
         self.survivable = launchers.survives() and library.facts(MPI.Get_library_version()).survives_deaths
         """Whether ranks live on; else the launcher ends the job."""
 
     def register_comm(self, comm: MPI.Intracomm) -> None:
         self._comms.append(comm)
-
-    def register(self, group: Link) -> None:
-        with self._lock:
-            self._groups.add(group)
 
     def happened(self) -> bool:
         """Return True if a failure is known, here or elsewhere."""
@@ -77,7 +71,7 @@ class Failures:
 
     def revoke(self) -> None:
         with self._lock:  # the watchdog's thread may be the first to know
-            comms = [*self._comms, *(comm for group in tuple(self._groups) for comm in group.comms)]
+            comms = [*self._comms, *(comm for group in self._links() for comm in group.comms)]
             for comm in comms:
                 with contextlib.suppress(MPI.Exception):
                     if not comm.Is_revoked():
@@ -107,8 +101,6 @@ class Failures:
         if self._outer and ranks:
             who += f" ({', '.join(str(self._outer[rank]) for rank in ranks)} of the world)"
         failed = RankFailedError(f"{who} of {self._comm.size} died", ranks)
-        with self._lock:
-            groups = tuple(self._groups)
-        for group in groups:
+        for group in self._links():
             group.abort(failed)
         raise failed from error

@@ -35,9 +35,9 @@ class Job(NamedTuple):
     @classmethod
     def gather(cls, comm: MPI.Intracomm, gathered: World, own: bool, raises: bool) -> Self:
         """Return the job of ``comm``, of which ``gathered`` tells; collective."""
-        failures, questions = Failures(comm, gathered.outer), comm.Dup()
-        failures.register_comm(questions)
-        liveness = Liveness(questions, gathered, raises)
+        liveness = Liveness(comm.Dup(), gathered, raises)
+        failures = Failures(comm, gathered.outer, liveness.links)
+        failures.register_comm(liveness.comm)
         reports = Reports(liveness, Dumps(liveness, gathered).collect)
         return cls(gathered, liveness, failures, BetweenNodes(liveness), reports, own, raises)
 

@@ -18,7 +18,7 @@ from mpiddp.typing import Array
 from . import abort as ending, marker
 from .abort import abort, dumped, say, set_this_rank
 from .job import Job
-from .liveness import NO_GROUP
+from .liveness import NO_GROUP, Tag
 from .uncaught import interrupt
 
 # Time for each unfinished operation, when every program has ended.
@@ -90,7 +90,7 @@ class Leaving:
             together, finished = barrier.Test(), requests.finished()
             if together and finished:
                 break
-            if liveness.left:
+            if Tag.LEFT in liveness.heard:
                 return  # a rank that has destroyed its group has told or been told why, and will not come
             if not together or requests.pending != pending:
                 deadline, pending = time.monotonic() + _REST_S, requests.pending

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +27,6 @@ from mpiddp.mpi.world import World
 from . import activity
 from .calls import last_call
 from .picture import State, packed
-
-T = TypeVar("T")
 
 NO_GROUP = 0
 SILENCE_S = 3.0
@@ -77,7 +75,7 @@ class Liveness:
     """
 
     def __init__(self, comm: MPI.Intracomm, world: World, raises: bool) -> None:
-        self._comm, self.rank = comm, comm.rank
+        self.comm, self.rank = comm, comm.rank
         self.raises = raises
         """True if errors are raised on all ranks."""
         self.world = world
@@ -91,35 +89,31 @@ class Liveness:
         self._parts = False
         """Only receives, as the job ends."""
         self._links: weakref.WeakValueDictionary[int, Link] = weakref.WeakValueDictionary()
+        """All groups that are being made or have not ended."""
         self._retired: deque[tuple[int, int]] = deque(maxlen=_MAX_RETIRED)
-        self._progress: dict[int, tuple[int, float]] = {}
-        """For each group: operations begun, and since when."""
-        self.handlers: dict[int, Callable[[int, Any], None]] = {
-            Tag.ERROR: self._hear,
-            Tag.LEFT: self._lose,
-            Tag.BARRIER: self._note_barrier,
-        }
+        self.handlers: dict[int, Callable[[int, Any], None]] = {Tag.ERROR: self._hear, Tag.BARRIER: self._note_barrier}
         """By tag: functions that are called with source and message."""
+        self.heard: dict[int, Any] = {}
+        """By tag: the last message for which there is no function."""
         self.barriers: defaultdict[tuple[int, int], dict[int, bool]] = defaultdict(dict)
         """By group and rank: for each monitored barrier that the rank has told of, whether it has passed or come."""
-        self.left = False
-        """A rank has left the job, and nothing of all ranks will end."""
         self.exited = False
         self.interrupted = False
-        self.ending = False
-        """Another rank ends the job and reports."""
 
     def links(self) -> list[Link]:
-        return [link for _, link in alive(self._links)]
+        # `values()` fails if another thread adds one meanwhile, for a group that it makes.
+        return [link for each in self._links.valuerefs() if (link := each()) is not None]
 
     def register(self, link: Link) -> None:
-        self._links[link.id] = link
-        self._progress[link.id] = link.sequence, time.monotonic()
+        """Take note of a group before it has communicators, so that they can be revoked if a rank fails meanwhile."""
+        self._links[id(link)] = link
+
+    def find(self, group: int) -> Link | None:
+        return next((link for link in self.links() if not link.closed and link.id == group), None)
 
     def retire(self, link: Link) -> None:
         """Remember a destroyed group for a while: peers may be in its last operation."""
-        self._links.pop(link.id, None)
-        self._progress.pop(link.id, None)
+        self._links.pop(id(link), None)
         for key in tuple(self.barriers):  # the watchdog may add some meanwhile
             if key[0] == link.id:
                 del self.barriers[key]
@@ -127,7 +121,7 @@ class Liveness:
 
     def begun(self, group: int) -> int:
         """Return the number of the group's last collective that this rank has begun."""
-        link = self._links.get(group)
+        link = self.find(group)
         if link is not None:
             return link.sequence
         return next((sequence for number, sequence in reversed(self._retired) if number == group), 0)
@@ -138,7 +132,7 @@ class Liveness:
     def send(self, to: int, tag: int, message: object = None) -> None:
         packed = pickle.dumps(message)
         with self._lock:
-            self._sent.append((self._comm.Isend([packed, MPI.BYTE], to, tag), packed))
+            self._sent.append((self.comm.Isend([packed, MPI.BYTE], to, tag), packed))
             self._sent_to[to] += 1
 
     def tell(self, link: Link, error: DistError) -> None:
@@ -148,12 +142,9 @@ class Liveness:
 
     def _hear(self, _: int, message: tuple[int, DistError]) -> None:
         group, error = message
-        link = self._links.get(group)
+        link = self.find(group)
         if link is not None:
             link.monitor.be_told(error)
-
-    def _lose(self, _source: int, _message: None) -> None:
-        self.left = True
 
     def _note_barrier(self, source: int, message: tuple[int, int, bool]) -> None:
         group, number, passed = message
@@ -167,38 +158,38 @@ class Liveness:
 
     def part(self) -> bool:
         """Receive all that the others have sent, and free the communicator; return False if they do not come."""
-        sent, expected = np.zeros(self._comm.size, np.int64), np.zeros(1, np.int64)
+        sent, expected = np.zeros(self.comm.size, np.int64), np.zeros(1, np.int64)
         deadline, self._parts = time.monotonic() + SILENCE_S, True
         for rank, count in self._sent_to.items():
             sent[rank] = count
         try:
-            request = self._comm.Ireduce_scatter_block(sent, expected)
+            request = self.comm.Ireduce_scatter_block(sent, expected)
             while True:
                 late = time.monotonic() > deadline  # before the look: this process may have been kept from its core
                 self.progress()
                 if request.Test() and self._received == expected[0] and not self._sent:
                     break
-                if self.left or late:
+                if Tag.LEFT in self.heard or late:
                     _kept.append((request, sent, expected))
                     return False
                 time.sleep(_PAUSE_S)
-            self._comm.Free()
+            self.comm.Free()
         except MPI.Exception:  # a rank has failed
             return False
         return True
 
     def progress(self) -> None:
         now = time.monotonic()
-        for group, link in alive(self._links):
-            if self._progress.get(group, (-1, now))[0] != link.sequence:
-                self._progress[group] = link.sequence, now
+        for link in self.links():
+            if link.seen[0] != link.sequence:
+                link.seen = link.sequence, now
         with self._lock:
             self._forget_sent()
             status = MPI.Status()
-            while self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+            while self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
                 source, tag = status.Get_source(), status.Get_tag()
                 received = bytearray(status.Get_count(MPI.BYTE))
-                self._comm.Recv([received, MPI.BYTE], source, tag)
+                self.comm.Recv([received, MPI.BYTE], source, tag)
                 self._received += 1
                 if self._parts and tag != Tag.LEFT:
                     continue
@@ -209,10 +200,10 @@ class Liveness:
                 elif tag == Tag.ANSWER:
                     group, state = message
                     self._answers[source, group] = state
-                elif tag == Tag.ENDING:
-                    self.ending = True
                 elif tag in self.handlers:
                     self.handlers[tag](source, message)
+                else:
+                    self.heard[tag] = message
 
     def progress_until(self, done: Callable[[], bool], limit_s: float) -> bool:
         deadline = time.monotonic() + limit_s
@@ -225,10 +216,11 @@ class Liveness:
         ended = self.exited or activity.left_to_threads()
         state = State(ended=True) if ended else _in_program(stacks)
         state = state._replace(begun=self.begun(group), pending=requests.pending > 0, interrupted=self.interrupted)
-        link, (_, since) = self._links.get(group), self._progress.get(group, (0, time.monotonic()))
+        link = self.find(group)
         if link is None:
             return state
-        return state._replace(last=last_call(link, self.rank)[:_TEXT_CHARACTERS], idle_s=time.monotonic() - since)
+        idle_s = time.monotonic() - link.seen[1]
+        return state._replace(last=last_call(link, self.rank)[:_TEXT_CHARACTERS], idle_s=idle_s)
 
     def announce_end(self) -> None:
         """Tell rank 0 that this rank reports why the job ends."""
@@ -261,7 +253,7 @@ class Liveness:
 
     def awaited(self, operation: Operation | None) -> list[int]:
         """Return the ranks that an operation waits for; None: all others."""
-        ranks: Sequence[int] = range(self._comm.size)
+        ranks: Sequence[int] = range(self.comm.size)
         if operation is not None:
             ranks = operation.members.ranks if operation.peers is None else operation.peers
         return [rank for rank in ranks if rank != self.rank]
@@ -293,7 +285,7 @@ class Liveness:
         """Return why a rank may not answer: of a process on this host, as far as the system and shared memory tell."""
         if not self._watched:
             return "no rank can while it computes: this MPI library runs without MPI_THREAD_MULTIPLE"
-        hosts, link = self.world.hosts, self._links.get(group)
+        hosts, link = self.world.hosts, self.find(group)
         if hosts[rank] != hosts[self.rank]:
             return "dead, stopped, or its node is out of reach"
         state = _PROCESS_STATES.get(processes.state(self.world.pids[rank]), _HOLDS_PYTHON)
@@ -303,11 +295,6 @@ class Liveness:
     def interrupted_before(self) -> bool:
         """Return True if a lower rank is interrupted, too: it reports."""
         return any(rank < self.rank and answer.interrupted for (rank, _), answer in self._answers.items())
-
-
-def alive(found: weakref.WeakValueDictionary[int, T]) -> list[tuple[int, T]]:
-    """Return the items. ``items()`` fails if another thread adds one meanwhile, as for a group that it makes."""
-    return [(each.key, value) for each in found.valuerefs() if (value := each()) is not None]
 
 
 def group_of(operation: Operation | None) -> int:

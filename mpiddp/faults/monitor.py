@@ -41,7 +41,6 @@ class GroupMonitor(Resource):
         """Publish the group's calls, in memory of the node where ranks can share some; collective."""
         self._link = link
         link.own(self)
-        self.job.liveness.register(link)
         if link.size == 1:
             return
         eager_bytes = eager.region_bytes(link)
@@ -52,7 +51,8 @@ class GroupMonitor(Resource):
         self._calls = link.own(Calls(link, bytearray(calls.REGION_BYTES) if memory is None else memory))
         if memory is not None and eager_bytes:
             self._eager = link.own(EagerBuffers(link, memory, calls.REGION_BYTES * link.size))
-        self._comparison = self.job.between_nodes.watch(link, self._calls, self.find)
+        if not link.one_node:
+            self._comparison = link.own(Comparison(link, self._calls, self.find))
 
     def find(self, error: DistError) -> None:
         """Let the next call or wait raise ``error``, on all ranks. The watchdog calls."""
@@ -195,7 +195,7 @@ class GroupMonitor(Resource):
 def connect(job: Job, comm: MPI.Intracomm, timeout_s: float) -> Link:
     """Return a group's link, which owns ``comm``, and has a monitor; collective."""
     monitor = GroupMonitor(job)
-    link = Link(job.world, comm, timeout_s, monitor, register=job.failures.register)
+    link = Link(job.world, comm, timeout_s, monitor, register=job.liveness.register)
     try:
         monitor.attach(link)
     except BaseException:

@@ -30,6 +30,7 @@ from mpiddp.mpi.operation import Operation, waiting
 from . import abort as ending, activity, marker
 from .abort import abort, dumped
 from .job import Job
+from .liveness import Tag
 from .mpirun import Mpirun
 from .uncaught import interrupt, interrupted
 from .where_socket import WhereSocket
@@ -144,7 +145,7 @@ class Watchdog:
         if not self._mpirun.handles_termination():
             return
         announced = time.monotonic() < self._alert_until
-        if announced and self._all_run and not (self._liveness.ending or ending.ends()):
+        if announced and self._all_run and not (Tag.ENDING in self._liveness.heard or ending.ends()):
             # mpirun may kill this process at any moment: first what needs no other rank.
             lines = activity.stack(threading.main_thread().ident or 0)
             self._mpirun.write(ending.labelled(interrupted(lines, self._continued_in, "")))

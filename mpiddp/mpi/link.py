@@ -15,6 +15,7 @@ Open MPI hang then.
 from __future__ import annotations
 
 import functools
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, NoReturn, Self, TypeVar
@@ -110,6 +111,8 @@ class Link(Channel):
         self._resources: dict[type[Resource], Resource] = {}
         self._whole = self  # copies, as `after` makes them, give this link to resources
         self.sequence = self.message_count = 0
+        self.seen = 0, time.monotonic()
+        """The number of the last call that the watchdog has seen begun, and since when."""
         self.history = 0
         """A hash of the calls that no handshake compares, in a group on several nodes."""
         self.busy = False

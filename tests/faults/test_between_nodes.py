@@ -9,7 +9,7 @@ import numpy as np
 
 from mpiddp.errors import MismatchError
 from mpiddp.faults import calls
-from mpiddp.faults.between_nodes import BetweenNodes
+from mpiddp.faults.between_nodes import BetweenNodes, Comparison
 from mpiddp.faults.calls import Calls, Record, make_record
 
 SUM = make_record("all_reduce", np.dtype(np.float32), None, 4)
@@ -28,6 +28,7 @@ class Node:
         ranks = tuple(range(size))
         link: Any = SimpleNamespace(
             id=9,
+            closed=False,
             ranks=ranks,
             rank=rank,
             history=0,
@@ -37,7 +38,9 @@ class Node:
         )
         link.node = SimpleNamespace(ranks=(rank,), rank=0)
         self.calls = Calls(link, bytearray(calls.REGION_BYTES))
-        self.kept = self.between_nodes.watch(link, self.calls, self.report)
+        comparison = Comparison(link, self.calls, self.report)
+        link.find = {Comparison: comparison}.get
+        self.links = lambda: [link]
 
     def report(self, error: MismatchError) -> None:
         """Tell all ranks, as a monitor does."""

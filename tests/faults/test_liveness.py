@@ -14,7 +14,7 @@ from mpiddp.mpi import lazy
 
 
 class Group:
-    id, sequence = 9, 0
+    id, sequence, closed = 9, 0, False
 
     def __init__(self) -> None:
         self.told: list[Exception] = []

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mpiddp.faults.liveness import Liveness, alive
+from mpiddp.faults.liveness import Liveness
 from mpiddp.faults.picture import State
 from mpiddp.faults.reports import Reports
 from mpiddp.mpi import processes
@@ -119,22 +118,21 @@ def test_a_rank_whose_predecessor_died_prints() -> None:
 
 
 def test_a_thread_may_make_groups_while_the_watchdog_lists_them() -> None:
-    found: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-    kept, stop, interval = made_up(0, {}), threading.Event(), sys.getswitchinterval()
-    found.update(dict.fromkeys(range(50), kept))
+    liveness = Liveness(SimpleNamespace(rank=0), SimpleNamespace(thread_multiple=True), raises=False)  # type: ignore[arg-type]
+    kept, stop, interval = [made_up(0, {}) for _ in range(50)], threading.Event(), sys.getswitchinterval()
+    for each in kept:
+        liveness.register(each)
 
     def make() -> None:
-        number = 50
         while not stop.is_set():
-            number += 1
-            found[number] = made_up(0, {})  # gone at once
+            liveness.register(made_up(0, {}))  # gone at once
 
     thread = threading.Thread(target=make)
     sys.setswitchinterval(1e-6)
     thread.start()
     try:
         for _ in range(20_000):
-            assert {key for key, each in alive(found) if each is kept} == set(range(50))
+            assert set(kept) <= set(liveness.links())
     finally:
         stop.set()
         thread.join()
@@ -152,7 +150,7 @@ def test_a_thread_may_make_groups_while_the_watchdog_lists_them() -> None:
 def test_a_silent_rank_of_this_host_is_looked_at(monkeypatch: pytest.MonkeyPatch, state: str, why: str) -> None:
     monkeypatch.setattr(processes, "state", {7: state}.get)
     world = SimpleNamespace(hosts="aab", pids=(1, 7, 7))
-    liveness: Any = SimpleNamespace(_watched=True, world=world, rank=0, _links={})
+    liveness: Any = SimpleNamespace(_watched=True, world=world, rank=0, find=lambda _: None)
     assert Liveness._why_silent(liveness, 1, GROUP) == why
     assert Liveness._why_silent(liveness, 2, GROUP) == "dead, stopped, or its node is out of reach"
 

@@ -173,12 +173,10 @@ def gather(size: int, per_node: int) -> World:
 
 def job(size: int, per_node: int) -> Any:
     """Return the job of such a world, which watches nothing."""
-    liveness = SimpleNamespace(register=lambda _: None, retire=lambda _: None, handlers={})
+    liveness = SimpleNamespace(register=lambda _: None, retire=lambda _: None, links=list, handlers={})
     return SimpleNamespace(
         world=gather(size, per_node),
-        failures=SimpleNamespace(
-            survivable=False, register=lambda _: None, happened=lambda: False, translate=lambda _: None
-        ),
+        failures=SimpleNamespace(survivable=False, happened=lambda: False, translate=lambda _: None),
         liveness=liveness,
         between_nodes=BetweenNodes(liveness),  # type: ignore[arg-type]
         raises=False,
