@@ -122,30 +122,6 @@ class Record(NamedTuple):
 _MAX_LAYOUT = 0x7FFF
 
 
-def make_record(
-    name: str,
-    dtype: np.dtype[Any] | None = None,
-    op: ReduceOp | None = None,
-    count: int = ANY_COUNT,
-    root: int = NO_ROOT,
-    layout: str | int = "",
-    *,
-    on_device: bool = False,
-) -> Record:
-    """Return the record of ``name``, which includes a requested algorithm.
-
-    ``layout`` is what else must be equal. Messages of arrays ``on_device`` do not match those of host arrays.
-    """
-    code = _NO_DTYPE if dtype is None else dtype_code(dtype) | _ON_DEVICE * on_device
-    if isinstance(layout, str):
-        layout += "" if dtype is None else dtype_layout(dtype)
-        digest = zlib.crc32(layout.encode()) % _MAX_LAYOUT + 1 if layout else 0
-    else:
-        digest = layout % _MAX_LAYOUT + 1
-    reduction = _NO_REDUCTION if op is None else op.value
-    return Record(register_name(name) << 32 | digest << 17 | code << 9 | reduction << 1, count, root)
-
-
 def make_call(
     link: Link,
     operation: str,
@@ -163,15 +139,23 @@ def make_call(
 ) -> Call:
     """Return the call of ``operation``.
 
-    ``count`` elements and ``layout`` are to be equal on all ranks. A ``self_comparing`` operation compares its records
-    itself: all ranks raise, and the group goes on.
+    ``count`` elements and ``layout`` are to be equal on all ranks. Messages of arrays on devices do not match those of
+    host arrays. A ``self_comparing`` operation compares its records itself: all ranks raise, and the group goes on.
     """
     arrays, shape = (*outputs, *inputs), None
     dtype = arrays[0].dtype if arrays else dtype
     if outputs:
         shape = outputs[0].shape if len(outputs) == 1 else (sum(x.size for x in outputs),)
     on_device = any(type(x) is not np.ndarray for x in arrays)
-    record = make_record(note or label(operation, algorithm), dtype, op, count, root, layout, on_device=on_device)
+    code = _NO_DTYPE if dtype is None else dtype_code(dtype) | _ON_DEVICE * on_device
+    if isinstance(layout, str):
+        text = layout + ("" if dtype is None else dtype_layout(dtype))
+        digest = zlib.crc32(text.encode()) % _MAX_LAYOUT + 1 if text else 0
+    else:
+        digest = layout % _MAX_LAYOUT + 1
+    reduction = _NO_REDUCTION if op is None else op.value
+    name = register_name(note or label(operation, algorithm))
+    record = Record(name << 32 | digest << 17 | code << 9 | reduction << 1, count, root)
     return Call(
         link.members,
         operation,

@@ -13,7 +13,7 @@ import pytest
 
 from mpiddp.algorithms import one_shot
 from mpiddp.errors import DistError
-from mpiddp.faults.calls import make_record
+from mpiddp.faults.calls import make_call
 from mpiddp.mpi import work
 from mpiddp.mpi.requests import READY, Driven, Steps
 from mpiddp.mpi.work import Work
@@ -36,7 +36,7 @@ def test_second_look_is_an_error() -> None:
 def blocking(x: Any) -> tuple[Callable[[], object], list[Any]]:
     link: Any = mock.MagicMock(sequence=0)
     link.__getitem__.return_value.writable.side_effect = KeyboardInterrupt
-    call: Any = mock.Mock(record=make_record("all_reduce"))
+    call = make_call(link, "all_reduce")
     shot = one_shot.OneShot(link, call, [one_shot.Shot([], None, one_shot.whole, None, None, None)])
     return lambda: shot.run((x,)), one_shot._abandoned
 

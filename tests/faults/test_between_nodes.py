@@ -10,10 +10,10 @@ import numpy as np
 from mpiddp.errors import MismatchError
 from mpiddp.faults import calls
 from mpiddp.faults.between_nodes import BetweenNodes, Comparison
-from mpiddp.faults.calls import Calls, Record, make_record
+from mpiddp.faults.calls import Calls, Record, make_call
 
-SUM = make_record("all_reduce", np.dtype(np.float32), None, 4)
-INT = make_record("all_reduce", np.dtype(np.int32), None, 4)
+LINK: Any = SimpleNamespace(members=None)
+SUM, INT = (make_call(LINK, "all_reduce", dtype=np.dtype(kind), count=4).record for kind in ("f4", "i4"))
 
 
 class Node:

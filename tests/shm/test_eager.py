@@ -15,7 +15,7 @@ from harness.collectives import check
 
 import mpiddp as dist
 from mpiddp.algorithms.one_shot import OneShot
-from mpiddp.faults.calls import make_record
+from mpiddp.faults.calls import make_call
 from mpiddp.mpi import lazy, operation
 from mpiddp.shm import eager
 from mpiddp.shm.eager import EagerBuffers
@@ -217,7 +217,7 @@ def test_a_record_that_is_half_written_is_no_mismatch(stores):
     memory = mmap.mmap(-1, 2 * eager.region_bytes(SimpleNamespace(one_node=True, size=2)))
     ranks = [EagerBuffers(SimpleNamespace(rank=rank, size=2, later=None, world=WORLD), memory, 0) for rank in range(2)]
     rounds = [each.rounds((), np.dtype("u1")) for each in ranks]
-    barrier, broadcast = make_record("barrier"), make_record("broadcast", root=1)
+    barrier, broadcast = (make_call(mock.Mock(), name, root=1).record for name in ("barrier", "broadcast"))
     for sequence in range(1, 5):
         for each, own in zip(ranks, rounds, strict=True):
             assert each.writable()
