@@ -21,8 +21,6 @@ class Activity(NamedTuple):
     waited_s: float = 0.0
 
 
-since: dict[tuple[object, ...], float] = {}
-"""When the watchdog first saw each wait that goes on, by the operation's identity."""
 _unwound: Activity | None = None
 """The last activity of a main thread that an exception has unwound."""
 
@@ -39,8 +37,7 @@ def current() -> Activity:
 
 
 def _waited_s(operation: Operation | None) -> float:
-    now = time.monotonic()
-    return 0.0 if operation is None else now - since.get(operation.identity, now)
+    return 0.0 if operation is None else time.monotonic() - operation.start
 
 
 def left_to_threads() -> bool:

@@ -1,8 +1,8 @@
 """The watchdog: a thread that ends the job, with the reason, if this process waits in vain.
 
 Twice a second it looks at what each thread of the program waits for (`operation.waiting`). It knows waits by their
-numbers, so that they cost the program no look at the clock, and no array is kept alive. The watchdog also sees a Ctrl-C
-while the main thread waits in MPI, where Python would not. It needs MPI_THREAD_MULTIPLE.
+numbers, so that no array is kept alive. It also sees a Ctrl-C while the main thread waits in MPI, where Python would
+not. It needs MPI_THREAD_MULTIPLE.
 """
 
 from __future__ import annotations
@@ -48,11 +48,14 @@ _STOP = b"\0"
 
 
 class _Wait:
-    def __init__(self, operation: Operation, now: float, warn_after_s: float) -> None:
-        self.identity, self.since = operation.identity, now
+    def __init__(self, operation: Operation, warn_after_s: float) -> None:
+        self.identity, self.since = operation.identity, operation.start
         self.asked = 0.0
         self.distance_s = warn_after_s
         self.warn_s = warn_after_s or math.inf
+        self.interrupted_at = math.inf
+        self.told = False
+        """Its operation has ended in an error on all ranks, because one has left."""
 
 
 class Watchdog:
@@ -62,9 +65,7 @@ class Watchdog:
         """Those whose questions are answered here: the job of the world rests while another one runs."""
         self._warn_after_s = settings.warn_after_s()
         self._waits: dict[int, _Wait] = {}
-        self._deserted: set[tuple[object, ...]] = set()
-        self._interrupted: tuple[object, ...] | None = None
-        self._interrupted_at = self._alert_until = 0.0
+        self._alert_until = 0.0
         self._continued_in: Operation | None = None
         self._all_run = False
         self._mpirun = Mpirun(job.world.rank)
@@ -155,28 +156,20 @@ class Watchdog:
     def _look(self, interrupted: bool) -> None:
         operations, now = dict(waiting), time.monotonic()
         main = threading.main_thread().ident or 0
-        current = operations.get(main)
-        identity = None if current is None else current.identity
-        seen = self._waits[main].identity if main in self._waits else None
         if interrupted:
             self._alert_until = now + _ALERT_S
             self._liveness.interrupted = _python_handles_interrupts()
+        identities = {thread: operation.identity for thread, operation in operations.items()}
+        seen = {thread: wait for thread, wait in self._waits.items() if wait.identity == identities.get(thread)}
+        self._waits = {each: _Wait(operations[each], self._warn_after_s) for each in identities} | seen
         # A wait begun after the signal may answer it.
-        if interrupted and identity == seen and _python_handles_interrupts():
-            self._interrupted, self._interrupted_at = identity, now
-        if current is not None and identity == self._interrupted and now - self._interrupted_at > INTERRUPT_S:
-            interrupt(activity.stack(main), current)
-        for thread in self._waits.keys() - operations.keys():
-            del self._waits[thread]
-        for thread, operation in operations.items():
-            seen_wait = self._waits.get(thread)
-            if seen_wait is None or seen_wait.identity != operation.identity:
-                self._waits[thread] = _Wait(operation, now, self._warn_after_s)
-        activity.since = {wait.identity: wait.since for wait in self._waits.values()}
-        for thread, operation in operations.items():
-            wait = self._waits[thread]
-            if wait.since < now:
-                self._judge(thread, operation, wait, now)
+        if main in seen:
+            if interrupted and self._liveness.interrupted:
+                seen[main].interrupted_at = now
+            if now - seen[main].interrupted_at > INTERRUPT_S:
+                interrupt(activity.stack(main), operations[main])
+        for thread, wait in seen.items():
+            self._judge(thread, operations[thread], wait, now)
         if requests.pending and any(not operation.limited for operation in operations.values()):
             requests.poll()  # a thread blocks in MPI, and the submitters of the rest may wait for nothing
 
@@ -198,8 +191,8 @@ class Watchdog:
         if gone and still():
             if not self._raises:
                 abort(lambda: dumped(self._desertion(thread, operation), "a missing rank"), 1)
-            elif wait.identity not in self._deserted:
-                self._deserted.add(wait.identity)
+            elif not wait.told:
+                wait.told = True
                 operation.members.monitor.find(RankFailedError(self._desertion(thread, operation), gone))
         if not limited and waited_s > operation.members.timeout_s and still():
             abort(lambda: dumped(self._timeout(thread, operation), "timeout"), EXIT_TIMEOUT)

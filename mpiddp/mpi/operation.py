@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Protocol
 
 from mpiddp.errors import DistError, DistTimeoutError
@@ -125,8 +126,8 @@ class Operation:
     """True if the waiter watches the clock."""
 
     def as_limited(self) -> Operation:
-        """Return the operation as one whose waiter watches the clock, as the watchdog would end the job."""
-        return Operation(self.call, self.number, limited=True)
+        """Return the operation as one whose waiter watches the clock from now on: the watchdog would end the job."""
+        return self if self.limited else Operation(self.call, self.number, start=monotonic(), limited=True)
 
     @property
     def members(self) -> Members:
@@ -161,4 +162,4 @@ class Operation:
 
 
 waiting: dict[int, Operation] = {}
-"""What each thread waits for. No time is noted, because the watchdog recognises an unchanged wait."""
+"""What each thread waits for."""

@@ -200,8 +200,8 @@ def pause(polls: int) -> None:
 
 def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -> bool:
     """Poll until ``done()`` is true; return False if it is not after ``limit_s`` seconds."""
-    monitor = operation.members.monitor
-    began = begin_wait(operation.as_limited())
+    monitor, operation = operation.members.monitor, operation.as_limited()
+    began = begin_wait(operation)
     polls, deadline = 0, time.monotonic() + limit_s
     try:
         while not done():
@@ -265,7 +265,7 @@ def end_wait(thread: int, outer: Operation | None) -> None:
 
 def wait_for(done: Callable[[], bool], operation: Operation, timeout_s: float | None = None) -> None:
     """Poll until ``done()`` is true. DistTimeoutError after ``timeout_s``, by default the group's limit."""
-    members = operation.members
+    members, operation = operation.members, operation.as_limited()
     limit_s = members.timeout_s if timeout_s is None else timeout_s
     if not poll_until(done, operation, limit_s):
         error = timed_out(operation, limit_s)
@@ -275,11 +275,11 @@ def wait_for(done: Callable[[], bool], operation: Operation, timeout_s: float | 
 
 
 def timed_out(operation: Operation, limit_s: float) -> DistTimeoutError:
-    """Return the error that names the ranks which keep the operation from ending.
+    """Return the error that names the ranks which keep a limited operation from ending.
 
     Asking them takes a moment. Other ranks that ask meanwhile see this wait.
     """
-    began = begin_wait(operation.as_limited())
+    began = begin_wait(operation)
     try:
         reason = operation.members.monitor.explain(operation)
     finally:
