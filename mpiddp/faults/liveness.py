@@ -105,7 +105,6 @@ class Liveness:
         return [link for each in self._links.valuerefs() if (link := each()) is not None]
 
     def register(self, link: Link) -> None:
-        """Take note of a group before it has communicators, so that they can be revoked if a rank fails meanwhile."""
         self._links[id(link)] = link
 
     def find(self, group: int) -> Link | None:

@@ -25,7 +25,7 @@ _TOLD_S, _PUBLISHED_S = 5.0, 1.0
 
 class GroupMonitor(Resource):
     _link: Link
-    """Set by `attach`, while the group is being made."""
+    """Set by `watch`, while the group is being made."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -37,9 +37,13 @@ class GroupMonitor(Resource):
         self._told: DistError | None = None
         self._unheard: MismatchError | None = None
 
-    def attach(self, link: Link) -> None:
-        """Publish the group's calls, in memory of the node where ranks can share some; collective."""
+    def watch(self, link: Link) -> None:
         self._link = link
+        self.job.liveness.register(link)
+
+    def attach(self) -> None:
+        """Publish the group's calls, in memory of the node where ranks can share some; collective."""
+        link = self._link
         link.own(self)
         if link.size == 1:
             return
@@ -195,9 +199,9 @@ class GroupMonitor(Resource):
 def connect(job: Job, comm: MPI.Intracomm, timeout_s: float) -> Link:
     """Return a group's link, which owns ``comm``, and has a monitor; collective."""
     monitor = GroupMonitor(job)
-    link = Link(job.world, comm, timeout_s, monitor, register=job.liveness.register)
+    link = Link(job.world, comm, timeout_s, monitor)
     try:
-        monitor.attach(link)
+        monitor.attach()
     except BaseException:
         link.discard()
         raise

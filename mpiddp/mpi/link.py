@@ -88,18 +88,11 @@ _abandoned: list[Any] = []
 class Link(Channel):
     """The communicators of one group: three on one node, six on several. All ranks of ``comm`` make it together.
 
-    The link owns ``comm``. It calls ``register`` before it makes communicators, so that they can be revoked if a rank
+    The link owns ``comm``. The monitor knows it before it makes communicators, so that they can be revoked if a rank
     fails meanwhile.
     """
 
-    def __init__(
-        self,
-        world: World,
-        comm: MPI.Intracomm,
-        timeout_s: float,
-        monitor: Monitor,
-        register: Callable[[Link], object],
-    ) -> None:
+    def __init__(self, world: World, comm: MPI.Intracomm, timeout_s: float, monitor: Monitor) -> None:
         global _created
         _created += 1
         self.world, self.monitor, self.timeout_s = world, monitor, timeout_s
@@ -117,7 +110,7 @@ class Link(Channel):
         """A hash of the calls that no handshake compares, in a group on several nodes."""
         self.busy = False
         self.queue = Queue()
-        register(self)
+        monitor.watch(self)
         try:
             self._connect(comm)
         except BaseException:

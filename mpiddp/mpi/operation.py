@@ -22,6 +22,9 @@ class Monitor(Protocol):
     polls: bool
     """True if every wait polls, so that an error can end it: ranks survive, or errors are raised on all ranks."""
 
+    def watch(self, link: Any) -> None:
+        """Take note of the group's link, before it has communicators."""
+
     def check(self) -> None: ...
 
     def disagreement(self) -> DistError | None: ...
