@@ -103,8 +103,8 @@ def run_info(arguments: argparse.Namespace) -> int:
 
 def run_where(arguments: argparse.Namespace) -> int:
     """Print the state and the stacks of all ranks of a job that has a rank on this machine."""
-    found = where_socket.addresses()
-    jobs = sorted({each.job for each in found})
+    found = where_socket.ranks()
+    jobs = sorted({job for job, _ in found})
     if arguments.job is not None and arguments.job not in jobs:
         raise UsageError(
             f"no job {arguments.job} of yours has a rank on this machine; there are: {', '.join(jobs) or 'none'}"
@@ -114,8 +114,8 @@ def run_where(arguments: argparse.Namespace) -> int:
     if arguments.job is None and len(jobs) > 1:
         raise UsageError(f"several jobs have ranks on this machine: name one of {', '.join(jobs)}")
     job = arguments.job or jobs[0]
-    for address in found:
-        text = where_socket.ask(address) if address.job == job else ""
+    for _, rank in (each for each in found if each[0] == job):
+        text = where_socket.ask(job, rank)
         if text:
             print(text)
             return 0

@@ -11,12 +11,10 @@ import contextlib
 import math
 import os
 import pickle
-import re
 import socket
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,9 +27,10 @@ from mpiddp.typing import Array
 
 from . import abort
 from .failures import Failures
+from .where_socket import bound
 
 _SPINS, _SLEEP_S, _LONGEST_SLEEP_S = 1000, 50e-6, 0.002
-_NAMES, _PREFIX = Path("/proc/net/unix"), f"mpiddp_init-{os.getuid()}-"
+_PREFIX = f"mpiddp_init-{os.getuid()}-"
 _MAX_NAMED = 8
 
 
@@ -155,5 +154,4 @@ _begun: list[tuple[MPI.Intracomm, list[tuple[MPI.Request, Any]]]] = []
 
 def _present() -> dict[int, int]:
     """Return the processes of this host that wait in a meeting, and the sums of their ranks."""
-    names = re.findall(rf"@{_PREFIX}(\d+)-(\d+)$", _NAMES.read_text() if _NAMES.exists() else "", re.MULTILINE)
-    return {int(pid): int(number) for pid, number in names}
+    return {int(pid): int(number) for pid, number in bound(rf"{_PREFIX}(\d+)-(\d+)")}

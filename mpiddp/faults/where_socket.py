@@ -12,9 +12,7 @@ import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
-_PREFIX = "mpiddp"
 _NAMES = Path("/proc/net/unix")
 _CREDENTIALS = struct.Struct("3i")
 _SEND_S = 2.0
@@ -29,7 +27,7 @@ class WhereSocket:
         with contextlib.suppress(OSError):
             found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             found.setblocking(False)
-            found.bind(f"\0{_PREFIX}-{os.getuid()}-{job}-{rank}")
+            found.bind(f"\0{_name(job, rank)}")
             found.listen()
             self.sockets.append(found)
 
@@ -51,24 +49,25 @@ def _user(peer: socket.socket) -> int:
     return int(_CREDENTIALS.unpack(credentials)[1])
 
 
-class Address(NamedTuple):
-    job: str
-    rank: int
-    name: str
+def _name(job: str, rank: int | str) -> str:
+    return f"mpiddp-{os.getuid()}-{job}-{rank}"
 
 
-def addresses() -> list[Address]:
-    """Return the sockets of this user's ranks on this machine."""
-    pattern = re.compile(rf"@({_PREFIX}-{os.getuid()}-(\S+)-(\d+))$", re.MULTILINE)
-    found = pattern.findall(_NAMES.read_text()) if _NAMES.exists() else []
-    return sorted({Address(job, int(rank), name) for name, job, rank in found})
+def bound(pattern: str) -> list[tuple[str, ...]]:
+    """Return the groups of ``pattern`` in the names of this machine's abstract sockets."""
+    return re.findall(f"@{pattern}$", _NAMES.read_text() if _NAMES.exists() else "", re.MULTILINE)
 
 
-def ask(address: Address) -> str:
+def ranks() -> list[tuple[str, int]]:
+    """Return the job and the rank of this user's sockets on this machine."""
+    return sorted({(job, int(rank)) for job, rank in bound(_name(r"(\S+)", r"(\d+)"))})
+
+
+def ask(job: str, rank: int) -> str:
     parts = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller, contextlib.suppress(OSError):
         caller.settimeout(_ANSWER_S)
-        caller.connect(f"\0{address.name}")
+        caller.connect(f"\0{_name(job, rank)}")
         if _user(caller) != os.getuid():
             return ""  # any user may take the name
         while part := caller.recv(1 << 16):
