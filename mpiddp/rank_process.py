@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-from pathlib import Path
 
 from .launchers import integer, launch
 
@@ -75,9 +74,3 @@ def started_by_rank() -> int | None:
     own_names, own_socket = _job_names()
     inherited = names == own_names and own_socket in ("", socket)
     return int(pid) if inherited and int(pid) != os.getpid() else None
-
-
-def marker() -> Path | None:
-    """Return the file by which `python -m mpiddp run` follows its job, or None."""
-    text = os.environ.get(MARKERS[0])
-    return Path(text) if text else None

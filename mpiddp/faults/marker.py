@@ -69,5 +69,6 @@ def end(rank: int) -> None:
 
 
 def _path(rank: int) -> Path | None:
-    """Return rank 0's marker; None on other ranks, and in a job that a rank has started."""
-    return rank_process.marker() if rank == 0 and rank_process.started_by_rank() is None else None
+    """Return rank 0's marker; None on other ranks, without a supervisor, and in a job that a rank has started."""
+    text = os.environ.get(rank_process.MARKERS[0])
+    return Path(text) if text and rank == 0 and rank_process.started_by_rank() is None else None
