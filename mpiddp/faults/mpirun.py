@@ -57,7 +57,7 @@ class Mpirun:
         self._ranks = processes.started_ranks(self._pid)
         reads = processes.name(self._pid) not in ("", *_DAEMONS)  # mpirun itself, on this host
         for number in _HANDLED[: 2 if rank == 0 and reads else 1]:
-            if signal.getsignal(number) is signal.SIG_DFL:
+            if signal.getsignal(number) in (signal.SIG_DFL, _left_to_the_watchdog):
                 signal.signal(number, _left_to_the_watchdog)
                 self._handled.append(number)
 
@@ -74,21 +74,14 @@ class Mpirun:
             os.write(output, text.encode(errors="replace"))
             os.close(output)
 
-    def abandon(self) -> None:
+    def release(self) -> None:
         """Restore the default actions, from any thread."""
         for number in self._handled:
             if signal.getsignal(number) is _left_to_the_watchdog:
                 ctypes.pythonapi.PyOS_setsig(int(number), None)
+        self._handled.clear()
 
     def terminate(self) -> None:
         """End this process, from any thread."""
         ctypes.pythonapi.PyOS_setsig(int(signal.SIGTERM), None)
         os.kill(os.getpid(), signal.SIGTERM)
-
-    def release(self) -> None:
-        """Restore the handlers, if in the main thread."""
-        for number in self._handled:
-            with contextlib.suppress(ValueError):
-                if signal.getsignal(number) is _left_to_the_watchdog:
-                    signal.signal(number, signal.SIG_DFL)
-        self._handled.clear()

@@ -126,7 +126,7 @@ class Watchdog:
                     self._where.answer(self._survey)
                 self._look(signal.SIGINT in numbers)
             except MPI.Exception as error:
-                self._mpirun.abandon()
+                self._mpirun.release()
                 if self._failures.caused(error):
                     self._failures.revoke()
                 else:
