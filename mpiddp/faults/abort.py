@@ -65,14 +65,11 @@ def wait(seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         time.sleep(_POLL_S)
 
 
-def dumped(text: str, reason: str) -> str:
-    """Let all ranks dump, and return ``text`` with a line about it."""
-    return text if reports is None else reports.with_dumps(text, reason)
-
-
-def set_this_rank(found: ThisRank) -> None:
+def set_this_rank(comm: MPI.Intracomm) -> None:
+    """Take the numbers of this process from the communicator of its job."""
     global this_rank
-    this_rank = found
+    world = MPI.COMM_WORLD
+    this_rank = ThisRank(comm.rank, comm.size, world.rank, world.size == 1)
     rank_process.claim_rank()
 
 
@@ -100,8 +97,8 @@ def ends() -> bool:
     return _ending.locked()
 
 
-def abort(text: str | Callable[[], str], code: int) -> NoReturn:
-    """Print ``text`` at this rank's turn, and end the job."""
+def abort(text: str | Callable[[], str], code: int, dumps: str = "") -> NoReturn:
+    """Print ``text`` at this rank's turn, let all ranks dump if ``dumps`` names a reason, and end the job."""
     _ending.acquire()  # never released, because the first reason counts
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -110,6 +107,8 @@ def abort(text: str | Callable[[], str], code: int) -> NoReturn:
     wait(_TURN_S * min(this_rank.rank, _LAST_TURN))
     try:
         say(text if isinstance(text, str) else text())
+        if dumps and reports is not None:
+            say(reports.collect(dumps))
     except Exception:  # no other thread can end the job any more
         say(traceback.format_exc())
     stdio.deliver()

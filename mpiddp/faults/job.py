@@ -12,7 +12,6 @@ from mpiddp.mpi import finalize, world
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.world import World
 
-from .abort import ThisRank
 from .between_nodes import BetweenNodes
 from .dumps import Dumps
 from .failures import Failures
@@ -54,10 +53,6 @@ class Job(NamedTuple):
         if job.world.size < comm.size:
             finalize.finalizes = False
         return job
-
-    def this_rank(self) -> ThisRank:
-        alone = self.world.size == 1 and not (self.own and MPI.COMM_WORLD.size > 1)
-        return ThisRank(self.world.rank, self.world.size, MPI.COMM_WORLD.rank, alone)
 
     def end(self, together: bool) -> None:
         """Free the communicators, if the other ranks do so together; else tell them that this rank has left."""

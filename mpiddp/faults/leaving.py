@@ -16,7 +16,7 @@ from mpiddp.mpi.processes import state
 from mpiddp.typing import Array
 
 from . import abort as ending, marker
-from .abort import abort, dumped, say, set_this_rank
+from .abort import abort, say, set_this_rank
 from .job import Job
 from .liveness import NO_GROUP, Tag
 from .uncaught import interrupt
@@ -55,7 +55,7 @@ class Leaving:
                 while not self._wait(self.jobs[index], longest_s):
                     with exit_limit(longest_s):
                         self.jobs[index] = self.jobs[index].survivors()
-                    set_this_rank(self.jobs[index].this_rank())
+                    set_this_rank(self.jobs[index].world.comm)
         except KeyboardInterrupt:
             interrupt("its program has ended; ", None)
         marker.end(ending.this_rank.rank)  # a survivor may be rank 0 now
@@ -106,7 +106,7 @@ class Leaving:
                 if job.raises:
                     say(f"its program has ended, and {silence}")
                     return
-                abort(lambda: dumped(f"its program has ended, and {silence}", "a missing rank"), EXIT_TIMEOUT)
+                abort(f"its program has ended, and {silence}", EXIT_TIMEOUT, "a missing rank")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05 if finished else 0.001)
         different = job.between_nodes.settle(job.world.comm) if total[0] else None

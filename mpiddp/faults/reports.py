@@ -21,13 +21,10 @@ _Ask = Callable[[Sequence[int]], Mapping[int, State]]
 
 
 class Reports:
-    """Makes reports; ``collect`` lets all ranks dump for a reason, and returns a line about it."""
+    """Makes reports; ``collect`` lets all ranks dump for a reason, and returns a line about it, or ""."""
 
     def __init__(self, liveness: Liveness, collect: Callable[[str], str]) -> None:
-        self.liveness, self._collect = liveness, collect
-
-    def with_dumps(self, text: str, reason: str) -> str:
-        return "\n".join(filter(None, [text, self._collect(reason)]))
+        self.liveness, self.collect = liveness, collect
 
     def explain(self, operation: Operation | None, silence_s: float = SILENCE_S) -> str:
         """Return a colon and what the ranks do that ``operation`` waits for; None: all others."""
@@ -75,7 +72,7 @@ class Reports:
             ranks_by_stacks.setdefault(states[rank].stacks.rstrip(), []).append(rank)
         for stacks, ranks in sorted(ranks_by_stacks.items(), key=lambda item: (len(item[1]), item[1])):
             lines += [f"  {picture.who(world, ranks)}: stacks\n{stacks}"] if stacks else []
-        return self.with_dumps("\n".join(lines), "a question")
+        return "\n".join(filter(None, [*lines, self.collect("a question")]))
 
     def warning(self, operation: Operation, waited_s: float, next_s: float, long_s: float) -> str:
         """Return the warning of a wait; "" where another rank prints it.

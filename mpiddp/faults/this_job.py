@@ -17,7 +17,6 @@ from mpiddp.mpi.world import Claims
 from mpiddp.shm import segment
 
 from . import abort, marker, uncaught
-from .abort import ThisRank
 from .job import Job
 from .leaving import Leaving
 from .watchdog import Watchdog
@@ -57,8 +56,7 @@ def start(claims: Claims | None = None, comm: MPI.Intracomm | None = None, timeo
         uncaught.install()
         world.start_mpi()
         given = MPI.COMM_WORLD if comm is None else comm
-        world_rank, alone = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size == 1
-        abort.set_this_rank(ThisRank(given.rank, given.size, world_rank, alone))
+        abort.set_this_rank(given)
         _owner_pid = os.getpid()
         requests.only_thread = 0 if MPI.Query_thread() == MPI.THREAD_MULTIPLE else get_ident()
         raises = claims.on_error == "raise"
@@ -110,8 +108,7 @@ def end(together: bool) -> None:
         _begin(_jobs.pop())
     else:
         abort.reports = None
-        whole = MPI.COMM_WORLD
-        abort.set_this_rank(ThisRank(whole.rank, whole.size, whole.rank, whole.size == 1))
+        abort.set_this_rank(MPI.COMM_WORLD)
 
 
 def _stop_watching() -> None:
@@ -132,7 +129,7 @@ def _begin(job: Job) -> Job:
     recorder.ring.clear()  # the ranks are numbered anew
     segment.forget()
     abort.reports = job.reports
-    abort.set_this_rank(job.this_rank())
+    abort.set_this_rank(job.world.comm)
     why = why_unwatched(job)
     watched = job.world.size > 1 and not why
     marker.begin(job.world.rank, watched, job.failures.survivable)

@@ -14,10 +14,12 @@ from mpiddp.mpi.finalize import finalized
 from mpiddp.mpi.operation import Operation
 
 from . import abort as ending, activity
-from .abort import ANSWER_S, abort, dumped
+from .abort import ANSWER_S, abort
 
 # Time for rank 0 to print a set-up error and end the job, or for a lower rank to print that it was interrupted.
 _SILENT_S = 5.0
+
+_OF_ALL = errors.DistTimeoutError, errors.MismatchError, errors.RankFailedError
 
 _owner_pid = 0
 
@@ -47,7 +49,9 @@ def install() -> None:
         else:
             activity.unwind(trace)
             text = "".join(traceback.format_exception(kind, error, trace))
-            abort(lambda: text + _others(error) + _recorded(error), _exit_code(error))
+            # All ranks dump after an error of communication, or after any error if dumps are asked for.
+            dumps = isinstance(error, _OF_ALL) or settings.flight_recorder()
+            abort(lambda: text + _others(error), _exit_code(error), kind.__name__ if dumps else "")
 
     sys.excepthook = hook
 
@@ -69,12 +73,6 @@ def _others(error: BaseException) -> str:
         return ""
     ranks = [rank for rank in error.ranks if rank != ending.this_rank.rank]
     return f"{reports.doing(ranks, ANSWER_S)}\n" if ranks else ""
-
-
-def _recorded(error: BaseException) -> str:
-    """Let all ranks dump after an error of communication, or after any error if dumps are asked for."""
-    of_all = isinstance(error, (errors.DistTimeoutError, errors.MismatchError, errors.RankFailedError))
-    return dumped("", type(error).__name__) if of_all or settings.flight_recorder() else ""
 
 
 def _exit_code(error: BaseException) -> int:

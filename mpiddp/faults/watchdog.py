@@ -28,7 +28,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.operation import Operation, waiting
 
 from . import abort as ending, activity, marker
-from .abort import abort, dumped
+from .abort import abort
 from .job import Job
 from .liveness import Tag
 from .mpirun import Mpirun
@@ -185,17 +185,16 @@ class Watchdog:
             time.sleep(_WRITTEN_S)
             error = operation.members.monitor.disagreement()
             if error is not None and still():
-                text = f"{activity.stack(thread)}{error}"
-                abort(lambda: dumped(text, "mismatch"), EXIT_MISMATCH)
+                abort(f"{activity.stack(thread)}{error}", EXIT_MISMATCH, "mismatch")
         gone = self._liveness.exited_ranks(operation) if waited_s > PATIENCE_S else []
         if gone and still():
             if not self._raises:
-                abort(lambda: dumped(self._desertion(thread, operation), "a missing rank"), 1)
+                abort(lambda: self._desertion(thread, operation), 1, "a missing rank")
             elif not wait.told:
                 wait.told = True
                 operation.members.monitor.find(RankFailedError(self._desertion(thread, operation), gone))
         if not limited and waited_s > operation.members.timeout_s and still():
-            abort(lambda: dumped(self._timeout(thread, operation), "timeout"), EXIT_TIMEOUT)
+            abort(lambda: self._timeout(thread, operation), EXIT_TIMEOUT, "timeout")
         # Ask early: the answer is to be there when patience ends.
         if waited_s > PATIENCE_S - 3 * LOOK_S and now - wait.asked > PATIENCE_S:
             self._liveness.ask(operation.members.number, self._liveness.first_asked(operation))
