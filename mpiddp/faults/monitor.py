@@ -32,7 +32,6 @@ class GroupMonitor(Resource):
         self.survivable = job.failures.survivable
         self.polls = job.failures.survivable or job.raises
         self._calls: Calls | None = None
-        self._eager: EagerBuffers | None = None
         self._comparison: Comparison | None = None
         self._told: DistError | None = None
         self._unheard: MismatchError | None = None
@@ -54,7 +53,7 @@ class GroupMonitor(Resource):
             memory = found.memory
         self._calls = link.own(Calls(link, bytearray(calls.REGION_BYTES) if memory is None else memory))
         if memory is not None and eager_bytes:
-            self._eager = link.own(EagerBuffers(link, memory, calls.REGION_BYTES * link.size))
+            link.own(EagerBuffers(link, memory, calls.REGION_BYTES * link.size))
         if not link.one_node:
             self._comparison = link.own(Comparison(link, self._calls, self.find))
 
@@ -128,7 +127,7 @@ class GroupMonitor(Resource):
         return self._unheard or self.disagreement()
 
     def disagreement(self) -> DistError | None:
-        published, buffers = self._calls, self._eager
+        published, buffers = self._calls, self._link.find(EagerBuffers)
         if self._told is not None:
             return self._told
         try:
@@ -190,7 +189,7 @@ class GroupMonitor(Resource):
     def close(self) -> None:
         """Retire the group: peers may be in its last operation."""
         self.job.liveness.retire(self._link)
-        self._calls = self._eager = self._comparison = self._told = None
+        self._calls = self._comparison = self._told = None
 
     def drop(self, error: DistError) -> None:
         self.close()

@@ -82,18 +82,16 @@ def _exit_code(error: BaseException) -> int:
 
 def interrupt(lines: str, operation: Operation | None) -> NoReturn:
     """End the job after a Ctrl-C; a lower interrupted rank reports first."""
+    reports = ending.reports
+    if reports is None:
+        abort(interrupted(lines, operation, ""), errors.EXIT_INTERRUPTED)
+    reports.liveness.interrupted = True
 
     def text() -> str:
-        reports = ending.reports
-        if reports is None:
-            return interrupted(lines, operation, "")
         others = reports.explain(operation, ANSWER_S)
         ending.wait(_SILENT_S, until=lambda: not reports.liveness.interrupted_before())
         return interrupted(lines, operation, others)
 
-    found = ending.reports
-    if found is not None:
-        found.liveness.interrupted = True
     abort(text, errors.EXIT_INTERRUPTED)
 
 
