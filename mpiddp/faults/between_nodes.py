@@ -27,7 +27,7 @@ class BetweenNodes:
         liveness.handlers[Tag.RECORDS] = self._receive
 
     def _groups(self) -> dict[int, Comparison]:
-        found = ((link.id, link.find(Comparison)) for link in self._liveness.links() if not link.closed)
+        found = ((link.id, link.find(Comparison)) for link in self._liveness.links())
         return {group: each for group, each in found if each is not None}
 
     def look(self) -> None:

@@ -35,7 +35,7 @@ class Job(NamedTuple):
     def gather(cls, comm: MPI.Intracomm, gathered: World, own: bool, raises: bool) -> Self:
         """Return the job of ``comm``, of which ``gathered`` tells; collective."""
         liveness = Liveness(comm.Dup(), gathered, raises)
-        failures = Failures(comm, gathered.outer, liveness.links)
+        failures = Failures(comm, gathered.outer, liveness.known)
         failures.register_comm(liveness.comm)
         reports = Reports(liveness, Dumps(liveness, gathered).collect)
         return cls(gathered, liveness, failures, BetweenNodes(liveness), reports, own, raises)

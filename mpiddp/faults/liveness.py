@@ -89,7 +89,6 @@ class Liveness:
         self._parts = False
         """Only receives, as the job ends."""
         self._links: weakref.WeakValueDictionary[int, Link] = weakref.WeakValueDictionary()
-        """All groups that are being made or have not ended."""
         self._retired: deque[tuple[int, int]] = deque(maxlen=_MAX_RETIRED)
         self.handlers: dict[int, Callable[[int, Any], None]] = {Tag.ERROR: self._hear, Tag.BARRIER: self._note_barrier}
         """By tag: functions that are called with source and message."""
@@ -100,15 +99,19 @@ class Liveness:
         self.exited = False
         self.interrupted = False
 
-    def links(self) -> list[Link]:
+    def known(self) -> list[Link]:
+        """Return the groups that have not ended, also those that are still being made and have no ranks yet."""
         # `values()` fails if another thread adds one meanwhile, for a group that it makes.
         return [link for each in self._links.valuerefs() if (link := each()) is not None]
+
+    def links(self) -> list[Link]:
+        return [link for link in self.known() if not link.closed]
 
     def register(self, link: Link) -> None:
         self._links[id(link)] = link
 
     def find(self, group: int) -> Link | None:
-        return next((link for link in self.links() if not link.closed and link.id == group), None)
+        return next((link for link in self.links() if link.id == group), None)
 
     def retire(self, link: Link) -> None:
         """Remember a destroyed group for a while: peers may be in its last operation."""

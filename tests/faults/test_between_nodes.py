@@ -28,7 +28,6 @@ class Node:
         ranks = tuple(range(size))
         link: Any = SimpleNamespace(
             id=9,
-            closed=False,
             ranks=ranks,
             rank=rank,
             history=0,

@@ -132,7 +132,7 @@ def test_a_thread_may_make_groups_while_the_watchdog_lists_them() -> None:
     thread.start()
     try:
         for _ in range(20_000):
-            assert set(kept) <= set(liveness.links())
+            assert set(kept) <= set(liveness.known())
     finally:
         stop.set()
         thread.join()
