@@ -54,7 +54,7 @@ BUDGET = {
     "mpiddp/shm": 446,
     "mpiddp/torch": 1484,
     "mpiddp/training": 2286,
-    "tests, all": 24_000,
+    "tests, all": 23_979,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
