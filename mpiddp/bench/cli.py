@@ -61,7 +61,7 @@ class Command(NamedTuple):
     options: str
     """Names of its options in `_OPTIONS`."""
     defaults: dict[str, Any]
-    """The defaults that differ from those in `_OPTIONS`."""
+    """The defaults that differ from those in `_OPTIONS`, and values that have no option here."""
 
 
 COMMANDS = {
@@ -77,7 +77,7 @@ COMMANDS = {
     "tune": Command(
         "the MPIDDP_ALGORITHM that is faster than the built-in table",
         "begin end factor rounds",
-        {"begin": "1K", "end": "16M", "factor": 4},
+        {"begin": "1K", "end": "16M", "factor": 4, "dtype": "float32", "op": "sum", "iterations": None, "warmup": 2},
     ),
 }
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections import defaultdict
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from .cli import ALL, OPERATIONS
 from .job import Bench, dtype, job, symmetric
 from .operations import REDUCING, Buffers, Contender, check_reduction, new_series
 from .results import Point, Series, format_size
-from .timing import Way
+from .timing import Call, Way
 
 _ROUND_S = 0.02
 _FEWEST = 3
@@ -48,14 +49,13 @@ class Measured(NamedTuple):
 
 def run(arguments: argparse.Namespace) -> int:
     """Return 1 if a result was wrong."""
-    kind = dtype(arguments.dtype)
     compared = OPERATIONS if arguments.operation == ALL else (arguments.operation,)
     for operation in compared:
-        check_reduction(operation, arguments.op, kind)
+        check_reduction(operation, arguments.op, dtype(arguments.dtype))
     with job() as here:
         here.describe()
         found = [
-            *(Contender(name, operations.mpiddp) for name in OURS),
+            *(Contender(name, operations.mpiddp, symmetric=name == SYMMETRIC) for name in OURS),
             Contender("mpi4py", lambda b: operations.mpi4py(b, here.comm)),
             Contender("memcpy", lambda b: operations.memcpy(b, here.comm)),
         ]
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         series = []
         for operation in compared:
             arguments.operation = operation
-            series += _compare(here, found, arguments, kind)
+            series += _compare(here, found, arguments)
         wrong = dict.fromkeys((each.name for each in series), 0)
         for each in series:
             wrong[each.name] += sum(point.wrong or 0 for point in each.points)
@@ -80,10 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
     return int(any(wrong.values()))
 
 
-def _compare(here: Bench, found: list[Contender], arguments: argparse.Namespace, kind: np.dtype[Any]) -> list[Series]:
+def _compare(here: Bench, found: list[Contender], arguments: argparse.Namespace) -> list[Series]:
     operation = arguments.operation
-    swept = [0] if operation == "barrier" else arguments.sizes
-    shared = symmetric(max(swept) + here.size * kind.itemsize)
     names = [each.name for each in found]
     titles = [f"mpiddp {SYMMETRIC}" * (name == SYMMETRIC) or name for name in names]
     series = {name: new_series(title, here.size, arguments) for name, title in zip(names, titles, strict=True)}
@@ -92,20 +90,13 @@ def _compare(here: Bench, found: list[Contender], arguments: argparse.Namespace,
     here.say(f"# {operation}{redop} of {arguments.dtype}, written anew before each call; median time of the slowest")
     here.say("# rank in us, then ratios of times")
     here.say(_line("size", names, [f"{slow}/{fast}" for slow, fast in ratios], "algorithm"))
-    last = -1
-    for size in swept:
-        plain = Buffers(operation, here.rank, here.size, size, kind, arguments.op)
-        if plain.total_bytes == last:
-            continue
-        last = plain.total_bytes
-        there = Buffers(operation, here.rank, here.size, size, kind, arguments.op, shared)
-        entered = [(each, there if each.name == SYMMETRIC else plain) for each in found]
-        measured = measure(here, entered, arguments, arguments.rounds)
+    for measured in measure(here, found, arguments, arguments.rounds):
         for name, each in measured.items():
             series[name].points.append(each.point)
         times = [f"{measured[name].point.median_s * 1e6:.1f}" if name in measured else "-" for name in names]
         quotients = [_ratio(measured, *pair) for pair in ratios]
-        here.say(_line(format_size(last), times, quotients, measured["mpiddp"].point.algorithm))
+        ours = measured["mpiddp"].point
+        here.say(_line(format_size(ours.size_bytes), times, quotients, ours.algorithm))
     return [each for each in series.values() if each.points]
 
 
@@ -133,34 +124,52 @@ def _ratio(measured: dict[str, Measured], slow: str, fast: str) -> str:
 
 def measure(
     here: Bench,
-    entered: list[tuple[Contender, Buffers]],
+    contenders: list[Contender],
     arguments: argparse.Namespace,
     rounds: int,
     budget_s: float = _ROUND_S,
     fewest: int = _FEWEST,
-) -> dict[str, Measured]:
-    """Let the contenders take turns on their buffers, and check their results."""
-    ways: dict[str, Way] = {}
-    for (name, prepare, _), buffers in entered:
-        buffers.reset()
-        call = prepare(buffers)
-        if call is not None:
-            count = arguments.iterations or here.clock.enough(call, arguments.warmup, buffers.reset, budget_s, fewest)
-            ways[name] = Way(call, count, buffers.reset)
-    took = here.clock.take_turns(ways, rounds)
-    found = {}
-    for (name, _, asked), buffers in entered:
-        if name not in ways:
-            continue
-        wrong = None
-        if name != "memcpy":
-            buffers.fill()
-            ways[name].call()
-            wrong = here.comm.allreduce(buffers.count_wrong(spoils_inputs=name == "gloo"))
-        medians = [statistics.median(each) for each in took[name]]
-        seconds = [second for each in took[name] for second in each]
-        times = statistics.median(medians), min(seconds), max(seconds)
-        algorithm = operations.algorithm_of(buffers, asked) if name in OURS else ""
-        point = Point(buffers.total_bytes, buffers.count, *times, len(seconds), algorithm, wrong)
-        found[name] = Measured(point, medians)
-    return found
+) -> Iterator[dict[str, Measured]]:
+    """Yield the results of each size by contender; the contenders have taken turns, and their results are checked."""
+    kind = dtype(arguments.dtype)
+    sizes = [0] if arguments.operation == "barrier" else arguments.sizes
+    # Small sizes are rounded up to one element for each rank.
+    most = max(sizes) + here.size * kind.itemsize
+    allocators = {each: symmetric(most) if each else np.empty for each in {each.symmetric for each in contenders}}
+    last = -1
+    for size in sizes:
+        arrays = {
+            key: Buffers(arguments.operation, here.rank, here.size, size, kind, arguments.op, allocate)
+            for key, allocate in allocators.items()
+        }
+        total = arrays[contenders[0].symmetric].total_bytes
+        if total == last:
+            continue  # both are less than one element for each rank
+        last = total
+        ways: dict[str, Way] = {}
+        for name, prepare, _, in_shared in contenders:
+            reset = arrays[in_shared].reset
+            reset()
+            call = prepare(arrays[in_shared])
+            if call is not None:
+                count = arguments.iterations or here.clock.enough(call, arguments.warmup, reset, budget_s, fewest)
+                ways[name] = Way(call, count, reset)
+        took = here.clock.take_turns(ways, rounds)
+        yield {
+            each.name: _checked(here, each, arrays[each.symmetric], ways[each.name].call, took[each.name])
+            for each in contenders
+            if each.name in ways
+        }
+
+
+def _checked(here: Bench, contender: Contender, buffers: Buffers, call: Call, turns: list[list[float]]) -> Measured:
+    name, wrong = contender.name, None
+    if name != "memcpy":
+        buffers.fill()
+        call()
+        wrong = here.comm.allreduce(buffers.count_wrong(spoils_inputs=name == "gloo"))
+    medians = [statistics.median(each) for each in turns]
+    seconds = [second for each in turns for second in each]
+    times = statistics.median(medians), min(seconds), max(seconds)
+    algorithm = operations.algorithm_of(buffers, contender.algorithm) if name in OURS else ""
+    return Measured(Point(buffers.total_bytes, buffers.count, *times, len(seconds), algorithm, wrong), medians)

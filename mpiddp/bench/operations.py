@@ -201,6 +201,8 @@ class Contender(NamedTuple):
     """Returns the call of the buffers' operation; None if the library has no such operation."""
     algorithm: str | None = None
     """mpiddp's, if it is not to choose."""
+    symmetric: bool = False
+    """Its arrays lie in memory that the ranks of a node share."""
 
 
 def to_and_fro(b: Buffers, send: Call, receive: Call) -> None:
@@ -234,19 +236,17 @@ def mpi4py(b: Buffers, comm: MPI.Intracomm) -> Call | None:
         "broadcast": lambda: comm.Bcast(x, root),
         "reduce": lambda: comm.Reduce(MPI.IN_PLACE if here else x, x if here else None, op, root),
         "all_gather": lambda: comm.Allgather(x, output),
-        "all_gather_list": lambda: comm.Allgather(x, output),
         "reduce_scatter": lambda: comm.Reduce_scatter_block(x, output, op),
         "gather": lambda: comm.Gather(x, output if here else None, root),
         "scatter": lambda: comm.Scatter(x if here else None, output, root),
         "all_to_all": lambda: comm.Alltoall(x, output),
-        "all_to_all_list": lambda: comm.Alltoall(x, output),
         "send_recv": around,
         "batch_isend_irecv": around,
         "ping_pong": lambda: to_and_fro(b, lambda: comm.Send(x, b.partner), lambda: comm.Recv(output, b.partner)),
         "all_reduce_async": lambda: comm.Iallreduce(MPI.IN_PLACE, x, op).Wait(),
         "barrier": comm.Barrier,
     }
-    call = table[b.operation]
+    call = table[b.operation.removesuffix("_list")]
     if b.op != "avg" or b.operation not in REDUCING or (b.operation == "reduce" and not here):
         return call
     share = b.dtype.type(1 / b.size)

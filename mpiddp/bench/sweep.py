@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-import numpy as np
-
 from mpiddp.training.options import refusing
 
 from . import operations
 from .compare import measure
-from .job import dtype, job, symmetric
-from .operations import ROOTED, Buffers, Contender, check_reduction, new_series
+from .job import dtype, job
+from .operations import ROOTED, Contender, check_reduction, new_series
 from .results import Point, Series
 from .timing import BUDGET_S, FEWEST
 
@@ -24,32 +22,22 @@ _HEAD = (
 
 def run(arguments: argparse.Namespace) -> int:
     """Return 1 if a result was wrong."""
-    kind = dtype(arguments.dtype)
-    operation = arguments.operation
-    check_reduction(operation, arguments.op, kind)
-    sizes = [0] if operation == "barrier" else arguments.sizes
+    check_reduction(arguments.operation, arguments.op, dtype(arguments.dtype))
     with job() as here:
         here.describe()
         here.say("# arrays are written anew before each call; times of the slowest rank")
         here.say(_HEAD)
-        # Small sizes are rounded up to one element for each rank.
-        allocate = symmetric(max(sizes) + here.size * kind.itemsize) if arguments.symmetric else np.empty
         asked = None if arguments.algorithm == "auto" else arguments.algorithm
         name = "mpiddp" + " symmetric" * arguments.symmetric + f" {asked}" * (asked is not None)
         series = new_series(name, here.size, arguments)
-        contender = Contender("mpiddp", lambda b: operations.mpiddp(b, asked), asked)
-        points = series.points
+        contender = Contender("mpiddp", lambda b: operations.mpiddp(b, asked), asked, bool(arguments.symmetric))
         with refusing(f"--algorithm {arguments.algorithm}: ", ValueError):
-            for size in sizes:
-                buffers = Buffers(operation, here.rank, here.size, size, kind, arguments.op, allocate)
-                if points and points[-1].size_bytes == buffers.total_bytes:
-                    continue  # both are less than one element for each rank
-                entered = [(contender, buffers)]
-                points.append(measure(here, entered, arguments, 1, BUDGET_S, FEWEST)["mpiddp"].point)
-                here.say(_row(series, points[-1]))
+            for measured in measure(here, [contender], arguments, 1, BUDGET_S, FEWEST):
+                series.points.append(measured["mpiddp"].point)
+                here.say(_row(series, series.points[-1]))
         here.say(_footer(series))
         here.write(arguments.json, "sweep", [series])
-    return int(any(point.wrong for point in points))
+    return int(any(point.wrong for point in series.points))
 
 
 def _row(series: Series, point: Point) -> str:

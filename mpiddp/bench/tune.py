@@ -7,12 +7,10 @@ neither these nor sizes apart, so the geometric mean of all times counts.
 from __future__ import annotations
 
 import argparse
-import itertools
+import functools
 import math
 import statistics
 from collections.abc import Mapping
-
-import numpy as np
 
 import mpiddp.distributed as dist
 from mpiddp import settings
@@ -22,12 +20,14 @@ from mpiddp.mpi.link import Link
 from mpiddp.shm.eager import EagerBuffers
 from mpiddp.training.options import UsageError
 
-from .job import Bench, job, symmetric
-from .operations import Buffers, mpiddp
+from .compare import SYMMETRIC, measure
+from .job import Bench, job
+from .operations import Contender, mpiddp
 from .results import format_size
 
 _ROUND_S = 0.005
 _FEWEST = 2
+KINDS = ("ordinary", SYMMETRIC)
 _LEAD = 1.05
 """Smaller gains may be chance."""
 
@@ -70,33 +70,27 @@ def candidates(operation: str, link: Link) -> list[str]:
 def _tune(here: Bench, operation: str, arguments: argparse.Namespace) -> tuple[str, float]:
     link = dist.groups.default_group()._link
     names = candidates(operation, link)
-    kind = np.dtype(np.float32)
-    shared = symmetric(max(arguments.sizes) + here.size * kind.itemsize)
     here.say(f"# {operation}: us on ordinary/symmetric arrays; * marks the choice of the built-in table")
     here.say("#".ljust(8) + "".join(name.rjust(20) for name in names))
+    contenders = [
+        Contender(f"{kind} {name}", functools.partial(mpiddp, algorithm=name), name, kind == SYMMETRIC)
+        for name in names
+        for kind in KINDS
+    ]
+    arguments.operation = operation
     measured: dict[int, Seconds] = {}
     table: dict[int, str] = {}
-    for size in arguments.sizes:
-        pair = [
-            Buffers(operation, here.rank, here.size, size, kind, "sum", allocate) for allocate in (np.empty, shared)
-        ]
-        table[size] = plan.algorithm_of(operation, link, pair[0].total_bytes)
-        measured[size] = _measure(here, pair, names, arguments.rounds)
+    for found in measure(here, contenders, arguments, arguments.rounds, _ROUND_S, _FEWEST):
+        size = found[contenders[0].name].point.size_bytes
+        table[size] = plan.algorithm_of(operation, link, size)
+        plain, there = ([found[f"{kind} {name}"].point.median_s for name in names] for kind in KINDS)
+        measured[size] = dict(zip(names, zip(plain, there, strict=True), strict=True))
         cells = [
-            f"{'*' * (name == table[size])}{plain * 1e6:.1f}/{there * 1e6:.1f}"
-            for name, (plain, there) in measured[size].items()
+            f"{'*' * (name == table[size])}{one * 1e6:.1f}/{other * 1e6:.1f}"
+            for name, (one, other) in measured[size].items()
         ]
         here.say(format_size(size).rjust(8) + "".join(cell.rjust(20) for cell in cells))
     return best(measured, table)
-
-
-def _measure(here: Bench, pair: list[Buffers], names: list[str], rounds: int) -> Seconds:
-    took: dict[tuple[str, int], list[float]] = {(name, index): [] for name in names for index in range(len(pair))}
-    for _, name, (index, buffers) in itertools.product(range(rounds), names, enumerate(pair)):
-        call = mpiddp(buffers, name)
-        count = here.clock.enough(call, 2, buffers.reset, _ROUND_S, _FEWEST)
-        took[name, index].append(statistics.median(here.clock.each(call, count, buffers.reset)))
-    return {name: (statistics.median(took[name, 0]), statistics.median(took[name, 1])) for name in names}
 
 
 def best(measured: Mapping[int, Seconds], table: Mapping[int, str]) -> tuple[str, float]:
