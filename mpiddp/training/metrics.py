@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -28,19 +28,21 @@ def count_correct(output: Tensor | Array, target: Array) -> Any:
 
 
 class MetricSum:
-    """Sums (not means) of ``names`` over samples, and over ranks by one short message.
+    """Sums (not means) over samples, and over ranks by one short message.
 
     With a row for each virtual rank the sums have the same bits on any number of ranks: one rank alone adds to a row,
     and rows are added at the end.
 
-    >>> tally = MetricSum("loss", "correct")
+    >>> tally = MetricSum()
     >>> tally.add(samples=3, loss=1.5, correct=2)
     >>> tally.mean("loss")
     0.5
     """
 
-    def __init__(self, *names: str, rows: int = 1) -> None:
-        self._places = {name: place for place, name in enumerate(("samples", *names))}
+    _places: ClassVar = {"samples": 0, "loss": 1, "correct": 2, "stop": 3}
+    """Checkpoints hold the sums in this order; ``stop`` counts the ranks that are asked to stop."""
+
+    def __init__(self, rows: int = 1) -> None:
         self.sums = np.zeros(rows * len(self._places))  # float64: millions of samples lose nothing that is shown
         self._unread: list[tuple[int, Array]] = []
 
@@ -66,7 +68,7 @@ class MetricSum:
         return numbers
 
     def merge(self, other: MetricSum) -> None:
-        """Add the sums that both have."""
+        """Add the sums of another one, which may have more rows."""
         for name, place in self._places.items():
             self.sums[place] += other[name]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import mpiddp.distributed as dist
@@ -25,32 +27,28 @@ class RestorePoint:
 
     def __init__(self) -> None:
         self.moment: tuple[int, int] | None = None
-        self._loaded: Snapshot | None = None
-        self._noted: tuple[Trainer, dict[str, Any], list[Array]] | None = None
-        """The trainer, and copies of its loader's position and of its buffers."""
+        self._here: Callable[[], Snapshot]
+        """Goes back to the moment, if there is one, and returns the state."""
 
     def note(self, trainer: Trainer) -> None:
         """Record this moment; run before all other callbacks."""
         if not survivable():
             return
         buffers = [x.copy() for x in trainer.model.module.buffers()]
-        self._loaded, self.moment = None, (trainer.step, trainer.epoch)
-        self._noted = trainer, trainer.train_loader.state_dict(), buffers
+        self.moment = trainer.step, trainer.epoch
+        self._here = functools.partial(_back, trainer, trainer.train_loader.state_dict(), buffers)
 
     def snapshot(self, source: int) -> Snapshot:
         """Return the state of rank ``source``, from now on this rank's too; collective."""
-        state, arrays = self._snapshot() if dist.get_rank() == source else ({}, {})
-        state, arrays = broadcasted(state, source), dict(arrays_from(source, arrays))
-        self._loaded = state, arrays
-        self.moment = state["step"], state["epoch"]
-        return self._loaded
+        state, arrays = self._here() if dist.get_rank() == source else ({}, {})
+        found = broadcasted(state, source), dict(arrays_from(source, arrays))
+        self._here = lambda: found
+        self.moment = found[0]["step"], found[0]["epoch"]
+        return found
 
-    def _snapshot(self) -> Snapshot:
-        if self._loaded is not None:
-            return self._loaded
-        assert self._noted is not None, "there is a moment"
-        trainer, position, buffers = self._noted
-        trainer.train_loader.load_state_dict(position)
-        for x, kept in zip(trainer.model.module.buffers(), buffers, strict=True):
-            x[...] = kept
-        return trainer.common_state(), trainer.arrays() | trainer.own_arrays()
+
+def _back(trainer: Trainer, position: dict[str, Any], buffers: list[Array]) -> Snapshot:
+    trainer.train_loader.load_state_dict(position)
+    for x, kept in zip(trainer.model.module.buffers(), buffers, strict=True):
+        x[...] = kept
+    return trainer.common_state(), trainer.arrays() | trainer.own_arrays()

@@ -98,6 +98,7 @@ def _prepare(job: Job, version: str, began_s: float, no_gpu: str | None, ranks: 
     job.data = load_data(config)
     if config.output is not None:
         job.surroundings = info.collect(version)
+        job.checkpointer = Checkpointer(job.config, job.surroundings["versions"])
     # Other nodes may not know the end of the job, and rank 0 may fail before it.
     left_s = raise_on_all_ranks(lambda: seconds_left(config.max_time, began_s) if first and config.max_time else None)
     left_s = broadcasted(left_s, 0)
@@ -123,7 +124,7 @@ def check_request(config: Config, ranks: int) -> None:
 def _train(job: Job, change: elastic.Change | None) -> int:
     """Train to the end, and return the exit code; ``change`` is the death that this world goes on after, if any."""
     config = job.config
-    trainer = _begin(job, config) if change is None else _go_on(job, change)
+    trainer = _begin(job) if change is None else _go_on(job, change)
     job.point.note(trainer)
     raise_on_all_ranks(lambda: _open_files(job, trainer))
     console = Console(config.epochs) if dist.get_rank() == 0 else None
@@ -138,16 +139,15 @@ def _train(job: Job, change: elastic.Change | None) -> int:
     return _stop(job, trainer) if trainer.stopped else _finish(job, trainer)
 
 
-def _begin(job: Job, config: Config) -> Trainer:
+def _begin(job: Job) -> Trainer:
     """Return the trainer of a run that begins, or resumes from a checkpoint."""
     trainer = build_trainer(job.config, job.data, stop=job.stop)
-    if config.output is not None:
-        checkpointer = _checkpointer(job, config)
-        raise_on_all_ranks(checkpointer.claim)
-        checkpointer.resume(trainer)
+    if job.checkpointer is not None:
+        raise_on_all_ranks(job.checkpointer.claim)
+        job.checkpointer.resume(trainer)
         # Last: a refused run leaves the folder's description as it was.
         first = dist.get_rank() == 0
-        raise_on_all_ranks(lambda: describe(config, job.surroundings) if first else None)
+        raise_on_all_ranks(lambda: describe(job.config, job.surroundings) if first else None)
     return trainer
 
 
@@ -158,14 +158,16 @@ def _go_on(job: Job, change: elastic.Change) -> Trainer:
     if source is None:
         if first:
             _logger.warning("%s before the first step; beginning anew with %d ranks", change, change.size)
-        # Without survivors the spares have the checkpoints only.
-        alone = len(change.died) == change.before and config.output is not None
-        return _begin(job, dataclasses.replace(config, resume="auto") if alone else config)
+        if len(change.died) == change.before and job.checkpointer is not None:
+            # Without survivors the spares have the checkpoints only.
+            job.config = dataclasses.replace(config, resume="auto")
+            job.checkpointer = Checkpointer(job.config, job.surroundings["versions"])
+        return _begin(job)
     snapshot = job.point.snapshot(source)
     trainer = build_trainer(job.config, job.data, stop=job.stop)
     trainer.load_state_dict(*snapshot)
-    if config.output is not None:
-        _checkpointer(job, config).regroup(trainer)
+    if job.checkpointer is not None:
+        job.checkpointer.regroup(trainer)
     if first:
         drops = any(isinstance(each, nn.Dropout) and each.p for each in trainer.model.module.modules())
         fewer = change.size < change.before and not config.virtual_ranks
@@ -175,12 +177,6 @@ def _go_on(job: Job, change: elastic.Change) -> Trainer:
             *(change, trainer.step, change.size, change.before, masks),
         )
     return trainer
-
-
-def _checkpointer(job: Job, config: Config) -> Checkpointer:
-    if job.checkpointer is None:
-        job.checkpointer = Checkpointer(config, job.surroundings["versions"])
-    return job.checkpointer
 
 
 def _open_files(job: Job, trainer: Trainer) -> None:

@@ -55,11 +55,6 @@ class Outcome:
     last: Batch
 
 
-def new_sums(*others: str, rows: int = 1) -> MetricSum:
-    """Return the sums of an epoch, whose number without ``others`` is fixed by the format of checkpoints."""
-    return MetricSum("loss", "correct", "stop", *others, rows=rows)
-
-
 @dataclasses.dataclass(eq=False)
 class TrainStep:
     """The part of a `Trainer` that makes a step: forward, backward, average, clip, update.
@@ -86,7 +81,7 @@ class TrainStep:
     def make(self, first: Batch, following: Iterator[Batch], stop: Callable[[], bool]) -> Outcome:
         """Make a step of ``first`` and up to `accumulate` - 1 that follow; ``stop`` is asked at the last one."""
         virtual_ranks = self.model.virtual_ranks
-        tally = new_sums("broken", rows=virtual_ranks or 1)
+        tally = MetricSum(rows=virtual_ranks or 1)
         reference = max(1, first.samples)
         batch, samples, total = first, first.samples, first.total
         for upcoming in itertools.islice(following, self.window() - 1):
@@ -102,14 +97,11 @@ class TrainStep:
             early = None if self._on_device else self._summing(tally)
             self._backward(loss, 1 if virtual_ranks else batch.samples / reference)
         broken = self._broken(tally)
-        if early is None:
-            tally.add(broken=bool(broken))
         finite, summing = early or self._summing(tally)
         began = time.perf_counter()
         summing.wait()
         self._waited_s += time.perf_counter() - began
-        updated = self._update(tally, bool(broken) or tally["broken"] > 0)
-        return Outcome(tally, updated, broken, finite, batch)
+        return Outcome(tally, self._update(tally, broken), broken, finite, batch)
 
     def window(self) -> int:
         """Return how many batches of the loader make a step."""
@@ -196,7 +188,7 @@ class TrainStep:
             with _no_mean_of_nothing(weight):
                 loss.backward(None if weight == 1 else np.asarray(weight, loss.dtype))
 
-    def _update(self, tally: MetricSum, broken: bool) -> bool:
+    def _update(self, tally: MetricSum, broken: list[str]) -> bool:
         """Update if loss and gradients are finite; return whether they are."""
         sound = bool(np.isfinite(tally["loss"])) and not broken
         if sound:
@@ -208,7 +200,7 @@ class TrainStep:
 
     def _own_gradient_is_finite(self, batch: Batch) -> bool:
         with self._alone(max(1, batch.samples), batch.total):
-            self._backward(self._forward(batch, new_sums()), 1.0)
+            self._backward(self._forward(batch, MetricSum()), 1.0)
         return all(is_finite(p.grad) for p in self.model.module.parameters())
 
 

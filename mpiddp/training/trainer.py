@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
+import numpy as np
+
 from mpiddp import nn
 from mpiddp.autograd import no_grad
 from mpiddp.data import DataLoader
-from mpiddp.distributed import get_rank, get_world_size
+from mpiddp.distributed import all_reduce, get_rank, get_world_size
 from mpiddp.distributed.groups import default_group
 from mpiddp.elastic import Stateful
 from mpiddp.optim import Optimizer
@@ -22,7 +24,7 @@ from mpiddp.typing import Array
 
 from .metrics import EpochMetrics, MetricSum
 from .ranks import gathered
-from .train_step import Batch, Outcome, TrainStep, new_sums
+from .train_step import Batch, Outcome, TrainStep
 
 Callback = Callable[["Trainer"], object]
 MAX_SKIPPED = 100
@@ -95,7 +97,7 @@ class Trainer(TrainStep):
         super().__post_init__()
         self.callbacks: dict[str, list[Callback]] = {event: [] for event in EVENTS}
         self.epoch = self.step = self.skipped = 0
-        self.running = new_sums()
+        self.running = MetricSum()
         self.history: list[EpochMetrics] = []
         self.stopped = False
         self._skipped_in_a_row = 0
@@ -116,7 +118,7 @@ class Trainer(TrainStep):
 
         All ranks test rank 0's model: its running statistics are broadcast.
         """
-        tally = new_sums(rows=self.model.virtual_ranks or 1)
+        tally = MetricSum(rows=self.model.virtual_ranks or 1)
         broadcast_arrays(list(self.model.module.buffers()), default_group())
         self.model.module.eval()
         with no_grad():
@@ -185,7 +187,7 @@ class Trainer(TrainStep):
         self.optimizer.load_state_dict({"state": records, "param_groups": state["param_groups"]})
         self.train_loader.load_state_dict(state["loader"])
 
-        self.running = new_sums()
+        self.running = MetricSum()
         self.running.sums[:] = state["running"]
         if (states := state.get("stateful")) is not None:
             for name, mine in unflatten(states[get_rank() % len(states)], arrays).items():
@@ -232,9 +234,8 @@ class Trainer(TrainStep):
             raise ValueError("train_loader gave no batch: there is nothing to train on")
 
     def _complete_epoch(self) -> None:
-        share = MetricSum("exposed")
-        share.add(exposed=self._epoch_exposed_s / self._epoch_s)
-        share.all_reduce().wait()
+        exposed = np.array([self._epoch_exposed_s / self._epoch_s])
+        all_reduce(exposed)
         began = time.perf_counter()
         tested = self.evaluate()
         self.epoch += 1
@@ -244,14 +245,14 @@ class Trainer(TrainStep):
                 loss=self.running.mean("loss"),
                 accuracy=tested.mean("correct"),
                 samples_per_s=self.running["samples"] / self._epoch_s,
-                comm_exposed=share["exposed"] / get_world_size(),
+                comm_exposed=float(exposed[0]) / get_world_size(),
                 epoch_s=self._epoch_s,
                 test_loss=tested.mean("loss"),
                 test_s=time.perf_counter() - began,
                 lr=self._last_lr,
             )
         )
-        self.running = new_sums()
+        self.running = MetricSum()
         self._epoch_s = self._epoch_exposed_s = 0.0
         self._emit("epoch_end")
 

@@ -33,7 +33,7 @@ def test_count_correct_counts_the_largest_output():
 
 
 def test_tally_is_exact_where_float32_would_not_be():
-    tally = MetricSum("loss")
+    tally = MetricSum()
     tally.add(samples=1, loss=2.0**24)
     for _ in range(100):
         tally.add(samples=1, loss=1.0)
