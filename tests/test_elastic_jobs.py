@@ -31,7 +31,7 @@ pytestmark = [
 COMMON = ("--batch-size", 96, "--output")
 OPTIONS = ("--epochs", 4, "--model", "mlp", "--dropout", 0.2, "--optimizer", "adam", *COMMON)
 FEWER = ("--epochs", 5, "--lr", 0.02, *COMMON)
-STEP = "mpiddp.training.train_step:TrainStep"
+STEP = "mpiddp.training.trainer:Trainer"
 FORWARD = "mpiddp.nn:Sequential.forward"
 
 

@@ -26,7 +26,7 @@ ROWS = {
     "resnet, AdamW": ("--model", "resnet", "--optimizer", "adamw", "--lr", 0.002, "--dropout", 0.2),
 }
 _COMMON = ("--virtual-ranks", 8, "--batch-size", 100, "--clip-norm", 1, "--schedule", "cosine", "--epochs", 3)
-_STEP = "mpiddp.training.train_step:TrainStep"
+_STEP = "mpiddp.training.trainer:Trainer"
 
 
 class Way(NamedTuple):
