@@ -12,7 +12,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -28,11 +28,8 @@ T = TypeVar("T")
 Indices = Sequence[int] | Array
 
 
-class _Ticket(NamedTuple):
-    share: BatchShare | None
-    state: dict[str, Any]
-
-
+_Ticket = tuple[BatchShare | None, dict[str, Any]]
+"""A batch's sizes, and the sampler's state behind it."""
 _Batches = Generator[tuple[_Ticket, Any], None, None]
 
 
@@ -121,7 +118,7 @@ class DataLoader:
         batches = self._fetched_ahead() if self.num_workers else fetched
         with contextlib.closing(_uploaded(batches) if self.device == "cuda" else batches) as ready:
             for ticket, batch in ready:
-                self.current, self._state = ticket.share, ticket.state
+                self.current, self._state = ticket
                 yield batch
         self._state = None
 
@@ -146,7 +143,7 @@ class DataLoader:
 
     def _tickets(self) -> Iterator[tuple[_Ticket, Indices]]:
         for indices in self.batch_sampler:
-            yield _Ticket(getattr(self.batch_sampler, "current", None), self._sampler_state()), indices
+            yield (getattr(self.batch_sampler, "current", None), self._sampler_state()), indices
 
     def _fetch(self, indices: Indices) -> Any:
         batch = fetch(self.dataset, indices, self.collate_fn)

@@ -9,14 +9,13 @@ from typing import Any
 
 import mpiddp.distributed as dist
 from mpiddp.serialization import WRITER, encode_arrays, temporary_name, write_synced
-from mpiddp.typing import Array
 
 from . import reproducibility
 from .build import group_options
 from .checkpoint import Checkpoint, CheckpointStore, file_entry, remove_folders
 from .config import Config
 from .console import say
-from .options import UsageError
+from .options import RunError, UsageError, refusing
 from .ranks import arrays_from, broadcasted, gathered, raise_on_all_ranks
 from .run_folder import RunLock
 from .trainer import Trainer
@@ -77,7 +76,11 @@ class Checkpointer:
             self._store.save(Checkpoint(trainer.arrays(), state), shards)
 
     def finish(self) -> None:
-        """Wait for the disk; OSError on rank 0 if the last checkpoint could not be written."""
+        """Wait for the disk; RunError on all ranks if the last checkpoint could not be written."""
+        written = refusing("the last checkpoint could not be written (", OSError, by=RunError, after=")")
+        raise_on_all_ranks(written(self._finish), RunError)
+
+    def _finish(self) -> None:
         self._store.finish()
         if dist.get_rank() == 0 and self._shard_fault is not None:
             raise OSError(self._shard_fault)
@@ -98,7 +101,7 @@ class Checkpointer:
 
     def _finish_previous(self) -> None:
         try:
-            self.finish()
+            self._finish()
         except OSError as error:
             _logger.warning("the previous checkpoint could not be written (%s); training goes on", error)
 
@@ -149,7 +152,12 @@ class Checkpointer:
         for rank in range(ranks):
             shard = found.shards.get(rank, {}) if found else {}
             arrays |= arrays_from(0, shard, functools.partial(trainer.wants, rank=rank, ranks=ranks))
-        raise_on_all_ranks(lambda: _load(trainer, state, arrays))
+        fits = refusing(
+            "the checkpoint to resume from is not one of this model and these data: ",
+            *(RuntimeError, ValueError),
+            after="; give those that it was made with, or another --output",
+        )
+        raise_on_all_ranks(functools.partial(fits(trainer.load_state_dict), state, arrays))
         _apply_changed_options(trainer, state["config"], self._config)
         self._saved = (trainer.epoch, trainer.step)
         if dist.get_rank() == 0:
@@ -173,16 +181,6 @@ class Checkpointer:
         for fault in faults:
             _logger.warning("skipped a damaged checkpoint: %s", fault)
         return checkpoint
-
-
-def _load(trainer: Trainer, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    try:
-        trainer.load_state_dict(state, arrays)
-    except (RuntimeError, ValueError) as error:
-        raise UsageError(
-            f"the checkpoint to resume from is not one of this model and these data: {error}; give those that it was"
-            " made with, or another --output"
-        ) from error
 
 
 def _apply_changed_options(trainer: Trainer, then: Mapping[str, Any], config: Config) -> None:

@@ -191,7 +191,7 @@ def _stop(job: Job, trainer: Trainer) -> int:
     checkpointer = job.checkpointer
     if checkpointer is not None:
         checkpointer.save(trainer)
-        raise_on_all_ranks(lambda: _last_written(checkpointer), RunError)
+        checkpointer.finish()
     if dist.get_rank() == 0:
         saved = "saved a checkpoint; go on with --resume auto" if checkpointer else "nothing saved: no --output DIR"
         say(f"{reason} on rank {rank}: stopped after step {trainer.step}, {saved}")
@@ -201,18 +201,13 @@ def _stop(job: Job, trainer: Trainer) -> int:
 
 
 def _finish(job: Job, trainer: Trainer) -> int:
-    first, output, checkpointer = dist.get_rank() == 0, job.config.output, job.checkpointer
+    first, output = dist.get_rank() == 0, job.config.output
     if output is not None:
         path = output / "model.safetensors"
         raise_on_all_ranks(lambda: save(trainer.model.module.state_dict(), path) if first else None, RunError)
     if first:
         say(f"saved {path}" if output else "no --output DIR, so the model is not saved")
-    if checkpointer is not None:
+    if job.checkpointer is not None:
         # After the model, which is saved even if the last checkpoint cannot be written.
-        raise_on_all_ranks(lambda: _last_written(checkpointer), RunError)
+        job.checkpointer.finish()
     return 0
-
-
-def _last_written(checkpointer: Checkpointer) -> None:
-    with refusing("the last checkpoint could not be written (", OSError, by=RunError, after=")"):
-        checkpointer.finish()
