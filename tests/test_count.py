@@ -42,7 +42,7 @@ BUDGET = {
     "mpiddp/algorithms": 2786,
     "mpiddp/autograd": 865,
     "mpiddp/bench": 1156,
-    "mpiddp/data": 1289,
+    "mpiddp/data": 1287,
     "mpiddp/device": 511,
     "mpiddp/distributed": 1887,
     "mpiddp/examples": 606,

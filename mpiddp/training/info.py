@@ -22,11 +22,12 @@ from mpiddp.device import cuda_fault, device_count
 from mpiddp.distributed.groups import default_group
 from mpiddp.faults import this_job
 from mpiddp.faults.job import Job
-from mpiddp.mpi import cuda_aware, probe
+from mpiddp.mpi import cuda_aware
 from mpiddp.mpi.world import World
 from mpiddp.shm import segment
 
-from .options import UsageError, refusing
+from . import probe
+from .options import UsageError
 from .ranks import gathered
 
 _TRIED_BYTES = (1 << 17, 1 << 20, 1 << 24)
@@ -107,8 +108,7 @@ def run(version: str, as_json: bool, probe_gpu: bool = False) -> int:
         announced = launchers.launch()
         if announced is not None and announced.size > 1:
             raise UsageError("--probe-gpu starts a job of its own: run it alone, without a launcher")
-        with refusing("--probe-gpu: ", probe.ProbeError):
-            probe.run()
+        probe.run()
     dist.init_process_group()
     found = collect(version) | {"ordinary_arrays": _ways()}
     if dist.get_rank() == 0:

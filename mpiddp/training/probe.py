@@ -1,27 +1,41 @@
-"""The job of ``info --probe-gpu`` (see `mpi.probe`), which may crash: calls on GPU arrays, compared with the host's.
+"""The probe for device pointers: it tries each kind of communication in a job of two ranks, which may crash.
 
-Rank 0 writes JSON lines: the library, that the trial begins, and its outcome.
+``python -m mpiddp info --probe-gpu`` runs it, and keeps the outcomes for this user, MPI library and its transports. The
+job is this module as a program: calls on GPU arrays, compared with the host's. Its rank 0 writes JSON lines: the
+library, that the trial begins, and its outcome.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import mpiddp.distributed as dist
-from mpiddp import device, launchers
+from mpiddp import device, launchers, settings
 from mpiddp.device import array_namespace, is_device_array
 from mpiddp.distributed.groups import default_group
-from mpiddp.mpi import probe
-from mpiddp.mpi.cuda_aware import KINDS, library_key
+from mpiddp.mpi.cuda_aware import KINDS, Support, library_key, outcomes_file, probed
 from mpiddp.mpi.reduction import REDUCTIONS, check
+from mpiddp.serialization import write_atomically
 from mpiddp.typing import Array
 
+from .options import UsageError
 from .ranks import of_any_rank
+
+RANKS = 2
+LIMIT_S = 60.0
+"""A job that takes longer counts as failed."""
 
 _SHORT = (1, 3_001)
 _LONG = (200_003, 3_000_017)
@@ -39,6 +53,103 @@ _KINDS = {
     ],
 }
 """For each kind of communication the lengths and dtypes of the arrays."""
+
+
+def _remember(key: str, kind: str, outcome: Support) -> None:
+    kinds = {**probed(key), kind: outcome}
+    write_atomically(outcomes_file(key), (json.dumps(kinds, indent=1) + "\n").encode())
+
+
+def job_command(kind: str) -> list[str]:
+    beside = Path(sys.executable).with_name("mpiexec")
+    launcher = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec") or shutil.which("mpirun")
+    launcher = launcher or shutil.which("srun")
+    if launcher is None:
+        raise UsageError(
+            f"--probe-gpu: no mpiexec beside {sys.executable}, and no mpiexec, mpirun or srun on PATH, to start a job"
+        )
+    return [launcher, "-n", str(RANKS), sys.executable, "-m", "mpiddp.training.probe", kind]
+
+
+def run(command: Callable[[str], Sequence[str]] = job_command, limit_s: float = LIMIT_S) -> dict[str, Support]:
+    """Try every kind, in a job of at most ``limit_s`` seconds each, and write the outcomes to `outcomes_file`.
+
+    UsageError without a launcher, MPI or GPUs.
+    """
+    outcomes = {}
+    for kind in KINDS:
+        key, outcomes[kind] = _try(command(kind), limit_s)
+        _remember(key, kind, outcomes[kind])
+    return outcomes
+
+
+def _try(command: Sequence[str], limit_s: float) -> tuple[str, Support]:
+    began = time.monotonic()
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=settings.outside_of_jobs(),
+        start_new_session=True,
+    ) as job:
+        try:
+            output, complaint = job.communicate(timeout=limit_s)
+            timed_out = False
+        except subprocess.TimeoutExpired:
+            output, complaint = _end(job)
+            timed_out = True
+    said = _said(output)
+    key, last = said.get("library"), _last_words(complaint)
+    if key is None or "tries" not in said:
+        why = said.get("fault") or f"it ended with exit code {job.returncode}: {last}"
+        raise UsageError(
+            f"--probe-gpu: the job that tries device pointers could not do it: {why} ({' '.join(command)})"
+        )
+    nodes = "one node" if said.get("nodes") == 1 else f"{said.get('nodes')} nodes"
+    when = f"{RANKS} ranks on {nodes}, {time.strftime('%Y-%m-%d')}"
+    if timed_out:
+        return key, Support(False, f"a probe did not end in {limit_s:g} s ({when})")
+    if "wrong" in said:
+        return key, Support(False, f"a probe got wrong values: {said['wrong']} ({when})")
+    if job.returncode or "right" not in said:
+        return key, Support(False, f"a probe {_end_of(job.returncode)}: {last} ({when})")
+    return key, Support(True, f"a probe tried it ({when}, {time.monotonic() - began:.0f} s)")
+
+
+def _last_words(complaint: str) -> str:
+    """Return the line that says how a job ended: Python's own, of a crash, stands before its list of modules."""
+    lines = [line.strip() for line in complaint.splitlines() if line.strip()] or ["it said nothing"]
+    return next((line for line in lines if line.startswith("Fatal Python error")), lines[-1])
+
+
+def _end(job: subprocess.Popen[str]) -> tuple[str, str]:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return job.communicate(timeout=5)
+    return "", ""
+
+
+def _end_of(code: int) -> str:
+    """Describe an exit code. Launchers add 128 to the number of a signal."""
+    number = -code if code < 0 else code - 128
+    if number in set(signal.Signals):
+        return f"was ended by {signal.Signals(number).name}"
+    return f"ended with exit code {code}"
+
+
+def _said(output: str) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    for line in output.splitlines():
+        with contextlib.suppress(ValueError):
+            document = json.loads(line)
+            if isinstance(document, dict):
+                said |= document
+    return said
 
 
 def _point_to_point(x: Array) -> Iterator[tuple[str, Array]]:
@@ -105,10 +216,10 @@ def main(kind: str) -> int:
         os.environ.pop(name, None)
     announced, count, fault = launchers.launch(), device.device_count(), device.cuda_fault()
     local_rank = 0 if announced is None else announced.local_rank or 0
-    dist.init_process_group(device_id=local_rank % count if count else None, timeout=probe.LIMIT_S)
+    dist.init_process_group(device_id=local_rank % count if count else None, timeout=LIMIT_S)
     _say(library=library_key())
-    if dist.get_world_size() != probe.RANKS:
-        fault = f"it runs on other than {probe.RANKS} ranks: the launcher does not belong to the library"
+    if dist.get_world_size() != RANKS:
+        fault = f"it runs on other than {RANKS} ranks: the launcher does not belong to the library"
     fault = of_any_rank(fault)
     if fault is not None:
         _say(fault=fault)

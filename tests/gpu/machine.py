@@ -8,7 +8,7 @@ import os
 import cupy
 
 from mpiddp.device import nccl
-from mpiddp.mpi import probe as device_probe
+from mpiddp.training import probe as device_probe
 
 from .rows import say
 from .sections import PROBE_LIMIT_S

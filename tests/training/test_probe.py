@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpiddp.mpi import cuda_aware, probe
+from mpiddp.mpi import cuda_aware
 from mpiddp.mpi.cuda_aware import KINDS, Support, lowest
+from mpiddp.training import probe
 
 KNOWN = "import json, os, signal, sys, time\nprint(json.dumps({'library': 'mpich-5.0.2-abc'}), flush=True)\n"
 SAYS = KNOWN + "print(json.dumps({'tries': 'a kind', 'nodes': 1}), flush=True)\n"
@@ -104,7 +105,7 @@ def _alive(pid: int) -> bool:
     ],
 )
 def test_a_job_that_tried_nothing_has_no_outcome(script, why, cache):
-    with pytest.raises(probe.ProbeError, match=why):
+    with pytest.raises(probe.UsageError, match=why):
         probe.run(job(else_=script))
     assert not cache.exists()
 
@@ -112,7 +113,7 @@ def test_a_job_that_tried_nothing_has_no_outcome(script, why, cache):
 def test_no_launcher(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(probe.ProbeError, match="no mpiexec"):
+    with pytest.raises(probe.UsageError, match="no mpiexec"):
         probe.job_command("collectives")
 
 
