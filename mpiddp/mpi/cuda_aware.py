@@ -99,7 +99,7 @@ def device_pointers(comm: MPI.Intracomm | None = None) -> DevicePointers:
 
     The evidence, in order of trust: ``MPIDDP_CUDA_AWARE``; MPI-4.1's memory kinds; the library's own answer
     (``MPIX_GPU_query_support``, ``MPIX_Query_cuda_support``); Cray's variable together with its GPU library, if that is
-    loaded; the outcome of `probe`.
+    loaded; the outcome of ``info --probe-gpu``.
 
     A failed probe overrules a yes, because a wrong yes ends the process and a wrong no only costs a copy. Open MPI's
     yes says nothing of the transport, so it needs a probe. Its collectives reduce on the processor, and get no device

@@ -1,14 +1,17 @@
-"""``Checkpointer``: saves and resumes the checkpoints of a run, on all ranks."""
+"""``Checkpointer`` saves and resumes the checkpoints of a run, on all ranks; ``RestorePoint`` needs no files."""
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mpiddp.distributed as dist
+from mpiddp import elastic
+from mpiddp.distributed.shrink import survivable
 from mpiddp.serialization import WRITER, encode_arrays, temporary_name, write_synced
+from mpiddp.typing import Array
 
 from . import reproducibility
 from .build import group_options
@@ -191,3 +194,47 @@ def _apply_changed_options(trainer: Trainer, then: Mapping[str, Any], config: Co
         del new["lr"]  # which the schedule sets
     for group in trainer.optimizer.param_groups:
         group |= {name: value for name, value in new.items() if value != old.get(name)}
+
+
+Snapshot = tuple[dict[str, Any], dict[str, Array]]
+"""The arguments of `Trainer.load_state_dict`."""
+
+
+class RestorePoint:
+    """The last moment (steps and epochs made) at which this rank's state was whole, and the way back to it.
+
+    Parameters and the optimizer's state need no copy: only the optimizer's step changes them, and it waits for no other
+    rank. A forward changes buffers, and the loader moves on, so these are copied here. Dropout follows from the number
+    of the step. A communication hook's memory is taken from the most advanced rank.
+    """
+
+    def __init__(self) -> None:
+        self._moment: tuple[int, int] | None = None
+        self._here: Callable[[], Snapshot]
+        """Goes back to the moment, if there is one, and returns the state."""
+
+    def note(self, trainer: Trainer) -> None:
+        """Record this moment; run before all other callbacks."""
+        if not survivable():
+            return
+        buffers = [x.copy() for x in trainer.model.module.buffers()]
+        self._moment = trainer.step, trainer.epoch
+        self._here = functools.partial(_back, trainer, trainer.train_loader.state_dict(), buffers)
+
+    def farthest(self) -> Snapshot | None:
+        """Return the state of the most advanced rank, from now on this rank's too; None without one; collective."""
+        source = elastic.farthest(self._moment)
+        if source is None:
+            return None
+        state, arrays = self._here() if dist.get_rank() == source else ({}, {})
+        found = broadcasted(state, source), dict(arrays_from(source, arrays))
+        self._here = lambda: found
+        self._moment = found[0]["step"], found[0]["epoch"]
+        return found
+
+
+def _back(trainer: Trainer, position: dict[str, Any], buffers: list[Array]) -> Snapshot:
+    trainer.train_loader.load_state_dict(position)
+    for x, kept in zip(trainer.model.module.buffers(), buffers, strict=True):
+        x[...] = kept
+    return trainer.common_state(), trainer.arrays() | trainer.own_arrays()

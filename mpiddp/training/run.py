@@ -20,13 +20,12 @@ from mpiddp.serialization import save
 
 from . import info
 from .build import Split, agree_on_device, build_trainer, load_data
-from .checkpointer import Checkpointer
+from .checkpointer import Checkpointer, RestorePoint
 from .config import Config
 from .console import Console, configuration_lines, say, warnings_of
 from .metrics_files import MetricsFiles
 from .options import RunError, UsageError, refusing
 from .ranks import broadcasted, gathered, raise_on_all_ranks
-from .recovery import RestorePoint
 from .run_folder import describe
 from .stop import Deadline, StopRequest, seconds_left
 from .trainer import Trainer
@@ -154,8 +153,8 @@ def _begin(job: Job) -> Trainer:
 def _go_on(job: Job, change: elastic.Change) -> Trainer:
     """Return the trainer of a run that goes on from the most advanced rank's state, after a death."""
     config, first = job.config, dist.get_rank() == 0
-    source = elastic.farthest(job.point.moment)
-    if source is None:
+    snapshot = job.point.farthest()
+    if snapshot is None:
         if first:
             _logger.warning("%s before the first step; beginning anew with %d ranks", change, change.size)
         if len(change.died) == change.before and job.checkpointer is not None:
@@ -163,7 +162,6 @@ def _go_on(job: Job, change: elastic.Change) -> Trainer:
             job.config = dataclasses.replace(config, resume="auto")
             job.checkpointer = Checkpointer(job.config, job.surroundings["versions"])
         return _begin(job)
-    snapshot = job.point.snapshot(source)
     trainer = build_trainer(job.config, job.data, stop=job.stop)
     trainer.load_state_dict(*snapshot)
     if job.checkpointer is not None:
