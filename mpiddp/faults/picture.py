@@ -6,6 +6,7 @@ come first: a bug mostly sits on few. Imports the standard library only: dumps a
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -166,6 +167,13 @@ def counted(count: int) -> str:
     return f"{count} rank{'s' * (count != 1)}"
 
 
+def spans(numbers: Iterable[int]) -> list[tuple[str, int]]:
+    """Return runs of consecutive numbers, as in "0-16" and "18", each with how many it has."""
+    grouped = itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in run] for _, run in grouped]
+    return [(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}", len(run)) for run in runs]
+
+
 def ranges(ranks: Iterable[int]) -> str:
     """Return ranks as ranges, as in "0-16, 18, 40-511"; of many ranges, the first ones.
 
@@ -174,12 +182,6 @@ def ranges(ranks: Iterable[int]) -> str:
     >>> ranges([3, 1, 2, 7])
     '1-3, 7'
     """
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    named = [f"{first}" if first == last else f"{first}-{last}" for first, last in runs[:_MAX_RANGES]]
-    more = sum(last - first + 1 for first, last in runs[_MAX_RANGES:])
-    return ", ".join(named) + (f" and {more} more" if more else "")
+    found = spans(ranks)
+    more = sum(count for _, count in found[_MAX_RANGES:])
+    return ", ".join(text for text, _ in found[:_MAX_RANGES]) + (f" and {more} more" if more else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import platform
@@ -22,6 +21,7 @@ from mpiddp.device import cuda_fault, device_count
 from mpiddp.distributed.groups import default_group
 from mpiddp.faults import this_job
 from mpiddp.faults.job import Job
+from mpiddp.faults.picture import spans
 from mpiddp.mpi import cuda_aware
 from mpiddp.mpi.world import World
 from mpiddp.shm import segment
@@ -130,23 +130,13 @@ def _place(world: World) -> dict[str, Any]:
     }
 
 
-def _ranges(numbers: list[int]) -> str:
-    """Return ``0-3,8`` for 0, 1, 2, 3, 8."""
-    grouped = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
-    runs = [[number for _, number in run] for _, run in grouped]
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
 def _table(places: list[dict[str, Any]]) -> list[str]:
-    head = ("rank", "host", "node", "local rank", "cores", "GPU")
-    rows = [head] + [
-        tuple(
-            "-" if value is None else str(value)
-            for value in (p["rank"], p["host"], p["node"], p["local_rank"], _ranges(p["cores"]), p["gpu"])
-        )
-        for p in places
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    rows: list[tuple[str, ...]] = [("rank", "host", "node", "local rank", "cores", "GPU")]
+    for p in places:
+        masks = ",".join(text for text, _ in spans(p["cores"]))
+        values = p["rank"], p["host"], p["node"], p["local_rank"], masks, p["gpu"]
+        rows.append(tuple("-" if value is None else str(value) for value in values))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
