@@ -174,10 +174,9 @@ def build_trainer(
     testing = data.GlobalBatchSampler(test, parts * TEST_BATCH, shuffle=False, virtual_ranks=virtual)
     device: Literal["cpu", "cuda"] = "cuda" if config.device == "cuda" else "cpu"
     model = build_model(config)
-    memory = model.comm_hook_state
     optimizer = raise_on_all_ranks(lambda: build_optimizer(config, model.module))
     steps_an_epoch = -(-len(sampler) // (len(sampler.virtual_ranks) * config.accumulate))
-    trainer = Trainer(
+    return Trainer(
         model,
         optimizer,
         # Right for log-probabilities, too: softmax inverts their logarithm.
@@ -187,20 +186,10 @@ def build_trainer(
         correct_fn=getattr(model.module, "correct_fn", count_correct),
         stop=stop,
         on_nan="skip" if config.on_nan == "skip" else "stop",
-        stateful={"compression": memory} if isinstance(memory, PowerSGDState) else {},
         accumulate=config.accumulate,
         clip_norm=config.clip_norm,
         scheduler=raise_on_all_ranks(lambda: build_scheduler(config, optimizer, steps_an_epoch)),
     )
-    if isinstance(memory, PowerSGDState):
-        trainer.callbacks["step_skip"].append(lambda _: _forget(memory))
-    return trainer
-
-
-def _forget(memory: PowerSGDState) -> None:
-    """Drop the hook's memory, which a gradient that is not finite has spoilt."""
-    memory.error_dict.clear()
-    memory.q_memory_dict.clear()
 
 
 def agree_on_device(wanted: str, fault_here: str | None) -> bool:

@@ -17,12 +17,11 @@ from mpiddp.data import DataLoader
 from mpiddp.device import array_namespace, is_device_array, upload
 from mpiddp.distributed import Work, all_reduce, get_rank, get_world_size
 from mpiddp.distributed.groups import default_group
-from mpiddp.elastic import Stateful
 from mpiddp.nested import map_nested
 from mpiddp.nn.utils import clip_grad_norm_
 from mpiddp.optim import Optimizer
 from mpiddp.optim.lr_scheduler import LRScheduler
-from mpiddp.parallel import DistributedDataParallel, SyncBatchNorm, ZeroRedundancyOptimizer
+from mpiddp.parallel import DistributedDataParallel, PowerSGDState, SyncBatchNorm, ZeroRedundancyOptimizer
 from mpiddp.parallel.replicas import broadcast_arrays
 from mpiddp.serialization import flatten, unflatten
 from mpiddp.typing import Array
@@ -33,7 +32,7 @@ from .ranks import gathered
 Callback = Callable[["Trainer"], object]
 MAX_SKIPPED = 100
 """Steps in a row that may be skipped, if an epoch has more of them."""
-EVENTS = ("epoch_begin", "step_skip", "step_end", "epoch_end")
+EVENTS = ("epoch_begin", "step_end", "epoch_end")
 """When callbacks are called: on every rank, with the trainer, in the order of each list."""
 _NUMBERS = ("epoch", "step", "skipped", "_skipped_in_a_row", "_last_lr", "_epoch_s", "_epoch_exposed_s")
 """Attributes that a checkpoint holds as they are."""
@@ -93,8 +92,6 @@ class Trainer:
     on_nan : {"stop", "skip"}
         What to do in a step whose loss or gradients are not finite. At most `MAX_SKIPPED` steps in a row are skipped,
         and fewer than an epoch has.
-    stateful : mapping of str to Stateful, optional
-        Each rank's further state for checkpoints.
     accumulate : int
         Batches of a step; the last step of an epoch takes the rest.
     clip_norm : float, optional
@@ -105,8 +102,9 @@ class Trainer:
     Attributes
     ----------
     callbacks : dict of str to list of callable
-        By the `EVENTS`; ``step_skip`` comes before the ``step_end`` of a skipped step. They may communicate if all
-        ranks do.
+        By the `EVENTS`. They may communicate if all ranks do.
+    compression : PowerSGDState or None
+        Each rank's own memory, if the communication hook is PowerSGD's.
     epoch, step, skipped : int
         Completed; steps include skipped ones.
     running : MetricSum
@@ -131,7 +129,6 @@ class Trainer:
     correct_fn: Callable[[Any, Array], float] = count_correct
     stop: Callable[[], bool] = lambda: False
     on_nan: Literal["stop", "skip"] = "stop"
-    stateful: dict[str, Stateful] = dataclasses.field(default_factory=dict)
     accumulate: int = 1
     clip_norm: float | None = None
     scheduler: LRScheduler | None = None
@@ -142,6 +139,8 @@ class Trainer:
         self.running = MetricSum()
         self.history: list[EpochMetrics] = []
         self.stopped = False
+        hook_state = self.model.comm_hook_state
+        self.compression = hook_state if isinstance(hook_state, PowerSGDState) else None
         self._skipped_in_a_row = 0
         self._last_lr = float(self.optimizer.param_groups[0]["lr"])
         # Seconds of the current epoch, of all runs that have trained in it.
@@ -183,7 +182,7 @@ class Trainer:
         return found
 
     def own_arrays(self) -> dict[str, Array]:
-        """Return the live arrays of this rank alone: its shard of the optimizer's state, and of `stateful`."""
+        """Return the live arrays of this rank alone: its shard of the optimizer's state, and `compression`."""
         found = _by_names(self.optimizer.shard()) if isinstance(self.optimizer, ZeroRedundancyOptimizer) else {}
         return found | flatten(self._states(), "stateful")[1]
 
@@ -217,8 +216,8 @@ class Trainer:
         """Continue from `state_dict` and `arrays`, also in the middle of an epoch.
 
         As many ranks continue to the same bits. With another number no sample of the epoch is lost or repeated, and a
-        new rank takes the `stateful` of another. Of `own_arrays` each rank needs those that it `wants`. RuntimeError or
-        ValueError if model, optimizer or data do not fit the state.
+        new rank takes the `compression` of another. Of `own_arrays` each rank needs those that it `wants`. RuntimeError
+        or ValueError if model, optimizer or data do not fit the state.
         """
         self.model.module.load_state_dict(
             {name.removeprefix("model."): x for name, x in arrays.items() if name.startswith("model.")}
@@ -235,10 +234,11 @@ class Trainer:
 
         self.running = MetricSum()
         self.running.sums[:] = state["running"]
-        if (states := state.get("stateful")) is not None:
-            for name, mine in unflatten(states[get_rank() % len(states)], arrays).items():
-                if name in self.stateful:
-                    self.stateful[name].load_state_dict(mine)
+        states = state.get("stateful")
+        if self.compression is not None and states is not None:
+            mine = unflatten(states[get_rank() % len(states)], arrays)
+            if "compression" in mine:
+                self.compression.load_state_dict(mine["compression"])
         # Older mpiddp has not saved these.
         state = {"skipped": 0, "skipped_in_a_row": 0, "last_lr": self._last_lr, **state}
         for name in _NUMBERS:
@@ -255,7 +255,7 @@ class Trainer:
         return self.model.exposed_s + self._waited_s
 
     def _states(self) -> dict[str, Any]:
-        return {name: each.state_dict() for name, each in self.stateful.items()}
+        return {} if self.compression is None else {"compression": self.compression.state_dict()}
 
     def _emit(self, event: str) -> None:
         for callback in self.callbacks[event]:
@@ -318,8 +318,6 @@ class Trainer:
         self.step += 1
         if self.scheduler is not None:
             self.scheduler.step()
-        if not outcome.updated:
-            self._emit("step_skip")
 
     def _skip(self, outcome: Outcome) -> None:
         """Raise if skips are not wanted or go on for too long."""
@@ -330,6 +328,9 @@ class Trainer:
             many = "" if self.on_nan == "stop" else f"{self._skipped_in_a_row} steps in a row were left out: "
             raise FloatingPointError(f"{many}{what} at step {self.step + 1} (epoch {self.epoch + 1}), with {cause}")
         self.skipped += 1
+        if self.compression is not None:  # the gradient has spoilt it
+            self.compression.error_dict.clear()
+            self.compression.q_memory_dict.clear()
 
     # -- one step --------------------------------------------------------------------------------------------------
 

@@ -254,7 +254,7 @@ def make_sharded(config, sharded=True, stop_after=None):
         dist.ZeroRedundancyOptimizer(parameters, AdamW, **options) if sharded else AdamW(parameters, **options)
     )
     memory = Memory()
-    trainer.stateful["memory"] = memory
+    trainer.compression = memory
     trainer.callbacks["step_end"].append(memory)
     if stop_after is not None:
         trainer.stop = lambda: trainer.step + 1 == stop_after
@@ -285,7 +285,7 @@ def test_owners_write_their_shards(world, folder):
     for rank, shard in read.shards.items():
         numbers = {int(name.split(".")[1]) for name in shard if name.startswith("optimizer.")}
         assert (numbers == set(trainer.optimizer.owned())) == (rank == world.rank) or world.size == 1
-        assert shard["stateful.memory.error_dict.0"].tolist() == [10 * rank + 4] * 3
+        assert shard["stateful.compression.error_dict.0"].tolist() == [10 * rank + 4] * 3
     everything = [name for shard in read.shards.values() for name in shard if name.startswith("optimizer.")]
     parameters = len(list(trainer.model.module.parameters()))
     assert len(everything) == len(set(everything)) == 3 * parameters, "two moments and a count of steps each, once"
@@ -319,7 +319,7 @@ def test_shards_of_another_number_of_ranks(world, folder, then):
             for name, x in arrays.items()
             if name.startswith("optimizer.") and int(name.split(".")[1]) % then == rank
         }
-        | {"stateful.memory.error_dict.0": np.full(3, float(rank))}
+        | {"stateful.compression.error_dict.0": np.full(3, float(rank))}
         for rank in range(then)
     ]
     state |= {"random": state["random"][:1] * then, "stateful": state["stateful"][:1] * then, "score": None}
@@ -380,5 +380,5 @@ def test_of_two_checkpoints_in_a_row_each_has_its_own_shards(world, folder):
     checkpointer.finish()
     for step, moment in ((4, 2), (5, 4), (6, 6), (7, 7)):
         read = read_checkpoint(CheckpointStore(folder / "checkpoints").path(step))
-        found = {rank: shard["stateful.memory.error_dict.0"][0] for rank, shard in read.shards.items()}
+        found = {rank: shard["stateful.compression.error_dict.0"][0] for rank, shard in read.shards.items()}
         assert found == {rank: 100.0 * moment + rank for rank in range(world.size)}, step

@@ -156,4 +156,4 @@ def test_power_sgd_forgets_a_gradient_that_is_not_finite(world):
     with np.errstate(invalid="ignore", over="ignore"):
         trainer.fit(EPOCHS)
     assert trainer.skipped == 1 and np.isfinite(trainer.history[-1].loss)
-    assert all(np.isfinite(error).all() for error in trainer.stateful["compression"].error_dict.values())
+    assert all(np.isfinite(error).all() for error in trainer.compression.error_dict.values())
