@@ -45,17 +45,14 @@ def epoch_line(metrics: EpochMetrics, epochs: int) -> str:
 class Console:
     """Prints one line per epoch, on rank 0."""
 
-    def __init__(self, epochs: int) -> None:
+    def __init__(self, epochs: int, skipped: int) -> None:
         self._epochs = epochs
-        self._skipped = 0
-
-    def epoch_begin(self, trainer: Trainer) -> None:
-        self._skipped = trainer.skipped
+        self._skipped = skipped
 
     def epoch_end(self, trainer: Trainer) -> None:
         say(epoch_line(trainer.history[-1], self._epochs))
-        if trainer.skipped > self._skipped:
-            left_out = trainer.skipped - self._skipped
+        left_out, self._skipped = trainer.skipped - self._skipped, trainer.skipped
+        if left_out:
             _logger.warning("%d steps of epoch %d left out: loss or gradients were not finite", left_out, trainer.epoch)
 
 

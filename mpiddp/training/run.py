@@ -28,7 +28,7 @@ from .options import RunError, UsageError, refusing
 from .ranks import broadcasted, gathered, raise_on_all_ranks
 from .run_folder import describe
 from .stop import Deadline, StopRequest, seconds_left
-from .trainer import Trainer
+from .trainer import EVENTS, Trainer
 
 _logger = logging.getLogger(__name__)
 
@@ -126,9 +126,9 @@ def _train(job: Job, change: elastic.Change | None) -> int:
     trainer = _begin(job) if change is None else _go_on(job, change)
     job.point.note(trainer)
     raise_on_all_ranks(lambda: _open_files(job, trainer))
-    console = Console(config.epochs) if dist.get_rank() == 0 else None
+    console = Console(config.epochs, trainer.skipped) if dist.get_rank() == 0 else None
     # All events note the restore point first; then they print, write and save.
-    for event in ("epoch_begin", "step_end", "epoch_end"):
+    for event in EVENTS:
         listeners = [each for each in (console, job.files, job.checkpointer) if hasattr(each, event)]
         trainer.callbacks[event] += [job.point.note, *(getattr(each, event) for each in listeners)]
     if trainer.model.timeline is not None:

@@ -32,7 +32,7 @@ from .ranks import gathered
 Callback = Callable[["Trainer"], object]
 MAX_SKIPPED = 100
 """Steps in a row that may be skipped, if an epoch has more of them."""
-EVENTS = ("epoch_begin", "step_end", "epoch_end")
+EVENTS = ("step_end", "epoch_end")
 """When callbacks are called: on every rank, with the trainer, in the order of each list."""
 _NUMBERS = ("epoch", "step", "skipped", "_skipped_in_a_row", "_last_lr", "_epoch_s", "_epoch_exposed_s")
 """Attributes that a checkpoint holds as they are."""
@@ -264,7 +264,6 @@ class Trainer:
     def _train_epoch(self) -> None:
         self.model.module.train()
         self.train_loader.set_epoch(self.epoch)
-        self._emit("epoch_begin")
         began, waited_before_s = time.perf_counter(), self.comm_exposed_s
         batches = _batches(self.train_loader)
         for batch in batches:

@@ -51,14 +51,12 @@ def test_ranks_drop_different_units(world):
 def test_callbacks_are_called_in_order_on_all_ranks(world):
     seen = []
     trainer = build_trainer(configured(batch_size=15), data())
-    trainer.callbacks["epoch_begin"].append(lambda t: seen.append(("begin", t.epoch, t.step)))
     trainer.callbacks["step_end"].append(lambda t: seen.append(("step", t.step, t.model.module.training)))
     trainer.callbacks["step_end"].append(lambda t: seen.append(("second", t.step)))
     trainer.callbacks["epoch_end"].append(lambda t: seen.append(("end", t.epoch, len(t.history))))
     trainer.fit(2)
     expected = []
     for epoch in range(2):
-        expected.append(("begin", epoch, 2 * epoch))
         for step in (2 * epoch + 1, 2 * epoch + 2):
             expected += [("step", step, True), ("second", step)]
         expected.append(("end", epoch + 1, epoch + 1))
