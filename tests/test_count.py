@@ -41,7 +41,7 @@ BUDGET = {
     "mpiddp": 960,
     "mpiddp/algorithms": 2786,
     "mpiddp/autograd": 865,
-    "mpiddp/bench": 1156,
+    "mpiddp/bench": 1154,
     "mpiddp/data": 1287,
     "mpiddp/device": 511,
     "mpiddp/distributed": 1887,

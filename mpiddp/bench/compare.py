@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         for operation in compared:
             arguments.operation = operation
             series += _compare(here, found, arguments)
-        wrong = dict.fromkeys((each.name for each in series), 0)
+        wrong = Counter[str]()
         for each in series:
             wrong[each.name] += sum(point.wrong or 0 for point in each.points)
         found_wrong = ", ".join(f"{name} {count} FAILED" for name, count in wrong.items() if count)

@@ -53,9 +53,7 @@ class Clock:
         self._comm.Allreduce(MPI.IN_PLACE, took, MPI.MAX)
         return took.tolist()
 
-    def enough(
-        self, call: Call, warmup: int, before: Call = nothing, budget_s: float = BUDGET_S, fewest: int = FEWEST
-    ) -> int:
+    def enough(self, call: Call, warmup: int, before: Call, budget_s: float, fewest: int) -> int:
         """Warm up, and return how many iterations fit into a budget, on all ranks alike."""
         took = self.each(call, max(warmup, 1), before)
         return int(min(max(budget_s / max(min(took), 1e-7), fewest), MOST))
