@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -52,41 +53,32 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         parameters_as_bucket_view: bool = False,
         **defaults: Any,
     ) -> None:
-        # It is made for its defaults only; without a step it has no state.
-        whole = optimizer_class(params, **defaults)
+        # It lends its defaults and its update; without a step of its own it has no state.
+        self.optim = optimizer_class(params, **defaults)
         self.process_group = known(process_group)
         self._loads = np.zeros(self.process_group.size(), np.int64)
         self._owners: dict[int, int] = {}
         self._consolidated: dict[int, Any] | None = None
-        super().__init__(whole.param_groups, whole.defaults)
-        mine = [{**group, "params": self._own(group)} for group in self.param_groups]
-        self.optim = optimizer_class(mine, **defaults)
+        super().__init__(self.optim.param_groups, self.optim.defaults)
 
-    def _own(self, group: dict[str, Any]) -> list[Parameter]:
-        rank = self.process_group.rank()
-        return [p for p in group["params"] if self._owners[id(p)] == rank]
+    def _owns(self, parameter: Parameter) -> bool:
+        return self._owners[id(parameter)] == self.process_group.rank()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with options of their own; all ranks call it alike."""
         super().add_param_group(param_group)
-        added = self.param_groups[-1]
-        for parameter in sorted(added["params"], key=lambda p: -p.data.size):
+        for parameter in sorted(self.param_groups[-1]["params"], key=lambda p: -p.data.size):
             owner = int(self._loads.argmin())
             self._owners[id(parameter)] = owner
             self._loads[owner] += parameter.data.size
-        if "optim" in vars(self):  # not yet while the first groups are added
-            self.optim.add_param_group({**added, "params": self._own(added)})
-
-    def _local(self) -> Optimizer:
-        """Return this rank's own optimizer, with the present options of the parameter groups."""
-        for group, local in zip(self.param_groups, self.optim.param_groups, strict=True):
-            local.update({name: value for name, value in group.items() if name != "params"})
-        return self.optim
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update this rank's parameters, after ``closure`` if any, and send each from its owner to all ranks."""
         Join.notify_join_context(self)
-        loss = self._local().step(closure)
+        loss = None if closure is None else closure()
+        for group, runs in zip(self.param_groups, self._runs, strict=True):
+            for run in runs.of([p for p in group["params"] if self._owns(p)]):
+                self._update(run, group)
         self._exchange()
         self._consolidated = None
         return loss
@@ -110,13 +102,10 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def _update(self, run: ContiguousRun, group: dict[str, Any]) -> None:
         self.optim._update(run, group)
 
-    def _global_numbers(self) -> list[int]:
-        numbers = self._numbers()
-        return [numbers[id(p)] for group in self.optim.param_groups for p in group["params"]]
-
     def owned(self) -> list[int]:
         """Return the numbers in the whole optimizer of the parameters that this rank updates."""
-        return sorted(self._global_numbers())
+        params = chain.from_iterable(group["params"] for group in self.param_groups)
+        return [number for number, parameter in enumerate(params) if self._owns(parameter)]
 
     def shard(self) -> dict[int, Any]:
         """Return the state of this rank's parameters, by their numbers in the whole optimizer.
@@ -124,8 +113,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         All ranks' shards together are the ``state`` of `state_dict`; `load_state_dict` needs those of this rank's
         `owned` parameters, whatever the number of ranks was.
         """
-        numbers = self._global_numbers()
-        return {numbers[local]: record for local, record in self._local().state_dict()["state"].items()}
+        state: dict[int, Any] = super().state_dict()["state"]
+        return state
 
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Collect the state of all ranks on the global rank ``to``, before its `state_dict`. Collective."""
@@ -148,15 +137,10 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load this rank's shard of a whole state, an unsharded optimizer's too; only `owned` parameters are read."""
-        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
-        local = self._local()
-        order = [number for group in state_dict["param_groups"] for number in group["params"]]
-        state = {
-            place: state_dict["state"][order[number]]
-            for place, number in enumerate(self._global_numbers())
-            if order[number] in state_dict["state"]
-        }
-        local.load_state_dict({"state": state, "param_groups": local.state_dict()["param_groups"]})
+        owned, state = set(self.owned()), state_dict["state"]
+        order = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        mine = {saved for number, saved in enumerate(order) if number in owned}
+        super().load_state_dict({**state_dict, "state": {number: state[number] for number in mine & state.keys()}})
         self._consolidated = None
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
