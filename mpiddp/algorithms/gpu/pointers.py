@@ -18,7 +18,7 @@ from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import All, Steps
 from mpiddp.typing import Array
 
-from .staged import through_host
+from .staged import ACCESS, through_host
 
 
 def broadcast(link: Link, x: Array, root: int) -> Steps:
@@ -26,47 +26,36 @@ def broadcast(link: Link, x: Array, root: int) -> Steps:
     yield from native.broadcast(link.after(), x, root)
 
 
-def _moved(
-    algorithm: Callable[..., Steps], link: Link, reads: Sequence[Array], writes: Sequence[Array], *args: Any
-) -> Steps:
-    """Run an algorithm of messages, which copies this rank's own block itself.
+def _all_gather(link: Link, output: Array, x: Array) -> Steps:
+    return _all_gather_list(link, list(output.reshape(link.size, *x.shape)), x)
+
+
+def _all_gather_list(link: Link, outputs: Sequence[Array], x: Array) -> Steps:
+    return native.all_to_all(link, outputs, [x] * link.size)
+
+
+MESSAGES: dict[str, Callable[..., Steps]] = {
+    "all_gather": _all_gather,
+    "all_gather_list": _all_gather_list,
+    **{name: getattr(native, name) for name in ("gather", "scatter", "all_to_all", "all_to_all_single")},
+}
+"""Algorithms of messages, in which a rank copies its own block itself."""
+
+
+def by_messages(operation: str, link: Link, *args: Any) -> Steps:
+    """Run one of `MESSAGES`.
 
     Arrays on several devices go through the host: kernels do not reach another device's memory.
     """
-    arrays = [*reads, *writes]
+    algorithm, access = MESSAGES[operation], ACCESS[operation](link, *args)
+    arrays = [*access[0], *access[1]]
     if len({place_of(x) for x in arrays}) > 1:
-        yield from through_host(without(algorithm), link, None, (reads, writes), *args)
+        yield from through_host(without(algorithm), link, None, access, *args)
         return
     yield stream.ready(arrays[0])
     side = stream.side("add", arrays[0])
     yield from stream.under(side, algorithm(link.after(), *args))
     yield stream.mark(side)  # until then this generator keeps the arrays alive
-
-
-def all_gather(link: Link, output: Array, x: Array) -> Steps:
-    return all_gather_list(link, list(output.reshape(link.size, *x.shape)), x)
-
-
-def all_gather_list(link: Link, outputs: Sequence[Array], x: Array) -> Steps:
-    return _moved(native.all_to_all, link, [x], outputs, outputs, [x] * link.size)
-
-
-def gather(link: Link, outputs: Sequence[Array] | None, x: Array, root: int) -> Steps:
-    return _moved(native.gather, link, [x], outputs or (), outputs, x, root)
-
-
-def scatter(link: Link, x: Array, inputs: Sequence[Array] | None, root: int) -> Steps:
-    return _moved(native.scatter, link, inputs or (), [x], x, inputs, root)
-
-
-def all_to_all(link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> Steps:
-    return _moved(native.all_to_all, link, inputs, outputs, outputs, inputs)
-
-
-def all_to_all_single(
-    link: Link, output: Array, x: Array, output_counts: Sequence[int], input_counts: Sequence[int]
-) -> Steps:
-    return _moved(native.all_to_all_single, link, [x], [output], output, x, output_counts, input_counts)
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from mpiddp.algorithms import ring
 from mpiddp.algorithms.tags import Tag
@@ -20,6 +21,11 @@ from mpiddp.typing import Array
 
 RINGS = 2
 PART_BYTES = 1 << 23
+
+
+class DeviceTransport(ring.Transport, Protocol):
+    def close(self) -> Steps:
+        """Wait for what is still on its way, and give memory back."""
 
 
 class PointerTransport:
@@ -46,27 +52,35 @@ class PointerTransport:
         yield ring.exchange(self._comm, self.rank, self.size, self._tag, movable(self._loaded), movable(target))
         self.computed, self._loaded = READY, target
 
+    def close(self) -> Steps:
+        yield self.computed  # a single rank has waited for no kernel yet
+
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
-    def steps(pieces: list[Array], tag: int) -> Steps:
-        transport = PointerTransport(link, x, tag)
-        for piece in pieces:
-            yield from ring.all_reduce_around(transport, piece, op)
-        yield transport.computed  # a single rank has waited for no kernel yet
-
-    return by_rings(x, link.size, PART_BYTES, steps)
+    return by_rings(PointerTransport, link, x, op, PART_BYTES)
 
 
-def by_rings(x: Array, ranks: int, part_bytes: int, steps: Callable[[list[Array], int], Steps]) -> Steps:
-    """Deal pieces to at most `RINGS` rings, alike on all ranks; ``steps`` runs one ring."""
+def by_rings(
+    make: Callable[[Channel, Array, int], DeviceTransport], link: Channel, x: Array, op: ReduceOp, part_bytes: int
+) -> Steps:
+    """Deal pieces to at most `RINGS` rings, alike on all ranks.
+
+    ``make`` makes a ring's transport, from the longest of its pieces and its tag.
+    """
     yield stream.ready(x)
     flat = x.reshape(-1)
-    longest = max(part_bytes // x.itemsize, 1) * ranks
+    longest = max(part_bytes // x.itemsize, 1) * link.size
     count = min(longest, max(-(-x.size // RINGS), min(longest, x.size), 1))
     pieces = [flat[start : start + count] for start in range(0, x.size, count)]
-    yield from run_concurrently(
-        [steps(pieces[index::RINGS], Tag.DEVICE_RING + index) for index in range(min(RINGS, len(pieces)))]
-    )
+
+    def steps(pieces: list[Array], tag: int) -> Steps:
+        transport = make(link, pieces[0], tag)
+        for piece in pieces:
+            yield from ring.all_reduce_around(transport, piece, op)
+        yield from transport.close()
+
+    rings = range(min(RINGS, len(pieces)))
+    yield from run_concurrently([steps(pieces[index::RINGS], Tag.DEVICE_RING + index) for index in rings])
 
 
 def run_concurrently(generators: Sequence[Steps]) -> Steps:

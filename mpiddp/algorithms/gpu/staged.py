@@ -63,7 +63,7 @@ def _reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Access:
     return [x], [x] if link.rank == root else []
 
 
-_ACCESS: dict[str, Callable[..., Access]] = {
+ACCESS: dict[str, Callable[..., Access]] = {
     "broadcast": _broadcast,
     "all_reduce": lambda link, x, op: ([x], [x]),
     "reduce": _reduce,
@@ -79,5 +79,5 @@ _ACCESS: dict[str, Callable[..., Access]] = {
 
 def around(operation: str, host: Callable[..., Steps]) -> Callable[..., Steps]:
     """Return the steps of an operation on device arrays by those on arrays of the host."""
-    access = _ACCESS[operation]
+    access = ACCESS[operation]
     return lambda link, call, *args: through_host(host, link, call, access(link, *args), *args)

@@ -72,10 +72,4 @@ class StagedTransport:
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
-    def steps(pieces: list[Array], tag: int) -> Steps:
-        transport = StagedTransport(link, pieces[0], tag)
-        for piece in pieces:
-            yield from ring.all_reduce_around(transport, piece, op)
-        yield from transport.close()
-
-    return by_rings(x, link.size, PART_BYTES, steps)
+    return by_rings(StagedTransport, link, x, op, PART_BYTES)

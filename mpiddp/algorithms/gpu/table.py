@@ -14,6 +14,7 @@ A group of one rank sends nothing: its all-reduces and exchanges stay on the dev
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from types import ModuleType
@@ -46,7 +47,6 @@ SHORT_BYTES = 1 << 19
 """Up to this size an algorithm of the host between two copies takes less. On two ranks that shared an H200 it did up to
 1 MiB, and up to 256 KiB with NVIDIA's MPS, where they did not wait for each other's turn."""
 
-_BY_MESSAGES = ("all_gather", "all_gather_list", "gather", "scatter", "all_to_all", "all_to_all_single")
 _NO_GPU = Support(False, "no rank had imported CuPy and found a GPU when the default group was made")
 _UNASKED = DevicePointers(_NO_GPU, _NO_GPU)
 
@@ -90,7 +90,11 @@ def choose(
         _expect_possible(asked)
         steps: Callable[..., Steps] = getattr(ALGORITHMS[asked], operation)
         return steps if steps in SELF_COMPARING else without(steps)
-    if _takes_addresses(operation, link, x.dtype, op):
+    if operation in pointers.MESSAGES:
+        if link.size > 1 and not addresses.point_to_point.yes:
+            return through_host
+        return without(functools.partial(pointers.by_messages, operation))
+    if addresses.collectives.yes and _mpi_reduces(x.dtype, op):
         return without(getattr(pointers, operation))
     if operation == "all_reduce" and link.size == 1:
         return without(pointers.alone)
@@ -101,12 +105,8 @@ def choose(
     return staged_two_shot.all_reduce if link.one_node else without(staged_ring.all_reduce)
 
 
-def _takes_addresses(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None) -> bool:
-    if operation in _BY_MESSAGES:
-        return link.size == 1 or addresses.point_to_point.yes
-    if op is not None and (mpi_op(dtype, op) is None or settings.deterministic()):
-        return False
-    return addresses.collectives.yes
+def _mpi_reduces(dtype: np.dtype[Any], op: ReduceOp | None) -> bool:
+    return op is None or (mpi_op(dtype, op) is not None and not settings.deterministic())
 
 
 def _expect_possible(name: str) -> None:
