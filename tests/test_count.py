@@ -44,7 +44,7 @@ BUDGET = {
     "mpiddp/bench": 1154,
     "mpiddp/data": 1287,
     "mpiddp/device": 511,
-    "mpiddp/distributed": 1887,
+    "mpiddp/distributed": 1883,
     "mpiddp/examples": 606,
     "mpiddp/faults": 2276,
     "mpiddp/mpi": 2139,

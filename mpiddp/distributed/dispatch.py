@@ -187,16 +187,6 @@ def _in_turn(marks: Sequence[tuple[Array, stream.Mark]], steps: Callable[..., St
     return (yield from steps(link, *args))
 
 
-def run_inside(link: Link, steps: Callable[..., Steps], operation: Operation, *args: Any) -> Any:
-    """Return the value of steps that are a part of a call which has begun; they wait for their turn."""
-    with requests.lock:
-        begun = _in_turn((), steps, link, *args) if link.queue.delays(()) else steps(link, *args)
-        work = link.queue.submit(begun, operation, ())
-    work.wait()
-    operation.end = 0.0  # the call goes on
-    return work._value
-
-
 def root_rank(group: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None) -> int:
     """Return the group rank of ``src`` or ``group_src``.
 

@@ -6,6 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.requests import Steps, seconds
 
 from .backends import backend_of, check_backend, connect
-from .dispatch import calling, expect_own_thread, run_inside
+from .dispatch import calling, expect_own_thread, submit
 from .groups import GroupMember, ProcessGroup, as_rank, default_group, get_pg_count, member, register
 
 T = TypeVar("T")
@@ -87,14 +88,17 @@ def maker(parent: ProcessGroup, timeout: timedelta | float | None, backend: str 
 
 def _without_waiting(make: Callable[[], T], what: Operation) -> T:
     """Call ``make``, which blocks in MPI, in a thread; DistError with the cure if MPI has no communicator left."""
+    what.end = 0.0  # the call goes on, after the ranks have agreed
     try:
-        return requests.run_in_thread(make, what)
+        made = requests.run_in_thread(make, what)
     except MPI.Exception as error:
         raise DistError(
             f"{what.call.name}: MPI could not make the communicators of another group ({error}); {get_pg_count()}"
             " groups are alive in this process and each has several communicators: free those that are not needed any"
             " more with destroy_process_group(group)"
         ) from error
+    what.end = monotonic()
+    return made
 
 
 def agree(parent: ProcessGroup, what: str, value: object, then: Callable[[], Any] = lambda: None) -> Any:
@@ -105,22 +109,21 @@ def agree(parent: ProcessGroup, what: str, value: object, then: Callable[[], Any
     """
     link, text = parent._link, f"{what} with {value!r}"
     expect_own_thread(link.busy, parent)
-    call = make_call(link, what)
-    plan = planning.plain(link, _odd_rank, call)
-    with calling(parent, call) as operation:
-        try:
-            odd = run_inside(link, plan.steps, operation, call, text)
-        except DistTimeoutError as error:
-            link.abort(error)  # later calls would wait behind the exchange, which stays in the queue
-            raise
+    work = submit(parent, planning.plain(link, _odd_rank, make_call(link, what)), (text,), ())
+    try:
+        work.wait()
+    except DistTimeoutError as error:
+        link.abort(error)  # later calls would wait behind the exchange, which stays in the queue
+        raise
+    odd = work._value
 
-        def make() -> Any:
-            if odd:
-                first, other = link.now.bcast(text, 0), link.now.bcast(text, odd)
-                raise mismatch(link, link.ranks[0], first, link.ranks[odd], other)
-            return then()
+    def make() -> Any:
+        if odd:
+            first, other = link.now.bcast(text, 0), link.now.bcast(text, odd)
+            raise mismatch(link, link.ranks[0], first, link.ranks[odd], other)
+        return then()
 
-        return _without_waiting(make, operation)
+    return _without_waiting(make, work._operation)
 
 
 def split(parent: ProcessGroup, parts: Sequence[Sequence[int]], what: str, make: Make) -> ProcessGroup | None:
