@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +18,6 @@ TREE_RANKS = 9
 """From this many ranks on the tree sends fewer messages."""
 
 
-@functools.lru_cache(1024)
 def reduction(dtype: np.dtype[Any], op: ReduceOp) -> ModuleType:
     if mpi_op(dtype, op) is None or settings.deterministic():
         return exchange
@@ -32,7 +30,3 @@ def choose(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp, size_
     if module is exchange and short and hasattr(tree, operation) and not settings.deterministic():
         return tree
     return module
-
-
-def forget() -> None:
-    reduction.cache_clear()

@@ -132,7 +132,6 @@ def forget() -> None:
     for plans in tuple(_all):
         plans.forget()
     _overrides.cache_clear()
-    fallback.forget()
     _overrides()
 
 

@@ -194,10 +194,12 @@ def _meet(part: Part, call: Call, way: str | None) -> Steps:
         copies: Copies | None = yield from copied(link, x, entries)
         if copies is not None:
             possible[ATTACH] = _moved(part, copies, factors)
-    messages = part.by(native if op is None else fallback.reduction(x.dtype, op), link.after())
     if op is None and all_block and x.nbytes >= MPIS_BYTES:
-        possible[MPIS] = messages
-    yield from choice.run(possible, way) if possible else messages
+        possible[MPIS] = part.by(native, link.after())
+    if possible:
+        yield from choice.run(possible, way)
+    else:
+        yield from part.by(native if op is None else fallback.reduction(x.dtype, op), link.after())
 
 
 def kind_of(call: Call, x: Array) -> Kind:
