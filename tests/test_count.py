@@ -52,7 +52,7 @@ BUDGET = {
     "mpiddp/optim": 437,
     "mpiddp/parallel": 1804,
     "mpiddp/shm": 446,
-    "mpiddp/torch": 1484,
+    "mpiddp/torch": 1481,
     "mpiddp/training": 2286,
     "tests, all": 23_979,
 }

@@ -7,7 +7,6 @@ in other forms into this one.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -334,7 +333,7 @@ class Operations:
     def _message(self, function: Any, x: Array, tensors: Tensors, loan: Loan, tag: int, **peer: int | None) -> Work:
         with translated(), nullcontext() if loan.device is None else cuda.on_stream(loan.device):
             work = function(x, group=self.group, tag=tag, **peer)
-        made = Work if function is distributed.isend else functools.partial(Received, self.group)
+        made = Work if function is distributed.isend else Received
         return self._submitted(made([work], tensors, loan, self._timeout_s))
 
     # ---- older names

@@ -193,16 +193,14 @@ class Work(torch.distributed.Work):
 class Received(Work):
     """A message; knows its sender by its rank in the group."""
 
-    def __init__(self, group: distributed.ProcessGroup, works: Sequence[distributed.Work], *others: Any) -> None:
-        super().__init__(works, *others)
-        self._group = group
-        self._sender = -1
+    _sender = -1
 
     def _finish(self, error: Exception | None) -> None:
+        message: Any
         (message,) = self._works
         super()._finish(error)
         if self._error is None:
-            self._sender = self._group._group_rank(message.source_rank())
+            self._sender = message.sender
 
     def source_rank(self) -> int:
         return self._sender
