@@ -24,7 +24,7 @@ from mpiddp.mpi.operation import Call, Operation
 from mpiddp.mpi.recorder import append, caller
 from mpiddp.mpi.reduction import ReduceOp, is_half
 from mpiddp.mpi.requests import READY, Awaited, Failed, Steps
-from mpiddp.mpi.work import Ended, Work, abandon
+from mpiddp.mpi.work import Ended, Work
 from mpiddp.shm.eager import LOOKS, EagerBuffers, Round, SpinWait
 from mpiddp.typing import Array
 
@@ -101,7 +101,9 @@ class OneShot:
                 if outputs is not None:
                     return self._submit(args, outputs, _continued(event, steps))
                 if operation is None:
-                    operation = self._published()
+                    operation = recorder.begin(self._call, sequence)
+                    operation.limited = True
+                    self._monitor.publish(sequence, self._call.record)
                 self._wait(event, operation)
         except BaseException as error:  # also Ctrl-C
             if not isinstance(error, BlockError):  # that comes after the last message
@@ -130,34 +132,12 @@ class OneShot:
                 steps = monitor.verifying(link.sequence, steps)
             return link.queue.submit(steps, operation, outputs, sorted(spans_of(args)))
 
-    def _published(self) -> Operation:
-        """Show the call to other ranks and the watchdog; return it in the flight recorder."""
-        operation = recorder.begin(self._call, self._link.sequence)
-        operation.limited = True
-        self._monitor.publish(self._link.sequence, self._call.record)
-        return operation
-
     def _wait(self, event: Awaited, operation: Operation) -> None:
-        """Wait for long, and compare calls meanwhile."""
-        link, monitor = self._link, self._monitor
-        began, waiting = requests.begin_wait(operation), self._eager.spin_wait(event.Test)
-        try:
-            if not waiting.wait_checking(self._check, link.timeout_s):
-                error = requests.timed_out(operation, link.timeout_s)
-                monitor.abort(error)
-                raise error
-        except Exception as error:
-            if isinstance(error, MPI.Exception):
-                abandon(waiting, error)
-            monitor.translate(error)
-            raise
-        finally:
-            requests.end_wait(*began)
-
-    def _check(self) -> None:
-        self._monitor.check()
-        if requests.pending:  # other ranks may wait for operations of another thread
-            requests.poll()
+        limit_s = self._link.timeout_s
+        if not requests.poll_until(event.Test, operation, limit_s):
+            error = requests.timed_out(operation, limit_s)
+            self._monitor.abort(error)
+            raise error
 
     def steps(self, link: Link, call: Call, *args: Any) -> Steps:
         # in a later step the number may be that of another operation

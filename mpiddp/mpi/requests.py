@@ -187,7 +187,8 @@ _POLLS_BEFORE_SLEEP = 20_000
 _SLEEP_S = 50e-6
 _LOOKS = 50
 """Looks of a blocking receive. They take about as long as a short message between two cores."""
-_POLLS_PER_CHECK = 64
+_CHECK_S = 1e-3
+"""Time between two looks for faults of other ranks. A look takes as long as several polls."""
 
 
 def pause(polls: int) -> None:
@@ -202,16 +203,18 @@ def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -
     """Poll until ``done()`` is true; return False if it is not after ``limit_s`` seconds."""
     monitor, operation = operation.members.monitor, operation.as_limited()
     began = begin_wait(operation)
-    polls, deadline = 0, time.monotonic() + limit_s
+    polls, began_s = 0, time.monotonic()
+    checked_s = began_s
     try:
         while not done():
             poll()
             polls += 1
             if not done():
                 pause(polls)
-            if polls % _POLLS_PER_CHECK == 0:
+            if time.monotonic() - checked_s > _CHECK_S:
                 monitor.check()
-                if time.monotonic() > deadline:
+                checked_s = time.monotonic()
+                if checked_s - began_s > limit_s:
                     return done()
         return True
     except Exception as error:

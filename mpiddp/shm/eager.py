@@ -14,7 +14,6 @@ References
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import struct
@@ -107,21 +106,9 @@ class SpinWait:
         return False
 
     def Wait(self) -> None:  # noqa: N802 - MPI's name
-        self.wait_checking(lambda: None, math.inf)
-
-    def wait_checking(self, check: Callable[[], None], limit_s: float) -> bool:
-        """Wait, and call ``check`` about every millisecond; return False after ``limit_s`` seconds."""
-        self._looks, began_s = 0, time.monotonic()
-        checked_s = began_s
+        self._looks = 0
         while not self.Test():
-            now_s = time.monotonic()
-            if now_s - checked_s > _CHECK_S:
-                if now_s - began_s > limit_s:
-                    return False
-                check()
-                checked_s = time.monotonic()
             pause(self._looks)
-        return True
 
 
 class EagerBuffers(Resource):
