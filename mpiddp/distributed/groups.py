@@ -140,11 +140,6 @@ def is_initialized() -> bool:
     return _default is not None
 
 
-def expect_idle() -> None:
-    for each in _groups:
-        each._link.expect_idle()
-
-
 def discard(given: ProcessGroup | None = None) -> None:
     """End a group without the other ranks, when they cannot free it too. The default group, or None, ends all."""
     if given is not None and given is not _default:

@@ -140,16 +140,3 @@ def agree(group: ProcessGroup, reduces: bool, syncs: bool, active: bool) -> tupl
     told = np.array([reduces, syncs, group.rank() if active else -1], np.int64)
     all_reduce(told, ReduceOp.MAX, group)
     return bool(told[0]), bool(told[1]), int(told[2])
-
-
-def announce(model: Joinable, reduces: bool, syncs: bool) -> tuple[int, int | None]:
-    """Announce a forward; return the source of buffers, and the number of ranks with inputs.
-
-    The number is None if another joinable of the context asks for it.
-    """
-    work = Join.notify_join_context(model)
-    _, _, source = agree(model.join_process_group, reduces, syncs, active=True)
-    if work is None:
-        return source, None
-    work.wait()
-    return source, int(work.result()[0][0])

@@ -12,7 +12,7 @@ from mpiddp.distributed import ProcessGroup
 from mpiddp.distributed.groups import GroupLike, known
 
 from .hooks import CommHook
-from .join import Join, Joinable, JoinHook, agree, announce
+from .join import Join, Joinable, JoinHook, agree
 from .reducer import Options, Reducer
 from .replicas import ModuleState, broadcast_arrays, check_equal_values, check_same_model
 from .timeline import Timeline, timeline_of_environment
@@ -135,9 +135,12 @@ class Wrapper(Joinable):
             self._reducer.partial.check_turn()
         source, self._reducer.divisor = 0, None
         if self._join is not None:
-            source, active = announce(self, reduces, syncs)
-            if not self._divide_by_all:
-                self._reducer.divisor = active
+            counted = Join.notify_join_context(self)  # None if another joinable of the context asks
+            _, _, source = agree(self.process_group, reduces, syncs, active=True)
+            if counted is not None:
+                counted.wait()
+                if not self._divide_by_all:
+                    self._reducer.divisor = int(counted.result()[0][0])
         if syncs:
             self._broadcast_buffers(source)
         began_ns = perf_counter_ns()
