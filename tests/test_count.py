@@ -50,7 +50,7 @@ BUDGET = {
     "mpiddp/mpi": 2141,
     "mpiddp/nn": 1098,
     "mpiddp/optim": 437,
-    "mpiddp/parallel": 1800,
+    "mpiddp/parallel": 1788,
     "mpiddp/shm": 435,
     "mpiddp/torch": 1481,
     "mpiddp/training": 2286,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp.device import array_namespace, download
-from mpiddp.device.packing import views
+from mpiddp.device.packing import packed, views
 from mpiddp.distributed import MismatchError, ProcessGroup, broadcast
 from mpiddp.distributed.objects import gathered
 from mpiddp.typing import Array
@@ -63,12 +63,13 @@ def _describe(parameter: tuple[str, tuple[int, ...], str, bool]) -> str:
 def broadcast_arrays(arrays: Sequence[Array], group: ProcessGroup, source: int = 0) -> None:
     """Copy the arrays of the group's rank ``source`` in one message for host and GPU each."""
     for xp in dict.fromkeys(map(array_namespace, arrays)):
-        together = [x for x in arrays if array_namespace(x) is xp]
-        packed = xp.concatenate([xp.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in together])
-        broadcast(packed, group=group, group_src=source)
-        for x, part in zip(together, views(packed, [(x.nbytes,) for x in together]), strict=True):
-            # Aligned for the dtype, as a device's kernels need.
-            x[...] = part.copy().view(x.dtype).reshape(x.shape)
+        # The longest elements come first, so that all are aligned for their dtypes, as a device's kernels need.
+        together = sorted((x for x in arrays if array_namespace(x) is xp), key=lambda x: -x.itemsize)
+        flat = packed([x.reshape(-1).view(np.uint8) for x in together])
+        broadcast(flat, group=group, group_src=source)
+        if group.rank() != source:
+            for x, part in zip(together, views(flat, [(x.nbytes,) for x in together]), strict=True):
+                x[...] = part.view(x.dtype).reshape(x.shape)
 
 
 def check_equal_values(named_arrays: Sequence[tuple[str, Array]], group: ProcessGroup) -> None:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from mpiddp.device.packing import packed, unpack
-from mpiddp.distributed import ProcessGroup, broadcast, gather_object
+from mpiddp.distributed import ProcessGroup, gather_object
 from mpiddp.distributed.groups import GroupLike, known
 from mpiddp.nn import Parameter
 from mpiddp.optim import Optimizer
 from mpiddp.optim.flat import ContiguousRun
-from mpiddp.typing import Array
 
 from .join import Join, Joinable, JoinHook
+from .replicas import broadcast_arrays
 
 
 class ZeroRedundancyOptimizer(Optimizer, Joinable):
     """An optimizer whose state is sharded over the ranks, as torch's.
 
     Each parameter belongs to one rank: the largest are dealt first, to the rank with the fewest elements. A step
-    updates this rank's parameters, then sends all, one message for each rank and dtype. Average gradients before.
+    updates this rank's parameters, then sends all, one message for each rank. Average gradients before.
 
     Parameters
     ----------
@@ -61,6 +60,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._consolidated: dict[int, Any] | None = None
         super().__init__(self.optim.param_groups, self.optim.defaults)
 
+    def _parameters(self) -> Iterator[Parameter]:
+        return chain.from_iterable(group["params"] for group in self.param_groups)
+
     def _owns(self, parameter: Parameter) -> bool:
         return self._owners[id(parameter)] == self.process_group.rank()
 
@@ -79,33 +81,18 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         for group, runs in zip(self.param_groups, self._runs, strict=True):
             for run in runs.of([p for p in group["params"] if self._owns(p)]):
                 self._update(run, group)
-        self._exchange()
+        for owner in range(self.process_group.size()):
+            arrays = [p.data for p in self._parameters() if self._owners[id(p)] == owner]
+            broadcast_arrays(arrays, self.process_group, owner)
         self._consolidated = None
         return loss
-
-    def _exchange(self) -> None:
-        by_message: dict[tuple[int, Any], list[Array]] = {}
-        for group in self.param_groups:
-            for p in group["params"]:
-                by_message.setdefault((self._owners[id(p)], p.dtype), []).append(p.data)
-        sent = []
-        for (owner, _), arrays in sorted(by_message.items(), key=lambda item: (item[0][0], str(item[0][1]))):
-            flat = packed(arrays)
-            work = broadcast(flat, group=self.process_group, group_src=owner, async_op=True)
-            sent.append((work, owner, flat, arrays))
-        for work, owner, flat, arrays in sent:
-            assert work is not None
-            work.wait()
-            if owner != self.process_group.rank():
-                unpack(flat, arrays)
 
     def _update(self, run: ContiguousRun, group: dict[str, Any]) -> None:
         self.optim._update(run, group)
 
     def owned(self) -> list[int]:
         """Return the numbers in the whole optimizer of the parameters that this rank updates."""
-        params = chain.from_iterable(group["params"] for group in self.param_groups)
-        return [number for number, parameter in enumerate(params) if self._owns(parameter)]
+        return [number for number, parameter in enumerate(self._parameters()) if self._owns(parameter)]
 
     def shard(self) -> dict[int, Any]:
         """Return the state of this rank's parameters, by their numbers in the whole optimizer.
