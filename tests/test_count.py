@@ -52,7 +52,7 @@ BUDGET = {
     "mpiddp/optim": 437,
     "mpiddp/parallel": 1788,
     "mpiddp/shm": 435,
-    "mpiddp/torch": 1481,
+    "mpiddp/torch": 1477,
     "mpiddp/training": 2286,
     "tests, all": 23_979,
 }

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from mpiddp import distributed
-from mpiddp.device import array_namespace
+from mpiddp.device import array_namespace, namespace
 from mpiddp.device.half import bfloat16
 from mpiddp.distributed.groups import GroupLike
 from mpiddp.mpi import requests
@@ -179,7 +179,8 @@ class Loan:
             return x
         self.device = lent.device
         _expect_memory(lent)
-        return cuda.as_array(lent, _NUMPY.get(lent.dtype) or self._dtype(lent))
+        dtype = _NUMPY.get(lent.dtype) or self._dtype(lent)
+        return namespace.over(lent.data_ptr(), lent.nbytes, dtype, lent.device.index, lent)
 
 
 def _expect_memory(tensor: torch.Tensor) -> int:

@@ -7,14 +7,11 @@ An operation ends when the device has done its work, so nothing has to be ordere
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
-import numpy as np
 import torch
 
 from mpiddp import device
 from mpiddp.device import namespace, stream
-from mpiddp.typing import Array
 
 
 def usable(tensor: torch.Tensor) -> bool:
@@ -27,11 +24,6 @@ def usable(tensor: torch.Tensor) -> bool:
         except TypeError:
             return False
     return True
-
-
-def as_array(tensor: torch.Tensor, dtype: np.dtype[Any]) -> Array:
-    """Return a contiguous tensor as a flat array."""
-    return namespace.over(tensor.data_ptr(), tensor.nbytes, dtype, tensor.device.index, tensor)
 
 
 def on_stream(place: torch.device) -> contextlib.AbstractContextManager[None]:
