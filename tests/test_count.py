@@ -46,15 +46,15 @@ BUDGET = {
     "mpiddp/device": 511,
     "mpiddp/distributed": 1880,
     "mpiddp/examples": 606,
-    "mpiddp/faults": 2276,
-    "mpiddp/mpi": 2141,
+    "mpiddp/faults": 2275,
+    "mpiddp/mpi": 2051,
     "mpiddp/nn": 1098,
     "mpiddp/optim": 437,
     "mpiddp/parallel": 1788,
     "mpiddp/shm": 435,
     "mpiddp/torch": 1477,
-    "mpiddp/training": 2286,
-    "tests, all": 23_979,
+    "mpiddp/training": 2316,
+    "tests, all": 23_976,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
