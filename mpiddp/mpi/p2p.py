@@ -143,7 +143,8 @@ class Mailbox(Resource):
     def __init__(self, link: Link) -> None:
         self.link = link
         self._comm = link.messages
-        upper = self._comm.Get_attr(MPI.TAG_UB)
+        # Open MPI's other communicators may not have the attribute.
+        upper = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self.max_tag: int = (upper if isinstance(upper, int) else 32767) // CODES - 2
         self.polls = link.monitor.polls
         self._status = MPI.Status()
