@@ -6,6 +6,7 @@ they are matched with the posted receives, checked, and only then received. The 
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ _EAGER_BYTES = 1 << 10
 """A message of at most this length arrives together with its envelope, so that its receive does not wait."""
 _LOOKS = 10
 """Looks of a wait for one message before it yields the core; the other side is mostly about to send."""
+_LAST_LOOKS = 100
+"""Looks of a group's end; each takes a message or a few out of what MPI has in memory for this rank."""
 _MAX_ROUTES = 256
 ANY_SOURCE: int = -1
 
@@ -184,6 +187,12 @@ class Mailbox(Resource):
         if not isinstance(error, MismatchError):
             self._comm = aborted(error)
             self.fail_pending(error)
+
+    def close(self) -> None:
+        """Look for messages that nobody has received: the next group could get their context, and receive them."""
+        with contextlib.suppress(MPI.Exception):  # a rank has failed
+            looks = (self._comm.Iprobe() for _ in range(_LAST_LOOKS))
+            self.link.may_hold_messages |= bool(self._arrived) or any(looks)
 
     def send(self, x: Array, route: Route) -> MPI.Request | None:
         """Begin to send; return None, and leave it to `isend`, if a device or an earlier message has to be awaited."""

@@ -31,7 +31,7 @@ def test_collectives(world, name):
         check(world, name, np.dtype("float32"), (100,), op=op)
 
 
-MESSAGES = [partial(p2p.test_longer_message_is_an_error_and_the_next_is_right, way=way) for way in ("recv", "irecv")]
+MESSAGES = [partial(p2p.test_wrong_message_is_an_error_and_the_next_is_right, way=way) for way in ("recv", "irecv")]
 MESSAGES.append(p2p.test_random_messages)
 OBJECTS = [objects.test_all_gather_object, objects.test_gather_object, objects.test_broadcast_object_list]
 
