@@ -47,14 +47,14 @@ BUDGET = {
     "mpiddp/distributed": 1880,
     "mpiddp/examples": 606,
     "mpiddp/faults": 2275,
-    "mpiddp/mpi": 2057,
+    "mpiddp/mpi": 2072,
     "mpiddp/nn": 1098,
     "mpiddp/optim": 437,
     "mpiddp/parallel": 1788,
     "mpiddp/shm": 435,
     "mpiddp/torch": 1477,
     "mpiddp/training": 2316,
-    "tests, all": 23_963,
+    "tests, all": 23_976,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

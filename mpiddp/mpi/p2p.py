@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from .lazy import MPI
 from .link import Link, Resource, aborted
 from .message import CODES, as_message, code_name, dtype_code, plain, size_of
 from .operation import Call, Operation
-from .requests import READY, Probe, Steps, active, lock
+from .requests import READY, Probe, Steps, active, interrupted, lock
 from .work import Work
 
 _EAGER_BYTES = 1 << 10
@@ -150,7 +151,10 @@ class Mailbox(Resource):
         upper = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self.max_tag: int = (upper if isinstance(upper, int) else 32767) // CODES - 2
         self.polls = link.monitor.polls
-        self._status = MPI.Status()
+        self._status = status = MPI.Status()
+        probe = partial(self._comm.Improbe, MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+        self._probes: Iterator[MPI.Message | None] = iter(probe, object())
+        """A message that has come, or None, without end. After a call of Improbe a Ctrl-C could lose the message."""
         self._arrived: list[_Arrival] = []
         self._posted: deque[Message] = deque()
         self._routes: dict[Any, Route] = {}
@@ -290,32 +294,51 @@ class Mailbox(Resource):
         """Receive what has come for the posted receives, at most until ``awaited`` has ended."""
         posted, status = self._posted, self._status
         while posted and looks:
-            message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+            for message in self._probes:  # noqa: B007 - read below
+                break
             if message is None:
                 looks -= 1
                 continue
             receive = posted[0]
-            route, source, size_bytes = receive._route, status.Get_source(), status.Get_count(MPI.BYTE)
-            if (
-                status.Get_tag() == route.code
-                and 0 <= size_bytes <= route.size_bytes
-                and (source == route.peer or route.peer == ANY_SOURCE)
-                and route.plain
-            ):
-                # The usual case: the message is the first receive's, and fits.
-                (x,) = receive._outputs
-                what = (x, MPI.BYTE) if size_bytes == route.size_bytes else [x, size_bytes, MPI.BYTE]
-                receive.sender, receive.size_bytes = source, size_bytes
-                if size_bytes > _EAGER_BYTES:
-                    receive._awaited = message.Irecv(what)
-                    posted.popleft()
+            try:
+                route, source, size_bytes = receive._route, status.Get_source(), status.Get_count(MPI.BYTE)
+                if (
+                    status.Get_tag() == route.code
+                    and 0 <= size_bytes <= route.size_bytes
+                    and (source == route.peer or route.peer == ANY_SOURCE)
+                    and route.plain
+                ):
+                    # The usual case: the message is the first receive's, and fits.
+                    (x,) = receive._outputs
+                    what = (x, MPI.BYTE) if size_bytes == route.size_bytes else [x, size_bytes, MPI.BYTE]
+                    receive.sender, receive.size_bytes = source, size_bytes
+                    if size_bytes > _EAGER_BYTES:
+                        receive._awaited = message.Irecv(what)
+                        posted.popleft()
+                    else:
+                        message.Recv(what)  # does not wait: all of it has arrived
+                        posted.popleft()
+                        receive._finish(None)
                 else:
-                    message.Recv(what)  # does not wait: all of it has arrived
-                    posted.popleft()
-                    receive._finish(None)
-            elif (taker := self._sort(self._arrival(message))) is not None:
-                receive = taker
-            else:
+                    arrival = self._arrival(message)
+                    for receive in posted:
+                        if receive.matches(arrival):
+                            receive.accept(arrival)
+                            posted.remove(receive)
+                            break
+                    else:
+                        message = None
+            except MPI.Exception:
+                raise
+            except BaseException:  # a Ctrl-C
+                if message:  # It has not been received, and is the next one again.
+                    self._probes = chain((message,), self._probes)
+                else:  # The receive has taken it, and must not take another one.
+                    receive._fail(interrupted())
+                    self._moving[receive] = None
+                raise
+            if message is None:  # there is no receive for it yet
+                self._arrived.append(arrival)
                 continue
             if not receive._finished:
                 self._moving[receive] = None
@@ -324,16 +347,6 @@ class Mailbox(Resource):
                 receive._announce()
             if receive is awaited:
                 return
-
-    def _sort(self, arrival: _Arrival) -> Message | None:
-        """Give a message to the first receive that it matches, or keep it."""
-        for receive in self._posted:
-            if receive.matches(arrival):
-                receive.accept(arrival)
-                self._posted.remove(receive)
-                return receive
-        self._arrived.append(arrival)
-        return None
 
     def _end(self, message: Work, looks: int = 1) -> None:
         while not message._advance():

@@ -93,6 +93,11 @@ class Failed(Awaited):
         raise self._error
 
 
+def interrupted() -> DistError:
+    """Return the error of later looks at an operation that a Ctrl-C has ended."""
+    return DistError("this call was interrupted, and its arrays are not complete")
+
+
 class Driven:
     """Steps as one event. They begin with the first look, when it is known whether this rank blocks in the call."""
 
@@ -112,7 +117,7 @@ class Driven:
             except StopIteration:
                 self._ended = True
             except BaseException:  # after Ctrl-C the program may look again
-                self._awaited = Failed(DistError("this call was interrupted, and its arrays are not complete"))
+                self._awaited = Failed(interrupted())
                 raise
         return self._ended
 
@@ -202,9 +207,9 @@ def pause(polls: int) -> None:
 def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -> bool:
     """Poll until ``done()`` is true; return False if it is not after ``limit_s`` seconds."""
     monitor, operation = operation.members.monitor, operation.as_limited()
-    began = begin_wait(operation)
     polls, began_s = 0, time.monotonic()
     checked_s = began_s
+    began = begin_wait(operation)
     try:
         while not done():
             poll()

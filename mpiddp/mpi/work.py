@@ -19,20 +19,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import requests
 from .future import Future, call_all, call_logged
 from .lazy import MPI
 from .operation import Operation
-from .requests import IN_TURN, Awaited, Steps, active, poll, seconds, wait_for
+from .requests import IN_TURN, Awaited, Steps, active, interrupted, poll, seconds, wait_for
 
 if TYPE_CHECKING:
     # The exception hook asks here, perhaps before NumPy may be imported.
     from mpiddp.typing import Array
 
-_abandoned: list[tuple[Steps | Awaited | None, Awaited | TracebackType | None]] = []
+_abandoned: list[tuple[object, ...]] = []
 """Operations that were given up. They are kept, because MPI may still write to their memory."""
 
 
@@ -97,7 +96,7 @@ class Work:
         except BaseException as error:
             # A Ctrl-C is raised at once, not by wait(). Other ranks go on.
             abandon(steps, error)
-            self._finish(error)
+            self._finish(interrupted())
             raise
 
     def _finish(self, error: BaseException | None) -> None:
@@ -163,7 +162,7 @@ class Work:
     def _fail(self, error: BaseException) -> None:
         """End with an error; keep the memory, as MPI may still write to it."""
         if not self._finished:
-            _abandoned.append((self._steps, self._awaited))
+            _abandoned.append((self._steps, self._awaited, self._outputs))
             self._finish(error)
 
     def is_completed(self) -> bool:

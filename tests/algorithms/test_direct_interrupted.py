@@ -25,10 +25,11 @@ def interrupted(*arrays: Any) -> Steps:
 
 
 def test_second_look_is_an_error() -> None:
-    driven = Driven(interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        driven.Test()
-    for look in (driven.Test, driven.Wait):
+    driven, work = Driven(interrupted), Work(interrupted(), mock.Mock(), ())
+    for first_look in (driven.Test, work._advance):
+        with pytest.raises(KeyboardInterrupt):
+            first_look()
+    for look in (driven.Test, driven.Wait, work.wait):
         with pytest.raises(DistError, match="interrupted"):
             look()
 

@@ -170,28 +170,28 @@ def test_messages_of_a_group_that_is_aborted_raise_and_leave_nothing(world, grou
 
 
 class Failing:
-    """A message, or a communicator whose messages cannot be received."""
+    """A message whose receive ends in an error."""
 
-    def __init__(self, real):
-        self._real = real
+    def __init__(self, real, error):
+        self._real, self._error = real, error
 
-    def __getattr__(self, name):
-        return getattr(self._real, name)
-
-    def Improbe(self, *what):  # noqa: N802 - MPI's name
-        message = self._real.Improbe(*what)
-        return message and Failing(message)
+    def __bool__(self):
+        return bool(self._real)
 
     def Irecv(self, what):  # noqa: N802 - MPI's name
         self._real.Recv(what)
-        raise lazy.MPI.Exception(lazy.MPI.ERR_OTHER)
+        raise self._error
+
+
+def let_receives_fail(monkeypatch, mailbox, error):
+    monkeypatch.setattr(mailbox, "_probes", (each and Failing(each, error) for each in mailbox._probes))
 
 
 def test_a_receive_whose_message_cannot_be_taken_ends(world, group, monkeypatch):
     """It is not the first one's."""
     works = [dist.irecv(np.empty(4), world.rank, group, tag=tag) for tag in (9, 0)]
     dist.isend(np.ones(4), world.rank, group)
-    monkeypatch.setattr(group._mailbox, "_comm", Failing(group._mailbox._comm))
+    let_receives_fail(monkeypatch, group._mailbox, lazy.MPI.Exception(lazy.MPI.ERR_OTHER))
     for work in reversed(works):
         with pytest.raises(lazy.MPI.Exception):
             work.wait(timeout=5)
@@ -201,6 +201,22 @@ def test_a_receive_whose_message_cannot_be_taken_ends(world, group, monkeypatch)
     with pytest.raises(lazy.MPI.Exception):
         dist.isend(np.ones(4), world.rank, group)
     assert requests.pending == 0 and translate.called
+
+
+@pytest.mark.parametrize("other", [0, 9])
+def test_a_ctrl_c_in_a_receive_costs_its_message(world, group, monkeypatch, other):
+    """Whether it is the first one's or not."""
+    works = [dist.irecv(np.zeros(1000), world.rank, group, tag=tag) for tag in (other, 0)]
+    sent = [dist.isend(np.full(1000, value), world.rank, group, tag=other * (value == 2.0)) for value in (1.0, 2.0)]
+    lost, right = works if other == 0 else reversed(works)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        let_receives_fail(patched, group._mailbox, KeyboardInterrupt())
+        lost.wait()
+    with pytest.raises(dist.DistError, match="interrupted"):
+        lost.wait()
+    finish([right, *sent])
+    assert (right.result()[0] == 2).all()
+    assert requests.pending == 0
 
 
 @pytest.mark.mpi(min_size=2)
