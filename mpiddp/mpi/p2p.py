@@ -120,8 +120,8 @@ class Message(Work):
             fault = f"{code_name(arrival.code % CODES)}, but its buffer is {x.dtype}: use one dtype on both sides"
         elif size_bytes > x.nbytes:
             fault = (
-                f"{size_bytes // x.itemsize} elements ({size_bytes} bytes), but its buffer has {x.size} ({x.nbytes}"
-                " bytes): receive into an array at least as large"
+                f"{size_bytes // max(x.itemsize, 1)} elements ({size_bytes} bytes), but its buffer has {x.size}"
+                f" ({x.nbytes} bytes): receive into an array at least as large"
             )
         if fault:
             self._steps = self._refuse(arrival, fault)

@@ -79,6 +79,9 @@ def test_wrong_message_is_an_error_and_the_next_is_right(world, way):
         dist.recv(x, left)
         assert (x == 2).all()
         finish(works)
+    dist.isend(np.zeros(1, "V8"), right)
+    with pytest.raises(ArrayError, match=r"buffer has 1 \(0 bytes\)"):
+        dist.recv(np.zeros(1, "V0"), left)
 
 
 def test_batch_and_a_message_to_oneself_that_nobody_awaits_are_refused(world):
@@ -99,8 +102,6 @@ def test_batch_and_a_message_to_oneself_that_nobody_awaits_are_refused(world):
     dist.destroy_process_group(other)  # nothing of it has begun
     with pytest.raises(ValueError, match="not a member"):
         dist.P2POp(dist.isend, np.ones(1), 0, dist.GroupMember.NON_GROUP_MEMBER)
-    with pytest.raises(ValueError, match="Invalid ``op``"):
-        dist.P2POp(dist.send, np.ones(1), 0)
 
 
 def test_random_messages(world):
@@ -216,7 +217,6 @@ def test_a_ctrl_c_in_a_receive_costs_its_message(world, group, monkeypatch, othe
         lost.wait()
     finish([right, *sent])
     assert (right.result()[0] == 2).all()
-    assert requests.pending == 0
 
 
 @pytest.mark.mpi(min_size=2)
