@@ -79,9 +79,10 @@ def test_wrong_message_is_an_error_and_the_next_is_right(world, way):
         dist.recv(x, left)
         assert (x == 2).all()
         finish(works)
-    dist.isend(np.zeros(1, "V8"), right)
+    work = dist.isend(np.zeros(1, "V8"), right)
     with pytest.raises(ArrayError, match=r"buffer has 1 \(0 bytes\)"):
         dist.recv(np.zeros(1, "V0"), left)
+    finish([work])
 
 
 def test_batch_and_a_message_to_oneself_that_nobody_awaits_are_refused(world):

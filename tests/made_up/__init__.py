@@ -93,9 +93,6 @@ class Comm:
         part = self.part or self.size
         return Comm(part, part - self._per_node, self._per_node)
 
-    def Get_attr(self, _: int) -> int:
-        return (1 << 30) - 1
-
     def allgather(self, mine: Any) -> list[Any]:
         """Answer with what each rank would have sent."""
         told = []
@@ -161,7 +158,7 @@ _MPI: dict[str, Any] = {
 @contextlib.contextmanager
 def mpi(size: int, rank: int = 0) -> Iterator[None]:
     """Put made-up names in the place of MPI's; the library is neither loaded nor started."""
-    names = {**_MPI, "COMM_WORLD": SimpleNamespace(size=size, rank=rank)}
+    names = {**_MPI, "COMM_WORLD": SimpleNamespace(size=size, rank=rank, Get_attr=lambda _: 32767)}
     with mock.patch.dict(vars(MPI), names):
         yield
 
