@@ -4,12 +4,17 @@ Blocks may differ in size between ranks. In one round every sender writes, for e
 the block itself. In place of a block that is longer than its slot of the buffer it writes where the block lies. The
 receiver reads it there by cross-memory attach, and says so. If it says that it cannot, and for the longest blocks, the
 sender sends a message, which the receiver begins when it knows the size: MPI may crash in a receive that is too short.
+
+A long block that fits its slot may go either way. Each sender chooses, because ranks may have blocks of other sizes: it
+compares its own time to write with its slowest receiver's to read in place. To read from a slot takes little beside
+these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from time import perf_counter_ns
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,15 +23,18 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_message
 from mpiddp.mpi.requests import All, Driven, Steps
-from mpiddp.shm.eager import ADDRESS, BUFFERS, SIZE, TAKEN, EagerBuffers, Round, SpinWait
+from mpiddp.shm.eager import ADDRESS, BUFFERS, COST, SIZE, TAKEN, EagerBuffers, Round, SpinWait
 from mpiddp.shm.segment import address_of
 from mpiddp.typing import Array
 
 from . import native
 from .one_shot import Shot, whole
 from .tags import Tag
+from .ways import ATTACH, PIECES, Choice
 
 _ALIGNED = 64
+_CHOICE_BYTES = 1 << 16
+"""Longer blocks may be offered even if they fit their slots. Their sizes are told as negative numbers then."""
 _READ_BYTES = 1 << 62
 """The longest block that is offered to be read."""
 _NO_BYTES = -1
@@ -34,6 +42,21 @@ _NO_BYTES = -1
 Cut = Callable[[Any], Sequence[Array]]
 _Offer = tuple[int, int, Array]
 """A block that its receiver may read: the position of the answer, the receiver, and the block."""
+_NEVER_NS = 1 << 40
+"""Stands for the time to read a block that had to be sent."""
+
+
+class _Shown(NamedTuple):
+    """How this rank's blocks go in a round with one of the buffers."""
+
+    sizes: list[tuple[int, int]]
+    """Where the size of each block is told, and as which number."""
+    written: list[tuple[int, slice]]
+    """The numbers of the inputs that go into their slots, and their places in the memory."""
+    offered: list[tuple[int, int, int, int]]
+    """The numbers of those that are offered, each other rank, and the positions of the offer and of its answer."""
+    costs: list[int]
+    """Where the receivers of those that would fit their slots tell how long they took to read them."""
 
 
 class Blocks:
@@ -69,39 +92,15 @@ class Blocks:
         self._own_input = slot if inputs and outputs else None
         self._own_output = 0 if operation == "scatter" else me
         """The numbers of the input and of the output for this rank's block to itself, if there is one."""
-        self._sizes = [
-            [
-                (eager.position(SIZE, number, rank, me), x.nbytes)
-                for x, ranks in zip(inputs, to, strict=bool(inputs))
-                for rank in ranks
-            ]
-            for number in range(BUFFERS)
+        sent: list[tuple[int, int, Sequence[int]]] = [
+            (index, x.nbytes, ranks) for index, (x, ranks) in enumerate(zip(inputs, to, strict=bool(inputs)))
         ]
-        sent = [
-            (index, x.nbytes, others)
-            for index, (x, ranks) in enumerate(zip(inputs, to, strict=bool(inputs)))
-            if (others := [rank for rank in ranks if rank != me])
-        ]
-        self.long = [
-            [
-                (index, rank, eager.position(ADDRESS, number, rank, me), eager.position(TAKEN, number, rank, me))
-                for index, size_bytes, others in sent
-                if size_bytes > self._slot_bytes
-                for rank in others
-            ]
-            for number in range(BUFFERS)
-        ]
-        """For each buffer the numbers of the inputs that are too long for their slots, the other ranks for whom they
-        are, and the positions of an offer and of its answer."""
-        self._sent = [
-            [
-                (index, slice(start := self._start(number, me, index), start + size_bytes))
-                for index, size_bytes, _ in sent
-                if size_bytes <= self._slot_bytes
-            ]
-            for number in range(BUFFERS)
-        ]
-        """For each buffer the numbers of the other inputs, and their places in the memory."""
+        most = {PIECES: self._slot_bytes, ATTACH: min(self._slot_bytes, _CHOICE_BYTES)}
+        self.shown = {way: [self._shown_in(number, sent, most[way]) for number in range(BUFFERS)] for way in most}
+        """For each way of the long blocks that fit their slots, and each buffer."""
+        self._choice = Choice(link) if self.shown[ATTACH][0].costs else None
+        self._tries: list[tuple[str, int] | None] = [None] * BUFFERS
+        """For each buffer the way that its last call has tried, and the time that this rank took."""
         self._received = [
             [
                 (
@@ -109,7 +108,7 @@ class Blocks:
                     np.ndarray(x.shape if fits else 0, x.dtype, eager.memory, self._start(number, rank, slot)),
                     x.nbytes if fits else _NO_BYTES,
                     eager.position(SIZE, number, me, rank),
-                    (eager.position(ADDRESS, number, me, rank), eager.position(TAKEN, number, me, rank), rank),
+                    (rank, *(eager.position(kind, number, me, rank) for kind in (ADDRESS, TAKEN, COST))),
                 )
                 for index, (x, rank) in enumerate(zip(outputs, senders, strict=bool(outputs)))
                 for fits in [x.nbytes <= self._slot_bytes]
@@ -118,10 +117,10 @@ class Blocks:
             for number in range(BUFFERS)
         ]
         """For each buffer the number of an output, its slot, its size if it fits, the position of the size that the
-        sender tells; the positions of an offer and of its answer, and the sender."""
+        sender tells; the sender, and the positions of an offer, of its answer and of the time that it took."""
         self._tables: list[tuple[Array, Array, memoryview]] = []
         """For each buffer the slots of all blocks, to write and to read them at once, and the sizes that are told."""
-        if equal and inputs[0].nbytes <= self._slot_bytes >= outputs[0].nbytes:
+        if equal and inputs[0].nbytes <= most[ATTACH] >= outputs[0].nbytes:
             for number, each in enumerate(self.rounds):
                 own = each.own.reshape(slots, -1)[:, : inputs[0].nbytes]
                 mine = each.table.reshape(link.size, slots, -1)[:, me, : outputs[0].nbytes]
@@ -143,6 +142,8 @@ class Blocks:
         """Return the input, or a copy if it shares memory with the output and a message would see what is written."""
         if isinstance(given, np.ndarray) and isinstance(output, np.ndarray) and not np.may_share_memory(given, output):
             return given
+        if self._choice is not None and self._choice.way == PIECES and not self.shown[PIECES][0].offered:
+            return given  # nor is anything offered in the next call, because new tries begin in the slots
         sent = [*given] if self._cut_input is None else [*self._cut_input(given)]
         if len(sent) > 1:
             del sent[self._link.rank]  # is copied first
@@ -156,6 +157,24 @@ class Blocks:
         start: int = self.rounds[number].place.start + (rank - self._link.rank) * self.eager.buffer_bytes
         return start + slot * self._slot_bytes
 
+    def _shown_in(self, number: int, sent: list[tuple[int, int, Sequence[int]]], most_bytes: int) -> _Shown:
+        """Return how inputs go, each a (number, bytes, receivers), if those of over ``most_bytes`` are offered."""
+        position, me, shown = self.eager.position, self._link.rank, _Shown([], [], [], [])
+        for index, size_bytes, ranks in sent:
+            others = [rank for rank in ranks if rank != me]
+            fits, start = size_bytes <= self._slot_bytes, self._start(number, me, index)
+            told_bytes = -size_bytes if most_bytes < size_bytes and fits else size_bytes
+            shown.sizes.extend((position(SIZE, number, rank, me), told_bytes) for rank in ranks)
+            if size_bytes <= most_bytes and others:
+                shown.written.append((index, slice(start, start + size_bytes)))
+            elif size_bytes > most_bytes:
+                for rank in others:
+                    shown.offered.append(
+                        (index, rank, position(ADDRESS, number, rank, me), position(TAKEN, number, rank, me))
+                    )
+                    shown.costs.extend([position(COST, number, rank, me)] * fits)
+        return shown
+
     def send(self, x: Array, rank: int) -> MPI.Request:
         return self._link.later.Isend(as_message(x, x.nbytes), rank, Tag.LONG_BLOCK)
 
@@ -163,11 +182,16 @@ class Blocks:
         """Write this rank's blocks into the buffer of the next round, which must be writable; send the long ones."""
         eager = self.eager
         buffer = (eager.number + 1) % BUFFERS
-        if eager.told[buffer] is not self:  # else the sizes stand there from an earlier call
+        way = PIECES
+        if self._choice is not None:
+            way = self._choice.way or self._next_way(self._choice, buffer)
+            self._choice.count()
+        shown, start = self.shown[way][buffer], perf_counter_ns()
+        if eager.told[buffer] is not shown:  # else the sizes stand there from an earlier call
             eager.told[buffer] = None  # an interrupt may leave some of each
-            for size, size_bytes in self._sizes[buffer]:
+            for size, size_bytes in shown.sizes:
                 eager.words[size] = size_bytes
-            eager.told[buffer] = self
+            eager.told[buffer] = shown
         if self._tables:
             slots = self._tables[buffer][0]
             slots[...] = given.reshape(slots.shape)
@@ -175,9 +199,9 @@ class Blocks:
         inputs: Any = given if self._cut_input is None else self._cut_input(given)
         if self._own_input is not None:
             self._block = inputs[self._own_input]
-        for index, place in self._sent[buffer]:
+        for index, place in shown.written:
             eager.memory[place] = inputs[index]  # half of the time of NumPy's assignment
-        for index, rank, address, taken in self.long[buffer]:
+        for index, rank, address, taken in shown.offered:
             x = inputs[index]
             if x.nbytes <= _READ_BYTES and eager.reads(rank):
                 eager.words[address] = address_of(x)
@@ -185,6 +209,21 @@ class Blocks:
             else:
                 eager.words[address] = 0
                 self._requests.append(self.send(x, rank))
+        if self._tries[buffer]:
+            self._tries[buffer] = way, perf_counter_ns() - start
+
+    def _next_way(self, choice: Choice, buffer: int) -> str:
+        """Note what the last call took that tried a way in this buffer; return the chosen way or the next to try."""
+        tried, self._tries[buffer] = self._tries[buffer], None
+        if tried is not None and self.eager.told[buffer] is (shown := self.shown[tried[0]][buffer]):  # else overwritten
+            choice.note(tried[0], tried[1] + max((self.eager.words[cost] for cost in shown.costs), default=0))
+        if choice.way is not None:
+            self._tries = [None] * BUFFERS
+            return choice.way
+        way, tries = choice.next(self.shown)
+        if tries:
+            self._tries[buffer] = way, 0
+        return way
 
     def take(self, current: Round, given: Any) -> Driven | None:
         """Copy the blocks that have arrived; return what is left to wait for."""
@@ -224,18 +263,21 @@ class Blocks:
         if fault:
             raise BlockError(fault)
 
-    def _take_long(self, x: Array, sent_bytes: int, address: int, taken: int, rank: int) -> str:
+    def _take_long(self, x: Array, sent_bytes: int, rank: int, address: int, taken: int, cost: int) -> str:
         """Begin to receive a block that is no short one of the right size; return what is wrong with it."""
         eager, words, fault = self.eager, self.eager.words, ""
+        is_in_slot, sent_bytes = 0 <= sent_bytes <= self._slot_bytes, abs(sent_bytes)
         if sent_bytes != x.nbytes:
             fault = native.wrong_size(self._link, self._operation, rank, sent_bytes, x.nbytes)
             x = np.empty(sent_bytes, np.uint8)  # the message is received, so that the next is right
-        if sent_bytes > self._slot_bytes:
-            there = words[address]
+        if not is_in_slot:
+            there, start = words[address], perf_counter_ns()
             if there and eager.read(rank, there, x):
                 words[taken] = eager.number
             else:
                 if there:
                     words[taken] = -eager.number
                 self._requests.append(self._link.later.Irecv(as_message(x, sent_bytes), rank, Tag.LONG_BLOCK))
+                start -= _NEVER_NS
+            words[cost] = perf_counter_ns() - start
         return fault

@@ -324,7 +324,9 @@ def _through_blocks(
         outputs, inputs = (cut(*given) for cut, given in zip(cuts, (outputs, inputs), strict=True))
     blocks = Blocks(link, name, outputs, inputs, root, (cut_output, cut_input), equal=equal)
     longest = max(x.nbytes for x in (*outputs, *inputs))
-    shot = OneShot(link, call, [blocks.shot()], (0, 1), blocks.apart if blocks.long[0] else None, longest)
+    shot = OneShot(
+        link, call, [blocks.shot()], (0, 1), blocks.apart if blocks.shown[ATTACH][0].offered else None, longest
+    )
     return Plan(call, shot.steps, shot.run)
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.requests import Awaited, Steps
+from mpiddp.typing import Array
 
 PIECES, SCRATCH, ATTACH, MPIS = "pieces", "scratch", "attach", "native"
 TRIES = 6
@@ -84,17 +85,31 @@ class Choice:
         """Try a way, note its processor time, and choose after the last try. Collective."""
         start = thread_time()
         yield from steps
-        took = self._took
-        took[way].append(thread_time() - start)
-        if min(map(len, took.values())) >= TRIES:
-            least = np.array([min(times) for times in took.values()])
+        least = self._noted(way, thread_time() - start)
+        if least is not None:
             yield self._link.later.Iallreduce(MPI.IN_PLACE, least, MPI.MAX)
-            least[0] *= LEAD
-            self.way = list(took)[int(least.argmin())]
-            is_new = self.way != self._last
-            self._lasts_calls = FEW_CALLS if is_new else min(2 * self._lasts_calls, MANY_CALLS)
-            self._last, self._calls_left = self.way, self._lasts_calls
-            self._took, self._warm_ups = {}, 0
+            self._choose(least)
+
+    def note(self, way: str, took: float) -> None:
+        """Note how long a try has taken, and choose after the last one, without the other ranks."""
+        if way in self._took:
+            least = self._noted(way, took)
+            if least is not None:
+                self._choose(least)
+
+    def _noted(self, way: str, took: float) -> Array | None:
+        """Note a try; return the least time of each way after the last one."""
+        self._took[way].append(took)
+        every = self._took.values()
+        return np.array([min(times) for times in every]) if min(map(len, every)) >= TRIES else None
+
+    def _choose(self, least: Array) -> None:
+        least[0] *= LEAD
+        self.way = list(self._took)[int(least.argmin())]
+        is_new = self.way != self._last
+        self._lasts_calls = FEW_CALLS if is_new else min(2 * self._lasts_calls, MANY_CALLS)
+        self._last, self._calls_left = self.way, self._lasts_calls
+        self._took, self._warm_ups = {}, 0
 
 
 class Ways(Resource):

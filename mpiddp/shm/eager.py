@@ -42,10 +42,10 @@ BUFFERS = 4
 _RECORD = struct.Struct("<qqQqq")
 """The number of the round; sequence number, kind, count and root of the call."""
 _NUMBER_BYTES = 8
-SIZE, ADDRESS, TAKEN, BLOCK_WORDS = range(4)
+SIZE, ADDRESS, TAKEN, COST, BLOCK_WORDS = range(5)
 """The words that ranks tell each other about a block: its bytes; where it lies if it may be read there, else 0; the
-number of the round once the receiver has read it, or minus that number if it cannot. The last is the number of these
-words."""
+number of the round once the receiver has read it, or minus that number if it cannot; how long that took. The last is
+the number of these words."""
 
 ORDERED = os.uname().machine.lower() in ("x86_64", "amd64", "i386", "i686")
 """Whether other processors see a thread's stores in the order of the program."""

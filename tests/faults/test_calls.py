@@ -16,6 +16,7 @@ from harness.world import everybody
 import mpiddp as dist
 from mpiddp import nn, settings
 from mpiddp.algorithms import native
+from mpiddp.algorithms.blocks import Blocks
 from mpiddp.faults import calls
 from mpiddp.faults.calls import Calls
 from mpiddp.mpi import lazy
@@ -221,10 +222,12 @@ def test_a_bucket_is_named_as_such(world, group):
             model(ones(8).reshape(2, 4)).sum().backward()
 
 
-@pytest.mark.parametrize("sizes", [(3, 4), (4, 3), (0, 4), (4, 0), (5, 150_000), (150_000, 5)])
+@pytest.mark.parametrize("way", ["pieces", "attach"])
+@pytest.mark.parametrize("sizes", [(3, 4), (0, 4), (4, 0), (25_000, 4), (4, 25_000), (5, 150_000), (150_000, 5)])
 @pytest.mark.mpi(min_size=2)
-def test_blocks_of_another_size_than_expected(world, sizes):
+def test_blocks_of_another_size_than_expected(world, monkeypatch, sizes, way):
     """MPI may crash in a receive that is too short, and says nothing of one that is too long."""
+    monkeypatch.setattr(Blocks, "_next_way", lambda *_: way)
     sent, expected = sizes
     last = world.size - 1
     many = blocks(world.size)
