@@ -39,7 +39,7 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 947,
-    "mpiddp/algorithms": 2762,
+    "mpiddp/algorithms": 2799,
     "mpiddp/autograd": 865,
     "mpiddp/bench": 1154,
     "mpiddp/data": 1287,
@@ -54,7 +54,7 @@ BUDGET = {
     "mpiddp/shm": 435,
     "mpiddp/torch": 1477,
     "mpiddp/training": 2316,
-    "tests, all": 23_976,
+    "tests, all": 23_997,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
