@@ -43,8 +43,8 @@ def test_messages(world, test):
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("expected", [10, 30, 20])  # the first is as long as a piece of what is sent
-def test_block_that_does_not_fit(world, expected):
-    test_calls.test_blocks_of_another_size_than_expected(world, (60, expected))
+def test_block_that_does_not_fit(world, monkeypatch, expected):
+    test_calls.test_blocks_of_another_size_than_expected(world, monkeypatch, (60, expected), "pieces")
 
 
 def test_datatypes_are_not_kept_for_ever(world):
