@@ -215,14 +215,16 @@ class Blocks:
     def _next_way(self, choice: Choice, buffer: int) -> str:
         """Note what the last call took that tried a way in this buffer; return the chosen way or the next to try."""
         tried, self._tries[buffer] = self._tries[buffer], None
-        if tried is not None and self.eager.told[buffer] is (shown := self.shown[tried[0]][buffer]):  # else overwritten
-            choice.note(tried[0], tried[1] + max((self.eager.words[cost] for cost in shown.costs), default=0))
+        if tried is not None and tried[1] >= 0:
+            shown = self.shown[tried[0]][buffer]
+            if self.eager.told[buffer] is shown:  # else overwritten
+                choice.note(tried[0], tried[1] + max((self.eager.words[cost] for cost in shown.costs), default=0))
         if choice.way is not None:
             self._tries = [None] * BUFFERS
             return choice.way
         way, tries = choice.next(self.shown)
         if tries:
-            self._tries[buffer] = way, 0
+            self._tries[buffer] = way, -1  # until it has been shown; an interrupt may come before
         return way
 
     def take(self, current: Round, given: Any) -> Driven | None:

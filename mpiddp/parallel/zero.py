@@ -28,7 +28,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     ----------
     params : iterable of Parameter or of dict
     optimizer_class : type of Optimizer
-        Updates each shard.
+        Updates each shard by its ``_update``; a ``step`` of its own is not called.
     process_group : ProcessGroup, optional
     parameters_as_bucket_view : bool
         For compatibility.
