@@ -50,13 +50,13 @@ class _Shown(NamedTuple):
     """How this rank's blocks go in a round with one of the buffers."""
 
     sizes: list[tuple[int, int]]
-    """Where the size of each block is told, and as which number."""
+    """The position of each block's size, and the number that is told there."""
     written: list[tuple[int, slice]]
     """The numbers of the inputs that go into their slots, and their places in the memory."""
     offered: list[tuple[int, int, int, int]]
     """The numbers of those that are offered, each other rank, and the positions of the offer and of its answer."""
     costs: list[int]
-    """Where the receivers of those that would fit their slots tell how long they took to read them."""
+    """The positions at which receivers of those that would fit their slots tell the nanoseconds of their reading."""
 
 
 class Blocks:
@@ -100,7 +100,7 @@ class Blocks:
         """For each way of the long blocks that fit their slots, and each buffer."""
         self._choice = Choice(link) if self.shown[ATTACH][0].costs else None
         self._tries: list[tuple[str, int] | None] = [None] * BUFFERS
-        """For each buffer the way that its last call has tried, and the time that this rank took."""
+        """For each buffer the way that its last call has tried, and the nanoseconds that this rank took."""
         self._received = [
             [
                 (
@@ -148,6 +148,7 @@ class Blocks:
         if len(sent) > 1:
             del sent[self._link.rank]  # is copied first
         outputs = output if self._cut_output is None else self._cut_output(output)
+        # In pairs, of which there are few: larger groups than `MAX_RANKS` have no eager buffers.
         if not any(np.may_share_memory(x, y) for x in sent for y in outputs):
             return given
         return given.copy() if isinstance(given, np.ndarray) else [x.copy() for x in given]

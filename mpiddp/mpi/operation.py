@@ -165,4 +165,4 @@ class Operation:
 
 
 waiting: dict[int, Operation] = {}
-"""What each thread waits for."""
+"""The operation that each thread waits for."""

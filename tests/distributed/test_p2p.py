@@ -207,7 +207,7 @@ def test_a_receive_whose_message_cannot_be_taken_ends(world, group, monkeypatch)
 
 @pytest.mark.parametrize("other", [0, 9])
 def test_a_ctrl_c_in_a_receive_costs_its_message(world, group, monkeypatch, other):
-    """Whether it is the first one's or not."""
+    """Also if it is not the first one's."""
     works = [dist.irecv(np.zeros(1000), world.rank, group, tag=tag) for tag in (other, 0)]
     sent = [dist.isend(np.full(1000, value), world.rank, group, tag=other * (value == 2.0)) for value in (1.0, 2.0)]
     lost, right = works if other == 0 else reversed(works)
