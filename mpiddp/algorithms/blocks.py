@@ -183,11 +183,11 @@ class Blocks:
         """Write this rank's blocks into the buffer of the next round, which must be writable; send the long ones."""
         eager = self.eager
         buffer = (eager.number + 1) % BUFFERS
-        way = PIECES
+        way, start = PIECES, 0
         if self._choice is not None:
-            way = self._choice.way or self._next_way(self._choice, buffer)
+            way, start = self._choice.way or self._next_way(self._choice, buffer), perf_counter_ns()
             self._choice.count()
-        shown, start = self.shown[way][buffer], perf_counter_ns()
+        shown = self.shown[way][buffer]
         if eager.told[buffer] is not shown:  # else the sizes stand there from an earlier call
             eager.told[buffer] = None  # an interrupt may leave some of each
             for size, size_bytes in shown.sizes:
@@ -202,7 +202,15 @@ class Blocks:
             self._block = inputs[self._own_input]
         for index, place in shown.written:
             eager.memory[place] = inputs[index]  # half of the time of NumPy's assignment
-        for index, rank, address, taken in shown.offered:
+        if shown.offered:
+            self._offer(inputs, shown.offered)
+        if start and self._tries[buffer]:
+            self._tries[buffer] = way, perf_counter_ns() - start
+
+    def _offer(self, inputs: Any, offered: list[tuple[int, int, int, int]]) -> None:
+        """Tell where long blocks lie, or send them."""
+        eager = self.eager
+        for index, rank, address, taken in offered:
             x = inputs[index]
             if x.nbytes <= _READ_BYTES and eager.reads(rank):
                 eager.words[address] = address_of(x)
@@ -210,8 +218,6 @@ class Blocks:
             else:
                 eager.words[address] = 0
                 self._requests.append(self.send(x, rank))
-        if self._tries[buffer]:
-            self._tries[buffer] = way, perf_counter_ns() - start
 
     def _next_way(self, choice: Choice, buffer: int) -> str:
         """Note what the last call took that tried a way in this buffer; return the chosen way or the next to try."""

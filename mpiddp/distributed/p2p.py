@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 from numpy import ndarray
 
 from mpiddp.mpi import requests
+from mpiddp.mpi.fifo import ANY_SOURCE
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.message import as_array
 from mpiddp.mpi.operation import Operation
-from mpiddp.mpi.p2p import ANY_SOURCE, Mailbox, Route
+from mpiddp.mpi.p2p import Mailbox, Route
+from mpiddp.mpi.requests import READY
 from mpiddp.mpi.work import Ended, Work
 from mpiddp.typing import Array, ArrayLike
 
@@ -151,7 +153,8 @@ def _isend(x: Array, route: Route) -> Work:
     try:
         request = mailbox.send(x, route)
         entry = begin_message(route, 4)
-        if request is None or mailbox.polls or not request.Test():  # If it polls, wait() raises the errors of Test.
+        # If it polls, wait() raises the errors of Test.
+        if request is not READY and (request is None or mailbox.polls or not request.Test()):
             return mailbox.isend(x, route, entry, request)
     except MPI.Exception as error:  # perhaps another rank has found that one has died, and has revoked the group
         mailbox.link.monitor.translate(error)
@@ -192,20 +195,20 @@ def recv(
     if message is None:
         return -1
     x, route = message
-    mailbox, entry, found = route.mailbox, begin_message(route), None
-    if _at_once(mailbox, x):
-        found = mailbox.recv(x, route, requests.look_for)
-        if found is None:
-            found = _wait(mailbox.recv, entry, x, route, requests.yielding_probe)
-    if found is None:
-        receive = mailbox.irecv(x, route, entry)
-        receive.wait()
-        return route.ranks[receive.sender]
-    sender, request = found
-    if request is not None:
-        _wait(request.Wait, entry)
-    entry[-1] = monotonic()
-    return route.ranks[sender]
+    mailbox, entry = route.mailbox, begin_message(route)
+    at_once = _at_once(mailbox, x)
+    found = mailbox.recv(x, route) if at_once else None
+    if found is not None:
+        sender, request = found
+        if not request.Test():
+            _wait(request.Wait, entry)
+        entry[-1] = monotonic()
+        return route.ranks[sender]
+    receive = mailbox.irecv(x, route, entry)
+    if at_once:
+        _wait(receive.block, entry)
+    receive.wait()
+    return route.ranks[receive.sender]
 
 
 def irecv(

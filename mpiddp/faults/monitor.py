@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from mpiddp.errors import DistError, DistTimeoutError, MismatchError
+from mpiddp.mpi import fifo
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.operation import Operation
@@ -47,13 +48,16 @@ class GroupMonitor(Resource):
         if link.size == 1:
             return
         eager_bytes = eager.region_bytes(link)
+        fifo_bytes = fifo.region_bytes(link.size) if eager_bytes else 0
         memory = None
         if link.shares_memory:
-            found: segment.Allocation = drive(segment.allocate(link.node, link, calls.REGION_BYTES + eager_bytes))
+            region_bytes = calls.REGION_BYTES + eager_bytes + fifo_bytes
+            found: segment.Allocation = drive(segment.allocate(link.node, link, region_bytes))
             memory = found.memory
         self._calls = link.own(Calls(link, bytearray(calls.REGION_BYTES) if memory is None else memory))
         if memory is not None and eager_bytes:
             link.own(EagerBuffers(link, memory, calls.REGION_BYTES * link.size))
+            link.own(fifo.Fifos(link, memory, (calls.REGION_BYTES + eager_bytes) * link.size))
         if not link.one_node:
             self._comparison = link.own(Comparison(link, self._calls, self.find))
 

@@ -221,7 +221,7 @@ class Watchdog:
         who = f"program{s} of rank{s} {', '.join(map(str, gone))} {have}"
         if operation.call.tag is not None:
             lies = "".join(f"; {each}" for each in [operation.members.monitor.unmatched()] if each)
-            taken = "received" if operation.sends else "sent"
+            taken = "received" if operation.call.sends else "sent"
             return (
                 f"{activity.stack(thread)}{operation} cannot end: the {who} ended and not {taken} it{lies}. Every send"
                 f" needs a receive in the same group, whose source and tag are those of the message{explained}"

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
-from numpy import ndarray
+from numpy import may_share_memory, ndarray
 
 from mpiddp.device import dlpack, is_device_array, is_masked
 from mpiddp.device.half import bfloat16
@@ -229,7 +229,7 @@ like = attrgetter("dtype", "shape", "__class__")
 def _are_apart(xs: Sequence[Array]) -> bool:
     """Look whether arrays of one kind have memory of their own, or lie in their order, as the parts of one array do."""
     if len(xs) == 2:  # a third of the time of the rest
-        return not np.may_share_memory(xs[0], xs[1])
+        return not may_share_memory(xs[0], xs[1])
     for x in xs:
         if x.base is not None:
             break

@@ -105,6 +105,10 @@ class Call:
         """The name in errors and logs, such as "all_reduce by ring"."""
         return self.note or label(self.operation, self.algorithm)
 
+    @property
+    def sends(self) -> bool:
+        return self.operation in ("send", "isend")
+
 
 def label(operation: str, algorithm: str | None) -> str:
     return operation if algorithm is None else f"{operation} by {algorithm}"
@@ -156,12 +160,8 @@ class Operation:
         peer = ""
         if self.call.tag is not None and self.peers is not None:
             who = f"rank {self.peers[0]}" if len(self.peers) == 1 else "any rank"
-            peer = f" {'to' if self.sends else 'from'} {who} with tag {self.call.tag}"
+            peer = f" {'to' if self.call.sends else 'from'} {who} with tag {self.call.tag}"
         return f"{self.call.name}{number}{shape}{peer}"
-
-    @property
-    def sends(self) -> bool:
-        return self.call.operation in ("send", "isend")
 
 
 waiting: dict[int, Operation] = {}

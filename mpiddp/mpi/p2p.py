@@ -1,7 +1,8 @@
 """Point to point: a message's dtype and length are checked before MPI gets the receiver's memory.
 
-Open MPI hangs or crashes in a receive that is too short. Therefore a matched probe takes the messages in order. Here
-they are matched with the posted receives, checked, and only then received. The dtype travels in the tag.
+Messages come by FIFOs of the node and by MPI (`fifo`). Open MPI hangs or crashes in a receive that is too short.
+Therefore a matched probe takes its messages in order. Here all are matched with the posted receives, checked, and only
+then received. The dtype travels in the tag.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -24,21 +25,19 @@ from mpiddp.errors import ArrayError, DistError, MismatchError
 from mpiddp.typing import Array
 
 from . import p2p_device, requests
+from .fifo import ANY_SOURCE, Arrival, EqualMessages, Fifos, Letter
 from .lazy import MPI
-from .link import Link, Resource, aborted
-from .message import CODES, as_message, code_name, dtype_code, plain, size_of
+from .link import Link, Resource
+from .message import CODES, as_message, code_name, dtype_code, plain
 from .operation import Call, Operation
-from .requests import READY, Probe, Steps, active, interrupted, lock
+from .requests import READY, Awaited, Steps, active, interrupted, lock, pause
 from .work import Work
 
-_EAGER_BYTES = 1 << 10
-"""A message of at most this length arrives together with its envelope, so that its receive does not wait."""
 _LOOKS = 10
-"""Looks of a wait for one message before it yields the core; the other side is mostly about to send."""
+"""Looks of a wait for one message before it yields the core, if that has no other rank."""
 _LAST_LOOKS = 100
 """Looks of a group's end; each takes a message or a few out of what MPI has in memory for this rank."""
 _MAX_ROUTES = 256
-ANY_SOURCE: int = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -56,13 +55,8 @@ class Route:
     """True if MPI takes the array as it is."""
     ranks: Sequence[int]
     """The global ranks of the group's members."""
-
-
-class _Arrival(NamedTuple):
-    source: int
-    code: int
-    size_bytes: int
-    message: MPI.Message
+    equals: EqualMessages | None
+    """The messages of this kind that ranks of the node exchange without MPI."""
 
 
 class Message(Work):
@@ -96,11 +90,23 @@ class Message(Work):
             return True
         return Work.wait(self, timeout)
 
+    def block(self) -> None:
+        """Wait without a limit, while nothing else is pending."""
+        mailbox, polls = self._route.mailbox, 0
+        mailbox.progress_of(self)
+        while not self._finished:
+            if self._awaited is not None:
+                self._awaited.Wait()
+            else:
+                polls += 1
+                pause(polls)
+            mailbox.progress_of(self)
+
     def source_rank(self) -> int:
         return self._route.ranks[self.sender] if self.sender >= 0 and self._finished else super().source_rank()
 
     def count(self) -> int:
-        if not self._finished or self._operation.sends:
+        if not self._finished or self._route.call.sends:
             return super().count()
         return self.size_bytes // max(self._outputs[0].itemsize, 1)
 
@@ -108,33 +114,35 @@ class Message(Work):
         self._route.mailbox.withdraw(self)
         super()._fail(error)
 
-    def matches(self, arrival: _Arrival) -> bool:
+    def matches(self, arrival: Arrival) -> bool:
         route = self._route
-        return arrival.code // CODES == route.code // CODES and route.peer in (ANY_SOURCE, arrival.source)
+        return arrival[1] // CODES == route.code // CODES and route.peer in (ANY_SOURCE, arrival[0])
 
-    def accept(self, arrival: _Arrival) -> None:
+    def accept(self, arrival: Arrival) -> None:
         """Begin to receive a message. One that does not fit is received into other memory, and `wait` raises."""
-        x, size_bytes, fault = self._outputs[0], arrival.size_bytes, ""
-        self.sender, self.size_bytes = arrival.source, size_bytes
-        if arrival.code != self._route.code:
-            fault = f"{code_name(arrival.code % CODES)}, but its buffer is {x.dtype}: use one dtype on both sides"
-        elif size_bytes > x.nbytes:
+        x, route, fault = self._outputs[0], self._route, ""
+        self.sender, code, self.size_bytes, message = arrival
+        size_bytes = self.size_bytes
+        if code != route.code:
+            fault = f"{code_name(code % CODES)}, but its buffer is {x.dtype}: use one dtype on both sides"
+        elif size_bytes > route.size_bytes:
             fault = (
                 f"{size_bytes // max(x.itemsize, 1)} elements ({size_bytes} bytes), but its buffer has {x.size}"
                 f" ({x.nbytes} bytes): receive into an array at least as large"
             )
         if fault:
-            self._steps = self._refuse(arrival, fault)
+            self._steps = self._refuse(message, fault)
         elif self._posted is not None:
-            self._steps = p2p_device.receive(x, self._posted, arrival.message, size_bytes)
+            self._steps = p2p_device.receive(x, self._posted, message, size_bytes)
         else:
-            self._awaited = arrival.message.Irecv(as_message(x, size_bytes))
+            exact = route.plain and size_bytes == route.size_bytes
+            self._awaited = message.Irecv((x, MPI.BYTE) if exact else as_message(x, size_bytes))
             return
         self._awaited = READY  # The steps begin when the receive is no longer posted.
 
-    def _refuse(self, arrival: _Arrival, fault: str) -> Steps:
-        yield arrival.message.Irecv(as_message(np.empty(arrival.size_bytes, np.uint8), arrival.size_bytes))
-        sender = f"rank {arrival.source} of the group"
+    def _refuse(self, message: MPI.Message | Letter, fault: str) -> Steps:
+        yield message.Irecv(as_message(np.empty(self.size_bytes, np.uint8), self.size_bytes))
+        sender = f"rank {self.sender} of the group"
         raise ArrayError(f"a receive met a message from {sender} (tag {self._route.call.tag}) of {fault}")
 
 
@@ -146,16 +154,19 @@ class Mailbox(Resource):
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self._comm = link.messages
+        self._fifos = link.find(Fifos) or Fifos(link)
         # Open MPI's other communicators may not have the attribute.
         upper = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self.max_tag: int = (upper if isinstance(upper, int) else 32767) // CODES - 2
         self.polls = link.monitor.polls
-        self._status = status = MPI.Status()
-        probe = partial(self._comm.Improbe, MPI.ANY_SOURCE, MPI.ANY_TAG, status)
-        self._probes: Iterator[MPI.Message | None] = iter(probe, object())
-        """A message that has come, or None, without end. After a call of Improbe a Ctrl-C could lose the message."""
-        self._arrived: list[_Arrival] = []
+        self._looks = _LOOKS // 3 if link.world.crowded else _LOOKS
+        self._arrivals: Iterator[Arrival | None] = iter(self._fifos.arrive, object())
+        """Messages that have come, each followed by the next or by None, without end."""
+        self._arrived: list[Arrival] = []
+        self._comes_again = False
+        """True if a Ctrl-C has put a message back: it comes before all others."""
+        self.sender = -1
+        """That of the message which `recv` has taken last out of a FIFO."""
         self._posted: deque[Message] = deque()
         self._routes: dict[Any, Route] = {}
         self.route = self._routes.get
@@ -165,12 +176,14 @@ class Mailbox(Resource):
 
     def add_route(self, key: tuple[Any, ...], peer: int, x: Array, ranks: Sequence[int]) -> Route:
         """Remember a checked message, for `route`. The key is its operation, global rank, tag, dtype and shape."""
+        self._fifos.comm.Improbe  # noqa: B018 - raises if the group is aborted
         if len(self._routes) >= _MAX_ROUTES:
             self._routes.clear()
         link, (name, _, tag, *_) = self.link, key
         peers = link.others if peer == ANY_SOURCE else (link.ranks[peer],)
         call, code = Call(link.members, name, x.dtype, x.shape, peers, tag), tag * CODES + dtype_code(x.dtype)
-        route = Route(self, call, peer, code, x.nbytes, plain(x), ranks)
+        equals = self._fifos.equals(x, peer, code, call.sends) if plain(x) else None
+        route = Route(self, call, peer, code, x.nbytes, plain(x), ranks, equals)
         if type(x) is ndarray:
             self._routes[key] = route
         return route
@@ -180,39 +193,40 @@ class Mailbox(Resource):
 
     def unmatched(self) -> list[tuple[int, int, str, int]]:
         """Return sender (group rank), tag, dtype and bytes of messages without a receive. Any thread may ask."""
-        arrived = [(each.source, each.code, each.size_bytes) for each in tuple(self._arrived)]
-        status = MPI.Status()
-        if self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):  # one more, which no receive has probed for
-            arrived.append((status.Get_source(), status.Get_tag(), size_of(status)))
-        return [(source, code // CODES, code_name(code % CODES), size) for source, code, size in arrived]
+        found = [arrival[:3] for arrival in tuple(self._arrived)] + self._fifos.unmatched()
+        return [(source, code // CODES, code_name(code % CODES), size) for source, code, size in found]
 
     def drop(self, error: DistError) -> None:
         """End all messages with ``error``. Ranks that disagree about collectives may still exchange messages."""
         if not isinstance(error, MismatchError):
-            self._comm = aborted(error)
+            self._fifos.drop(error)
+            self._routes.clear()
             self.fail_pending(error)
 
     def close(self) -> None:
         """Look for messages that nobody has received: the next group could get their context, and receive them."""
+        self._routes.clear()  # which hold the FIFOs' memory
         with contextlib.suppress(MPI.Exception):  # a rank has failed
-            looks = (self._comm.Iprobe() for _ in range(_LAST_LOOKS))
+            looks = (self._fifos.comm.Iprobe() for _ in range(_LAST_LOOKS))
             self.link.may_hold_messages |= bool(self._arrived) or any(looks)
 
-    def send(self, x: Array, route: Route) -> MPI.Request | None:
+    def send(self, x: Array, route: Route) -> Awaited | None:
         """Begin to send; return None, and leave it to `isend`, if a device or an earlier message has to be awaited."""
         if type(x) is not ndarray or (self._departing and self._departing.get(route.peer)):
             return None
+        if route.equals is not None and route.equals.put(x):
+            return READY
         what = (x, MPI.BYTE) if route.plain else as_message(x, route.size_bytes)
-        return self._comm.Isend(what, route.peer, route.code)
+        return self._fifos.Isend(what, route.peer, route.code)
 
-    def isend(self, x: Array, route: Route, entry: list[Any], request: MPI.Request | None) -> Work:
+    def isend(self, x: Array, route: Route, entry: list[Any], request: Awaited | None) -> Work:
         """Return the message of a request of `send`, or without one send it in its turn."""
         lock.acquire()
         try:
             send = Message(route, x, entry)
             if request is None:
                 to = route.peer
-                send._steps = p2p_device.send(x, self._departing[to], self._comm, to, route.code)
+                send._steps = p2p_device.send(x, self._departing[to], self._fifos, to, route.code)
                 send._resume(send._steps)
             else:
                 send._awaited = request
@@ -221,35 +235,35 @@ class Mailbox(Resource):
             lock.release()
         return send
 
-    def recv(self, x: Array, route: Route, probe: Probe) -> tuple[int, MPI.Request | None] | None:
-        """Receive into a host array. Only while nothing is pending in this process.
+    def recv(self, x: Array, route: Route) -> tuple[int, Awaited] | None:
+        """Receive the message that comes within a moment. Only while nothing is pending in this process.
 
-        Return the sender and what is left to wait for; or None, and leave it to `irecv`, if ``probe`` finds no message,
-        or one that has to wait for another receive or does not fit.
+        Return the sender and what is left to wait for; or None, and leave it to `irecv`, if none comes, or another one.
         """
-        if self._arrived:
-            return None
-        status, source = self._status, route.peer
-        message = probe(self._comm, MPI.ANY_SOURCE if source == ANY_SOURCE else source, MPI.ANY_TAG, status)
-        if message is None:
-            return None
-        size_bytes = size_of(status)
-        if status.Get_tag() != route.code or size_bytes > route.size_bytes:
-            self._arrived.append(self._arrival(message))
-            return None
-        sender = status.Get_source()
-        what = (x, MPI.BYTE) if route.plain and size_bytes == route.size_bytes else as_message(x, size_bytes)
-        if size_bytes <= _EAGER_BYTES:
-            message.Recv(what)  # does not wait: all of it has arrived
-            return sender, None
-        request = message.Irecv(what)
-        return sender, None if request.Test() else request
+        equals = route.equals
+        for _ in range(self._looks):
+            if self._arrived or self._comes_again:
+                return None
+            lock.acquire()
+            try:
+                if equals is not None and equals.take(x, self._looks, self):
+                    return self.sender, READY
+                for arrival in self._arrivals:  # noqa: B007 - read below
+                    break
+                if arrival is None:
+                    continue
+                sender, code, size_bytes, message = arrival
+                if code == route.code and size_bytes == route.size_bytes and route.peer in (sender, ANY_SOURCE):
+                    return sender, message.Irecv((x, MPI.BYTE) if route.plain else as_message(x, size_bytes))
+                self._arrived.append(arrival)
+            finally:
+                lock.release()
+        return None
 
     def irecv(self, x: Array, route: Route, entry: list[Any]) -> Message:
         """Post a receive. Messages go to the receives in the order of these calls."""
         lock.acquire()
         try:
-            self._comm.Improbe  # noqa: B018 - raises if the group is aborted
             receive = Message(route, x, entry)
             if type(x) is not ndarray:
                 receive._posted = stream.ready(x)
@@ -280,11 +294,7 @@ class Mailbox(Resource):
                 each._fail(error)
                 each._announce()
 
-    def _arrival(self, message: MPI.Message) -> _Arrival:
-        status = self._status
-        return _Arrival(status.Get_source(), status.Get_tag(), size_of(status), message)
-
-    def _take(self, receive: Message) -> _Arrival | None:
+    def _take(self, receive: Message) -> Arrival | None:
         for index, arrival in enumerate(self._arrived):
             if receive.matches(arrival):
                 return self._arrived.pop(index)
@@ -292,53 +302,40 @@ class Mailbox(Resource):
 
     def _match(self, awaited: Message | None = None, looks: int = 1) -> None:
         """Receive what has come for the posted receives, at most until ``awaited`` has ended."""
-        posted, status = self._posted, self._status
+        posted = self._posted
         while posted and looks:
-            for message in self._probes:  # noqa: B007 - read below
-                break
-            if message is None:
-                looks -= 1
-                continue
-            receive = posted[0]
+            receive, unmatched = posted[0], None
+            equals, arrival = receive._route.equals, None
             try:
-                route, source, size_bytes = receive._route, status.Get_source(), status.Get_count(MPI.BYTE)
-                if (
-                    status.Get_tag() == route.code
-                    and 0 <= size_bytes <= route.size_bytes
-                    and (source == route.peer or route.peer == ANY_SOURCE)
-                    and route.plain
-                ):
-                    # The usual case: the message is the first receive's, and fits.
-                    (x,) = receive._outputs
-                    what = (x, MPI.BYTE) if size_bytes == route.size_bytes else [x, size_bytes, MPI.BYTE]
-                    receive.sender, receive.size_bytes = source, size_bytes
-                    if size_bytes > _EAGER_BYTES:
-                        receive._awaited = message.Irecv(what)
-                        posted.popleft()
-                    else:
-                        message.Recv(what)  # does not wait: all of it has arrived
-                        posted.popleft()
-                        receive._finish(None)
+                if equals and not self._comes_again and equals.take(receive._outputs[0], looks, receive):
+                    receive.size_bytes = receive._route.size_bytes
+                    posted.popleft()
+                    receive._finish(None)
                 else:
-                    arrival = self._arrival(message)
+                    for arrival in self._arrivals:  # noqa: B007 - read below
+                        break
+                    if arrival is None:
+                        looks -= 1
+                        continue
                     for receive in posted:
                         if receive.matches(arrival):
                             receive.accept(arrival)
                             posted.remove(receive)
                             break
                     else:
-                        message = None
+                        unmatched = arrival
+                    self._comes_again = False
             except MPI.Exception:
                 raise
             except BaseException:  # a Ctrl-C
-                if message:  # It has not been received, and is the next one again.
-                    self._probes = chain((message,), self._probes)
-                else:  # The receive has taken it, and must not take another one.
+                if arrival and arrival[-1]:  # It has not been received, and is the next one again.
+                    self._arrivals, self._comes_again = chain((arrival,), self._arrivals), True
+                elif receive.sender >= 0:  # The receive must not take another one.
                     receive._fail(interrupted())
                     self._moving[receive] = None
                 raise
-            if message is None:  # there is no receive for it yet
-                self._arrived.append(arrival)
+            if unmatched is not None:  # there is no receive for it yet
+                self._arrived.append(unmatched)
                 continue
             if not receive._finished:
                 self._moving[receive] = None
@@ -361,7 +358,7 @@ class Mailbox(Resource):
         lock.acquire()
         try:
             if message._awaited is None:
-                self._match(message, _LOOKS)
+                self._match(message, self._looks)
             if message._awaited is not None:
                 self._end(message, _LOOKS)
         except MPI.Exception as error:  # a rank has failed

@@ -10,6 +10,7 @@ from collections import deque
 from mpiddp.device import is_device_array, pinned, stream, transfer
 from mpiddp.typing import Array
 
+from .fifo import Fifos, Letter
 from .lazy import MPI
 from .message import as_message
 from .requests import Steps, When
@@ -18,7 +19,7 @@ by_address = False
 """Whether MPI takes device pointers."""
 
 
-def send(x: Array, departing: deque[object], comm: MPI.Intracomm, to: int, tag: int) -> Steps:
+def send(x: Array, departing: deque[object], fifos: Fifos, to: int, tag: int) -> Steps:
     """Send after earlier messages to the same rank, which may still be copied to the host: they are ``departing``."""
     memory: Array | None = None
     turn = object()
@@ -34,7 +35,7 @@ def send(x: Array, departing: deque[object], comm: MPI.Intracomm, to: int, tag: 
             transfer.down(memory, x, side)
             yield stream.mark(side)
         yield When(lambda: departing[0] is turn)
-        request = comm.Isend(as_message(source, x.nbytes), to, tag)
+        request = fifos.Isend(as_message(source, x.nbytes), to, tag)
     finally:
         departing.remove(turn)
     yield request
@@ -42,9 +43,9 @@ def send(x: Array, departing: deque[object], comm: MPI.Intracomm, to: int, tag: 
         pinned.give(memory)
 
 
-def receive(x: Array, posted: stream.Mark, message: MPI.Message, size_bytes: int) -> Steps:
+def receive(x: Array, posted: stream.Mark, message: MPI.Message | Letter, size_bytes: int) -> Steps:
     """Receive a message behind the kernels that were queued when the receive was ``posted``."""
-    if by_address:
+    if by_address and type(message) is not Letter:
         yield posted
         yield message.Irecv(as_message(x, size_bytes))
         return

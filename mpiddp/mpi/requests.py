@@ -191,7 +191,7 @@ def seconds(timeout: timedelta | float | None, *, of_group: bool = False) -> flo
 _POLLS_BEFORE_SLEEP = 20_000
 _SLEEP_S = 50e-6
 _LOOKS = 50
-"""Looks of a blocking receive. They take about as long as a short message between two cores."""
+"""Looks of a blocking receive without a yield. They take about as long as a short message between two cores."""
 _CHECK_S = 1e-3
 """Time between two looks for faults of other ranks. A look takes as long as several polls."""
 
@@ -229,31 +229,16 @@ def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -
         end_wait(*began)
 
 
-Probe = Callable[..., "MPI.Message | None"]
-
-
-def look_for(comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status) -> MPI.Message | None:
-    """Look for a message as long as one takes that is just being sent."""
-    for _ in range(_LOOKS):
+def matched_probe(comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status) -> MPI.Message:
+    """Wait for a message. MPI's own Mprobe never yields the core, which the sender may need."""
+    polls = 0
+    while True:
         message = comm.Improbe(source, tag, status)
         if message is not None:
             return message
-    return None
-
-
-def matched_probe(comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status) -> MPI.Message:
-    """Wait for a message, and yield the core meanwhile. MPI's own Mprobe keeps a core that the sender may need."""
-    return look_for(comm, source, tag, status) or yielding_probe(comm, source, tag, status)
-
-
-def yielding_probe(comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status) -> MPI.Message:
-    """Wait for a message that `look_for` has not found."""
-    message, polls = None, 0
-    while message is None:
         polls += 1
-        pause(polls)
-        message = comm.Improbe(source, tag, status)
-    return message
+        if polls > _LOOKS:
+            pause(polls - _LOOKS)
 
 
 def begin_wait(operation: Operation) -> tuple[int, Operation | None]:

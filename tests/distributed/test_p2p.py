@@ -181,12 +181,13 @@ class Failing:
         return bool(self._real)
 
     def Irecv(self, what):  # noqa: N802 - MPI's name
-        self._real.Recv(what)
+        self._real.Irecv(what).Wait()
         raise self._error
 
 
 def let_receives_fail(monkeypatch, mailbox, error):
-    monkeypatch.setattr(mailbox, "_probes", (each and Failing(each, error) for each in mailbox._probes))
+    failing = (each and (*each[:-1], Failing(each[-1], error)) for each in mailbox._arrivals)
+    monkeypatch.setattr(mailbox, "_arrivals", failing)
 
 
 def test_a_receive_whose_message_cannot_be_taken_ends(world, group, monkeypatch):
@@ -199,7 +200,7 @@ def test_a_receive_whose_message_cannot_be_taken_ends(world, group, monkeypatch)
             work.wait(timeout=5)
     monkeypatch.setattr(group._monitor, "translate", translate := mock.Mock())
     monkeypatch.setattr(group._mailbox, "polls", True)
-    monkeypatch.setattr(group._mailbox, "_comm", mock.Mock(Isend=mock.Mock(side_effect=lazy.MPI.Exception(1))))
+    monkeypatch.setattr(group._mailbox, "_fifos", mock.Mock(Isend=mock.Mock(side_effect=lazy.MPI.Exception(1))))
     with pytest.raises(lazy.MPI.Exception):
         dist.isend(np.ones(4), world.rank, group)
     assert requests.pending == 0 and translate.called

@@ -1,0 +1,71 @@
+"""FIFOs: the order of messages that go by them and by MPI, and messages that a Ctrl-C meets."""
+
+import numpy as np
+import pytest
+from harness.inputs import finish
+
+import mpiddp as dist
+from mpiddp.mpi.p2p import Message
+from mpiddp.mpi.requests import READY
+from mpiddp.shm.eager import ORDERED
+
+pytestmark = [
+    pytest.mark.mpi(min_size=2),
+    pytest.mark.ranks(2, 3),
+    pytest.mark.skipif(not ORDERED, reason="no FIFOs without x86's order of stores"),
+]
+
+
+def neighbours(world):
+    return (world.rank + 1) % world.size, (world.rank - 1) % world.size
+
+
+def test_bursts_keep_their_order_and_the_fifo_is_used_again(world):
+    """More messages than slots, some too long for one, into buffers that may be longer, by all kinds of receives."""
+    group, ways = dist.new_group(), np.random.default_rng(world.rank)
+    right, left = neighbours(world)
+    for burst in world.rng.integers(1, 40, 12):
+        sizes = world.rng.choice([0, 1, 10, 3000, 20_000], burst)
+        works = [dist.isend(np.full(size, number, np.int32), right, group) for number, size in enumerate(sizes)]
+        for number, size in enumerate(sizes):
+            x = np.full(size + ways.integers(2), -1, np.int32)
+            source = None if world.size == 2 and ways.random() < 0.3 else left
+            if ways.random() < 0.5:
+                assert dist.recv(x, source, group) == left
+            else:
+                work = dist.irecv(x, source, group)
+                assert work.wait() and (work.source_rank(), work.count()) == (left, size)
+            assert (x[:size] == number).all() and (x[size:] == -1).all()
+        finish(works)
+        dist.barrier(group)
+        sent = np.ones(1, np.int32)
+        route = group._mailbox.add_route(("isend", right, 0, sent.dtype, sent.shape), right, sent, group.ranks)
+        assert group._mailbox.send(sent, route) is READY
+        assert dist.recv(sent, left, group) == left
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize(("method", "length"), [("matches", 2), ("_finish", 3)])
+def test_a_ctrl_c_keeps_messages_in_their_order(world, group, monkeypatch, method, length):
+    """The message comes again, or is lost with its receive."""
+    right, left = neighbours(world)
+    works = [dist.irecv(np.zeros(3), left, group) for _ in range(2)]
+    sent = [dist.isend(np.full(length, 1.0), right, group)]
+    group.comm.Barrier()
+    monkeypatch.setattr(Message, method, lambda *_: monkeypatch.undo() or interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        works[0].wait()
+    sent.append(dist.isend(np.full(3, 2.0), right, group))
+    if method == "matches":
+        works[0].wait()
+        assert works[0].result()[0].tolist() == [1.0, 1.0, 0.0]
+    else:
+        with pytest.raises(dist.DistError, match="interrupted"):
+            works[0].wait()
+    works[1].wait()
+    assert works[1].result()[0].tolist() == [2.0] * 3
+    finish(sent)
+
+
+def interrupt():
+    raise KeyboardInterrupt
