@@ -67,13 +67,13 @@ def undisturbed(tmp_path_factory):
 # (spares, victims); steps have numbers from 1, 15 an epoch.
 SAME = {
     "rank 0 in backward": (1, f"0 before {STEP}._backward 20"),
-    "after the optimizer's step": (1, f"1 after {STEP}._update 23"),
-    "between steps": (1, f"2 after {STEP}.make 20"),
+    "after the optimizer's step": (1, "1 after mpiddp.optim:Optimizer.zero_grad 23"),
+    "between steps": (1, f"2 after {STEP}._make_step 20"),
     "in the test": (1, "1 before mpiddp.training.trainer:Trainer.evaluate 2"),
     "rank 0 while it writes a checkpoint": (1, "0 before mpiddp.training.checkpoint:sync_folder 2"),
     "two at once": (2, f"0 before {STEP}._backward 20,2 before {STEP}._backward 20"),
-    "a spare after its promotion": (2, f"1 before {STEP}.make 10,3 before {STEP}.make 10"),
-    "a spare that sleeps": (2, f"4 before mpiddp.elastic:_Places.wait 1,1 before {STEP}.make 20"),
+    "a spare after its promotion": (2, f"1 before {STEP}._make_step 10,3 before {STEP}._make_step 10"),
+    "a spare that sleeps": (2, f"4 before mpiddp.elastic:_Places.wait 1,1 before {STEP}._make_step 20"),
     "before the first step": (1, "0 after mpiddp.training.run:build_trainer 1"),
     "while data are loaded": (1, "1 before mpiddp.training.run:load_data 1"),
     "in init_process_group": (1, "2 after mpiddp.mpi.world:gather 1"),
@@ -155,7 +155,7 @@ def test_training_goes_on_as_if_nothing_had_happened(tmp_path, undisturbed):
 def test_virtual_ranks_of_the_dead_are_taken_over_without_a_change_of_bits(tmp_path, undisturbed):
     options = ("--model", "models:normed", "--virtual-ranks", 5, *FEWER)
     expected = undisturbed(2, *options)
-    victims = f"0 before {STEP}._backward 20,2 after {STEP}._update 47"
+    victims = f"0 before {STEP}._backward 20,2 after mpiddp.optim:Optimizer.zero_grad 47"
     done = train(4, *options, tmp_path / "run", victims=victims)
     assert done.rc == 0 and "with 2 of 3 ranks" in done.stderr, done
     assert "other masks" not in done.stderr and model(tmp_path / "run") == model(expected), done
@@ -171,8 +171,8 @@ def test_epoch_that_one_had_completed_and_another_had_not_is_in_all_files(tmp_pa
 
 
 def test_ranks_go_on_as_one_when_one_had_completed_the_step_and_another_had_not(tmp_path):
-    options = ("--dropout", 0, "--average", "models:compressed")
-    done = train(3, *FEWER[:-1], *options, victims=f"1 before {STEP}._update 8", late=f"2 before {STEP}._update 8")
+    options, updates = ("--dropout", 0, "--average", "models:compressed"), "before mpiddp.optim:SGD.step 8"
+    done = train(3, *FEWER[:-1], *options, victims=f"1 {updates}", late=f"2 {updates}")
     assert done.rc == 0 and "going on after step 8 with 2 of 3 ranks" in done.stderr, done
     ended = re.findall("^ended with .*$", done.stdout, re.M)
     assert len(ended) == 2 and len(set(ended)) == 1, done

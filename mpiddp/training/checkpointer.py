@@ -54,21 +54,17 @@ class Checkpointer:
                 " --output (or removing that folder) begins anew"
             )
 
-    def step_end(self, trainer: Trainer) -> None:
-        if self._config.checkpoint_steps and trainer.step % self._config.checkpoint_steps == 0:
-            self.save(trainer)
+    def save(self, trainer: Trainer) -> None:
+        """Save in the background, unless this moment is saved; rank 0 logs failures, `finish` raises the last.
 
-    def epoch_end(self, trainer: Trainer) -> None:
-        """Save with the accuracy as score."""
-        self.save(trainer, score=trainer.history[-1].accuracy)
-
-    def save(self, trainer: Trainer, score: float | None = None) -> None:
-        """Save in the background, unless this moment is saved; rank 0 logs failures, `finish` raises the last."""
+        The score is the accuracy of the last epoch, if the model is still the one that was tested.
+        """
         if self._saved == (trainer.epoch, trainer.step):
             return
         self._saved = (trainer.epoch, trainer.step)
+        tested = bool(trainer.history) and not trainer.running["samples"]
         state = trainer.state_dict() | {
-            "score": score,
+            "score": trainer.history[-1].accuracy if tested else None,
             "config": self._config.as_dict(),
             "bits": reproducibility.current(),
             "versions": self._versions,
@@ -93,9 +89,7 @@ class Checkpointer:
         self._saved = None
         self._finish_previous()
         raise_on_all_ranks(self._reclaim)
-        # The pending one may have died with its writer.
-        tested = bool(trainer.history) and not trainer.running["samples"]
-        self.save(trainer, score=trainer.history[-1].accuracy if tested else None)
+        self.save(trainer)  # the pending one may have died with its writer
 
     def _reclaim(self) -> None:
         if dist.get_rank() == 0:

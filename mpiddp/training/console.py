@@ -11,9 +11,6 @@ from collections.abc import Iterator
 
 from .config import Config
 from .metrics import EpochMetrics
-from .trainer import Trainer
-
-_logger = logging.getLogger(__name__)
 
 
 def say(text: str) -> None:
@@ -40,20 +37,6 @@ def epoch_line(metrics: EpochMetrics, epochs: int) -> str:
         f"  {metrics.samples_per_s:7,.0f} samples/s  {metrics.epoch_s:5.2f} s  exposed comm {metrics.comm_exposed:5.1%}"
         f"  lr {metrics.lr:g}"
     )
-
-
-class Console:
-    """Prints one line per epoch, on rank 0."""
-
-    def __init__(self, epochs: int, skipped: int) -> None:
-        self._epochs = epochs
-        self._skipped = skipped
-
-    def epoch_end(self, trainer: Trainer) -> None:
-        say(epoch_line(trainer.history[-1], self._epochs))
-        left_out, self._skipped = trainer.skipped - self._skipped, trainer.skipped
-        if left_out:
-            _logger.warning("%d steps of epoch %d left out: loss or gradients were not finite", left_out, trainer.epoch)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from .metrics import EpochMetrics
-from .trainer import Trainer
 
 _logger = logging.getLogger(__name__)
 
@@ -85,15 +84,15 @@ class MetricsFiles:
                 events = TensorBoardEvents(output / "tensorboard", history)
                 self._files[events] = events.write
 
-    def epoch_end(self, trainer: Trainer) -> None:
-        """Write the new epochs; a full disk does not stop the training."""
-        for metrics in trainer.history[self._written :]:
+    def write(self, history: Sequence[EpochMetrics]) -> None:
+        """Write the new epochs of ``history``; a full disk does not stop the training."""
+        for metrics in history[self._written :]:
             for write in self._files.values():
                 try:
                     write(metrics)
                 except OSError as error:
                     _logger.warning("epoch %d is missing in a file of metrics (%s)", metrics.epoch, error)
-        self._written = len(trainer.history)
+        self._written = len(history)
 
     def close(self) -> None:
         for file in self._files:

@@ -22,13 +22,13 @@ from . import info
 from .build import Split, agree_on_device, build_trainer, load_data
 from .checkpointer import Checkpointer, RestorePoint
 from .config import Config
-from .console import Console, configuration_lines, say, warnings_of
+from .console import configuration_lines, epoch_line, say, warnings_of
 from .metrics_files import MetricsFiles
 from .options import RunError, UsageError, refusing
 from .ranks import broadcasted, gathered, raise_on_all_ranks
 from .run_folder import describe
 from .stop import Deadline, StopRequest, seconds_left
-from .trainer import EVENTS, Trainer
+from .trainer import Trainer
 
 _logger = logging.getLogger(__name__)
 
@@ -126,15 +126,22 @@ def _train(job: Job, change: elastic.Change | None) -> int:
     trainer = _begin(job) if change is None else _go_on(job, change)
     job.point.note(trainer)
     raise_on_all_ranks(lambda: _open_files(job, trainer))
-    console = Console(config.epochs, trainer.skipped) if dist.get_rank() == 0 else None
-    # All events note the restore point first; then they print, write and save.
-    for event in EVENTS:
-        listeners = [each for each in (console, job.files, job.checkpointer) if hasattr(each, event)]
-        trainer.callbacks[event] += [job.point.note, *(getattr(each, event) for each in listeners)]
     if trainer.model.timeline is not None:
         trainer.model.timeline.watch(trainer.optimizer)
+    skipped = trainer.skipped
     with refusing("", FloatingPointError, by=RunError):
-        trainer.fit(config.epochs)
+        for ended in trainer.moments(config.epochs):
+            job.point.note(trainer)  # before anything that may fail
+            if ended == "epoch" and job.files is not None:
+                say(epoch_line(trainer.history[-1], config.epochs))
+                if left_out := trainer.skipped - skipped:
+                    said = "%d steps of epoch %d left out: loss or gradients were not finite"
+                    _logger.warning(said, left_out, trainer.epoch)
+                skipped = trainer.skipped
+                job.files.write(trainer.history)
+            due = config.checkpoint_steps and trainer.step % config.checkpoint_steps == 0
+            if job.checkpointer is not None and (ended == "epoch" or due):
+                job.checkpointer.save(trainer)
     return _stop(job, trainer) if trainer.stopped else _finish(job, trainer)
 
 
@@ -180,7 +187,7 @@ def _go_on(job: Job, change: elastic.Change) -> Trainer:
 def _open_files(job: Job, trainer: Trainer) -> None:
     if dist.get_rank() == 0:
         job.files = job.files or MetricsFiles(job.config.metrics, job.config.output, trainer.history)
-        job.files.epoch_end(trainer)  # another rank may have completed one more epoch
+        job.files.write(trainer.history)  # another rank may have completed one more epoch
 
 
 def _stop(job: Job, trainer: Trainer) -> int:

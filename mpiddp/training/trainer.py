@@ -7,13 +7,13 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from mpiddp import nn
 from mpiddp.autograd import Tensor, no_grad
-from mpiddp.data import DataLoader
+from mpiddp.data import BatchShare, DataLoader
 from mpiddp.device import array_namespace, is_device_array, upload
 from mpiddp.distributed import Work, all_reduce, get_rank, get_world_size
 from mpiddp.distributed.groups import default_group
@@ -29,42 +29,19 @@ from mpiddp.typing import Array
 from .metrics import EpochMetrics, MetricSum, count_correct
 from .ranks import gathered
 
-Callback = Callable[["Trainer"], object]
 MAX_SKIPPED = 100
 """Steps in a row that may be skipped, if an epoch has more of them."""
-EVENTS = ("step_end", "epoch_end")
-"""When callbacks are called: on every rank, with the trainer, in the order of each list."""
 _NUMBERS = ("epoch", "step", "skipped", "_skipped_in_a_row", "_last_lr", "_epoch_s", "_epoch_exposed_s")
 """Attributes that a checkpoint holds as they are."""
 _MOST_NAMES = 5
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Batch:
-    """Part of a batch on this rank."""
+class Batch(NamedTuple):
+    """Part of a batch on this rank; where its share has no samples, inputs and targets only stand in."""
 
     inputs: Any
     targets: Array
-    samples: int
-    """0 on a rank without samples, whose inputs and targets only stand in."""
-    total: int
-    """Samples of all ranks."""
-    place: tuple[int, ...] = (0,)
-    """In a model with virtual ranks: whose micro-batch this is, and epoch and number in it of the whole batch."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of a step."""
-
-    tally: MetricSum
-    """Sums over the samples of all ranks."""
-    updated: bool
-    broken: list[str]
-    """Parameters whose gradient is not finite."""
-    finite: bool
-    """This rank's losses are finite."""
-    last: Batch
+    share: BatchShare
 
 
 @dataclasses.dataclass(eq=False)
@@ -101,8 +78,6 @@ class Trainer:
 
     Attributes
     ----------
-    callbacks : dict of str to list of callable
-        By the `EVENTS`. They may communicate if all ranks do.
     compression : PowerSGDState or None
         Each rank's own memory, if the communication hook is PowerSGD's.
     epoch, step, skipped : int
@@ -134,7 +109,6 @@ class Trainer:
     scheduler: LRScheduler | None = None
 
     def __post_init__(self) -> None:
-        self.callbacks: dict[str, list[Callback]] = {event: [] for event in EVENTS}
         self.epoch = self.step = self.skipped = 0
         self.running = MetricSum()
         self.history: list[EpochMetrics] = []
@@ -146,17 +120,36 @@ class Trainer:
         # Seconds of the current epoch, of all runs that have trained in it.
         self._epoch_s = self._epoch_exposed_s = 0.0
         self._on_device = any(is_device_array(p.data) for p in self.model.module.parameters())
-        self._waited_s = 0.0
-        """Seconds in which steps have waited for the ranks' sums."""
         self._mixes_samples = any(isinstance(module, SyncBatchNorm) for module in self.model.module.modules())
 
     def fit(self, epochs: int) -> list[EpochMetrics]:
-        """Train until ``epochs`` epochs are completed, or `stop` is true; return the metrics of all epochs."""
-        while self.epoch < epochs and not self.stopped:
-            self._train_epoch()
-            if not self.stopped:
-                self._complete_epoch()
+        """Train as `moments` does; return the metrics of all epochs."""
+        for _ in self.moments(epochs):
+            pass
         return self.history
+
+    def moments(self, epochs: int) -> Iterator[Literal["step", "epoch"]]:
+        """Train until ``epochs`` epochs are completed, or `stop` is true; yield what has just ended.
+
+        That is the same on every rank, so the ranks may communicate before they go on.
+        """
+        while self.epoch < epochs and not self.stopped:
+            self.model.module.train()
+            self.train_loader.set_epoch(self.epoch)
+            began = time.perf_counter()
+            batches = _batches(self.train_loader)
+            for batch in batches:
+                self._make_step(batch, batches)
+                now = time.perf_counter()
+                self._epoch_s += now - began
+                began = now
+                yield "step"
+                if self.stopped:
+                    return
+            if not self._epoch_s:  # running has no samples either if every step was skipped
+                raise ValueError("train_loader gave no batch: there is nothing to train on")
+            self._complete_epoch()
+            yield "epoch"
 
     def evaluate(self) -> MetricSum:
         """Return ``loss`` and ``correct`` summed over the test samples of all ranks.
@@ -168,8 +161,8 @@ class Trainer:
         self.model.module.eval()
         with no_grad():
             for batch in _batches(self.test_loader):
-                if batch.samples:
-                    self.count(self.model.module, batch, tally)
+                if batch.share.samples:
+                    self._count(self.model.module, batch, tally)
         self.model.module.train()
         tally.all_reduce().wait()
         return tally
@@ -249,34 +242,8 @@ class Trainer:
             self.scheduler.step(round(position * self._steps_an_epoch() / steps))
         self.history = [EpochMetrics(**metrics) for metrics in state["history"]]
 
-    @property
-    def comm_exposed_s(self) -> float:
-        """Seconds this rank has waited for communication in steps."""
-        return self.model.exposed_s + self._waited_s
-
     def _states(self) -> dict[str, Any]:
         return {} if self.compression is None else {"compression": self.compression.state_dict()}
-
-    def _emit(self, event: str) -> None:
-        for callback in self.callbacks[event]:
-            callback(self)
-
-    def _train_epoch(self) -> None:
-        self.model.module.train()
-        self.train_loader.set_epoch(self.epoch)
-        began, waited_before_s = time.perf_counter(), self.comm_exposed_s
-        batches = _batches(self.train_loader)
-        for batch in batches:
-            self._make_step(batch, batches)
-            now, waited_s = time.perf_counter(), self.comm_exposed_s
-            self._epoch_s += now - began
-            self._epoch_exposed_s += waited_s - waited_before_s
-            began, waited_before_s = now, waited_s
-            self._emit("step_end")
-            if self.stopped:
-                return
-        if not self._epoch_s:  # running has no samples either if every step was skipped
-            raise ValueError("train_loader gave no batch: there is nothing to train on")
 
     def _complete_epoch(self) -> None:
         exposed = np.array([self._epoch_exposed_s / self._epoch_s])
@@ -299,72 +266,59 @@ class Trainer:
         )
         self.running = MetricSum()
         self._epoch_s = self._epoch_exposed_s = 0.0
-        self._emit("epoch_end")
 
     def _steps_an_epoch(self) -> int:
-        return -(-len(self.train_loader) // self.window())
+        return -(-len(self.train_loader) // self._window())
 
-    def _make_step(self, batch: Batch, following: Iterator[Batch]) -> None:
-        self._last_lr = float(self.optimizer.param_groups[0]["lr"])
-        nn.random.set_step(self.step)
-        outcome = self.make(batch, following)
-        self.stopped = outcome.tally["stop"] > 0
-        if outcome.updated:
-            self.running.merge(outcome.tally)
-            self._skipped_in_a_row = 0
-        else:
-            self._skip(outcome)
-        self.step += 1
-        if self.scheduler is not None:
-            self.scheduler.step()
+    def _window(self) -> int:
+        """Return how many batches of the loader make a step."""
+        return len(self.model.own_virtual_ranks) if self.model.virtual_ranks else self.accumulate
 
-    def _skip(self, outcome: Outcome) -> None:
-        """Raise if skips are not wanted or go on for too long."""
-        self._skipped_in_a_row += 1
-        too_many = self._skipped_in_a_row >= min(MAX_SKIPPED, self._steps_an_epoch())
-        if self.on_nan == "stop" or too_many:
-            what, cause = self.faults(outcome)
-            many = "" if self.on_nan == "stop" else f"{self._skipped_in_a_row} steps in a row were left out: "
-            raise FloatingPointError(f"{many}{what} at step {self.step + 1} (epoch {self.epoch + 1}), with {cause}")
-        self.skipped += 1
-        if self.compression is not None:  # the gradient has spoilt it
-            self.compression.error_dict.clear()
-            self.compression.q_memory_dict.clear()
-
-    # -- one step --------------------------------------------------------------------------------------------------
-
-    def make(self, first: Batch, following: Iterator[Batch]) -> Outcome:
+    def _make_step(self, first: Batch, following: Iterator[Batch]) -> None:
         """Make a step of ``first`` and up to `accumulate` - 1 that follow."""
+        self._last_lr, exposed_before_s = float(self.optimizer.param_groups[0]["lr"]), self.model.exposed_s
+        nn.random.set_step(self.step)
         virtual_ranks = self.model.virtual_ranks
         tally = MetricSum(rows=virtual_ranks or 1)
-        reference = max(1, first.samples)
-        batch, samples, total = first, first.samples, first.total
-        for upcoming in itertools.islice(following, self.window() - 1):
-            with self._part_of_step(batch, reference, first.total, last=False):
+        batch, samples, total = first, first.share.samples, first.share.global_samples
+        reference = max(1, samples)
+        for upcoming in itertools.islice(following, self._window() - 1):
+            with self._part_of_step(batch, reference, first.share.global_samples, last=False):
                 loss = self._forward(batch, tally)
-                self._backward(loss, 1 if virtual_ranks else batch.samples / reference)
-            batch, samples = upcoming, samples + upcoming.samples
-            total += batch.total
+                self._backward(loss, 1 if virtual_ranks else batch.share.samples / reference)
+            batch, samples = upcoming, samples + upcoming.share.samples
+            total += batch.share.global_samples
         tally.add(stop=self.stop())
         with self._part_of_step(batch, reference if samples else 0, total, last=True):
             loss = self._forward(batch, tally)
             # Metrics are sent before backward, to arrive during it; with a GPU after it, because reading them waits.
             early = None if self._on_device else self._summing(tally)
-            self._backward(loss, 1 if virtual_ranks else batch.samples / reference)
+            self._backward(loss, 1 if virtual_ranks else batch.share.samples / reference)
         broken = self._broken(tally)
         finite, summing = early or self._summing(tally)
         began = time.perf_counter()
         summing.wait()
-        self._waited_s += time.perf_counter() - began
-        return Outcome(tally, self._update(tally, broken), broken, finite, batch)
-
-    def window(self) -> int:
-        """Return how many batches of the loader make a step."""
-        return len(self.model.own_virtual_ranks) if self.model.virtual_ranks else self.accumulate
+        self._epoch_exposed_s += time.perf_counter() - began + self.model.exposed_s - exposed_before_s
+        self.stopped = tally["stop"] > 0
+        sound = bool(np.isfinite(tally["loss"])) and not broken
+        if sound:
+            if self.clip_norm is not None:
+                clip_grad_norm_(self.model.module.parameters(), self.clip_norm)
+            self.optimizer.step()
+            self.running.merge(tally)
+            self._skipped_in_a_row = 0
+        self.optimizer.zero_grad()
+        if not sound:
+            self._skip(broken, finite, batch)
+        self.step += 1
+        if self.scheduler is not None:
+            self.scheduler.step()
 
     def _part_of_step(self, batch: Batch, samples: int, total: int, *, last: bool) -> AbstractContextManager[None]:
         if self.model.virtual_ranks:
-            return self.model.micro_batch(*batch.place, n_samples=batch.samples, total=batch.total)
+            share = batch.share
+            place = share.virtual_rank, share.epoch, share.index
+            return self.model.micro_batch(*place, n_samples=share.samples, total=share.global_samples)
         return self.model.weighted(samples, total) if last else self._alone(samples, total)
 
     @contextmanager
@@ -389,13 +343,29 @@ class Trainer:
         # Averaged gradients are the same on all ranks, and so is the result.
         return [name for (name, grad), square in found if not (np.isfinite(square) or is_finite(grad))]
 
-    def faults(self, outcome: Outcome) -> tuple[str, str]:
+    def _skip(self, broken: list[str], finite: bool, last: Batch) -> None:
+        """Leave out a step with ``broken`` gradients, or a loss that is not ``finite`` on some rank.
+
+        Raise if that is not wanted or goes on for too long.
+        """
+        self._skipped_in_a_row += 1
+        too_many = self._skipped_in_a_row >= min(MAX_SKIPPED, self._steps_an_epoch())
+        if self.on_nan == "stop" or too_many:
+            what, cause = self._faults(broken, finite, last)
+            many = "" if self.on_nan == "stop" else f"{self._skipped_in_a_row} steps in a row were left out: "
+            raise FloatingPointError(f"{many}{what} at step {self.step + 1} (epoch {self.epoch + 1}), with {cause}")
+        self.skipped += 1
+        if self.compression is not None:  # the gradient has spoilt it
+            self.compression.error_dict.clear()
+            self.compression.q_memory_dict.clear()
+
+    def _faults(self, broken: list[str], finite: bool, last: Batch) -> tuple[str, str]:
         """Name the values that are not finite, their ranks, and the likely cause.
 
         Collective; it discards the gradients.
         """
         spoilt = [name for name, p in self.model.module.named_parameters() if not is_finite(p.data)]
-        if ranks := _ranks_where(not outcome.finite):
+        if ranks := _ranks_where(not finite):
             what = f"the loss is not finite on rank {ranks}"
             largest, name = max(
                 (float(abs(p.data).max()), name) for name, p in self.model.module.named_parameters() if p.size
@@ -405,8 +375,8 @@ class Trainer:
                 " else look at this batch's inputs and at what the loss takes the logarithm of"
             )
         else:
-            what = f"the averaged gradient of {_listed(outcome.broken)} is not finite"
-            guilty = _ranks_where(not self._own_gradient_is_finite(outcome.last))
+            what = f"the averaged gradient of {_listed(broken)} is not finite"
+            guilty = _ranks_where(not self._own_gradient_is_finite(last))
             whose = (
                 f"that of rank {guilty}, computed again, is not" if guilty else "computed again, no rank's own is so"
             )
@@ -417,25 +387,25 @@ class Trainer:
 
     def _forward(self, batch: Batch, tally: MetricSum) -> Tensor | None:
         """Return a batch's mean loss and count it; None without samples."""
-        if not (batch.samples or self._mixes_samples):
+        if not (batch.share.samples or self._mixes_samples):
             self.model.skip_forward()
             return None
-        return self.count(self.model, batch, tally)
+        return self._count(self.model, batch, tally)
 
-    def count(self, model: nn.Module, batch: Batch, tally: MetricSum) -> Tensor:
+    def _count(self, model: nn.Module, batch: Batch, tally: MetricSum) -> Tensor:
         """Return the mean loss of a model on a batch, and add it and the correct samples to the sums."""
-        inputs, targets = batch.inputs, batch.targets
+        inputs, targets, share = batch
         if self._on_device:
             inputs, targets = map_nested(upload, (inputs, targets), np.ndarray)
-        if not batch.samples:  # the other ranks' layers wait for this rank's sums, of an empty batch
+        if not share.samples:  # the other ranks' layers wait for this rank's sums, of an empty batch
             inputs, targets = inputs[:0], targets[:0]
-        with _no_mean_of_nothing(batch.samples):
+        with _no_mean_of_nothing(share.samples):
             output = model(inputs)
             loss = self.loss_fn(output, targets)
-        if batch.samples:
+        if share.samples:
             correct = self.correct_fn(output, targets)
             mean = loss.data.astype(np.float64) if self._on_device else loss.item()
-            tally.add(batch.place[0], samples=batch.samples, loss=mean * batch.samples, correct=correct)
+            tally.add(share.virtual_rank, samples=share.samples, loss=mean * share.samples, correct=correct)
         return loss
 
     def _backward(self, loss: Tensor | None, weight: float) -> None:
@@ -443,28 +413,16 @@ class Trainer:
             with _no_mean_of_nothing(weight):
                 loss.backward(None if weight == 1 else np.asarray(weight, loss.dtype))
 
-    def _update(self, tally: MetricSum, broken: list[str]) -> bool:
-        """Update if loss and gradients are finite; return whether they are."""
-        sound = bool(np.isfinite(tally["loss"])) and not broken
-        if sound:
-            if self.clip_norm is not None:
-                clip_grad_norm_(self.model.module.parameters(), self.clip_norm)
-            self.optimizer.step()
-        self.optimizer.zero_grad()
-        return sound
-
     def _own_gradient_is_finite(self, batch: Batch) -> bool:
-        with self._alone(max(1, batch.samples), batch.total):
+        with self._alone(max(1, batch.share.samples), batch.share.global_samples):
             self._backward(self._forward(batch, MetricSum()), 1.0)
         return all(is_finite(p.grad) for p in self.model.module.parameters())
 
 
 def _batches(loader: DataLoader) -> Iterator[Batch]:
     for inputs, targets in loader:
-        share = loader.current
-        assert share is not None, "a `GlobalBatchSampler` divides the batches"
-        place = (share.virtual_rank, share.epoch, share.index)
-        yield Batch(inputs, targets, share.samples, share.global_samples, place)
+        assert loader.current is not None, "a `GlobalBatchSampler` divides the batches"
+        yield Batch(inputs, targets, loader.current)
 
 
 def _by_names(state: Mapping[int, Mapping[str, Array]]) -> dict[str, Array]:

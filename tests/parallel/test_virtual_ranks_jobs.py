@@ -27,6 +27,7 @@ ROWS = {
 }
 _COMMON = ("--virtual-ranks", 8, "--batch-size", 100, "--clip-norm", 1, "--schedule", "cosine", "--epochs", 3)
 _STEP = "mpiddp.training.trainer:Trainer"
+_UPDATED = "after mpiddp.optim:Optimizer.zero_grad"
 
 
 class Way(NamedTuple):
@@ -59,12 +60,13 @@ WAYS = {
     "4 on nodes 0,0,1,1 by MPI's own": Way(4, {"MPIDDP_ALGORITHM": "all_reduce:native", "MPIDDP_NODES": "0,0,1,1"}),
     **{f"{first}, resumed on {then}": Way(first, resumed_on=then) for first, then in ((2, 3), (8, 1), (3, 4))},
     "4, rank 0 killed in the first step": Way(4, victims=f"0 before {_STEP}._backward 1"),
-    "4, rank 1 killed after the last step": Way(4, victims=f"1 after {_STEP}._update 45"),
+    "4, rank 1 killed after the last step": Way(4, victims=f"1 {_UPDATED} 45"),
     "4 on nodes 0,0,1,1, rank 0 killed while it writes a checkpoint": Way(
         4, {"MPIDDP_NODES": "0,0,1,1"}, victims="0 before mpiddp.training.checkpoint:sync_folder 2"
     ),
     "8, ranks 0, 5 and 2 killed": Way(
-        8, victims=f"0 before {_STEP}._backward 10,5 before {_STEP}.make 20,2 after {_STEP}._update 40"
+        8,
+        victims=f"0 before {_STEP}._backward 10,5 before {_STEP}._make_step 20,2 {_UPDATED} 40",
     ),
     "3 and a spare, rank 1 killed": Way(4, victims=f"1 before {_STEP}._backward 40", spares=1),
 }

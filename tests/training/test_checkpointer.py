@@ -235,7 +235,7 @@ class Memory:
         self.iter = 0
         self.error_dict: dict[int, np.ndarray] = {}
 
-    def __call__(self, trainer) -> None:
+    def change(self) -> None:
         self.iter += 1
         self.error_dict[0] = np.full(3, 10.0 * dist.get_rank() + self.iter)
 
@@ -255,9 +255,12 @@ def make_sharded(config, sharded=True, stop_after=None):
     )
     memory = Memory()
     trainer.compression = memory
-    trainer.callbacks["step_end"].append(memory)
-    if stop_after is not None:
-        trainer.stop = lambda: trainer.step + 1 == stop_after
+
+    def stop() -> bool:
+        memory.change()
+        return trainer.step + 1 == stop_after
+
+    trainer.stop = stop
     return trainer, memory
 
 

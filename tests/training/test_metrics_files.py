@@ -4,7 +4,6 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -28,7 +27,7 @@ def test_json_lines_begin_with_the_history_of_a_resumed_run_and_are_complete_aft
     for history in ([], [metrics(1)]):
         outputs = MetricsFiles(extra, own.parent, history)
         for epoch in (2, 3):
-            outputs.epoch_end(SimpleNamespace(history=[*history, *map(metrics, range(2, epoch + 1))]))
+            outputs.write([*history, *map(metrics, range(2, epoch + 1))])
             assert json_epochs(extra) == json_epochs(own) == [*(each.epoch for each in history), *range(2, epoch + 1)]
         outputs.close()
     assert json.loads(extra.read_text().splitlines()[0]) == dataclasses.asdict(metrics(1))
@@ -52,7 +51,7 @@ def test_tensorboard_shows_no_epoch_twice(tmp_path):
 def test_tensorboard_is_in_the_folder_of_the_run(tmp_path):
     pytest.importorskip("tensorboard")
     outputs = MetricsFiles(None, tmp_path, [metrics(1)])
-    outputs.epoch_end(SimpleNamespace(history=[metrics(1), metrics(2)]))
+    outputs.write([metrics(1), metrics(2)])
     outputs.close()
     assert scalars(tmp_path / "tensorboard", "accuracy/test") == [(1, 0.25), (2, 0.25)]
 
@@ -75,7 +74,7 @@ def test_full_disk_costs_a_line_and_not_the_run(tmp_path, caplog):
     full = tmp_path / "m.jsonl"
     full.symlink_to("/dev/full")
     outputs = MetricsFiles(full, tmp_path / "out")
-    outputs.epoch_end(SimpleNamespace(history=[metrics(1)], epoch=1))
+    outputs.write([metrics(1)])
     assert "epoch 1 is missing in a file of metrics (" in caplog.text and "No space left" in caplog.text
     outputs.close()
     assert json_epochs(tmp_path / "out" / "metrics.jsonl") == [1]

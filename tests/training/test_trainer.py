@@ -48,19 +48,12 @@ def test_ranks_drop_different_units(world):
     assert len(set(everybody(trainer.model.module(x).data.tobytes()))) == world.size
 
 
-def test_callbacks_are_called_in_order_on_all_ranks(world):
-    seen = []
-    trainer = build_trainer(configured(batch_size=15), data())
-    trainer.callbacks["step_end"].append(lambda t: seen.append(("step", t.step, t.model.module.training)))
-    trainer.callbacks["step_end"].append(lambda t: seen.append(("second", t.step)))
-    trainer.callbacks["epoch_end"].append(lambda t: seen.append(("end", t.epoch, len(t.history))))
-    trainer.fit(2)
-    expected = []
-    for epoch in range(2):
-        for step in (2 * epoch + 1, 2 * epoch + 2):
-            expected += [("step", step, True), ("second", step)]
-        expected.append(("end", epoch + 1, epoch + 1))
-    assert seen == expected
+def test_moments_come_in_order_on_all_ranks(world):
+    trainer, seen = build_trainer(configured(batch_size=15), data()), []
+    for ended in trainer.moments(2):
+        assert trainer.model.module.training and len(trainer.history) == trainer.epoch
+        seen.append((ended, trainer.epoch if ended == "epoch" else trainer.step))
+    assert seen == [("step", 1), ("step", 2), ("epoch", 1), ("step", 3), ("step", 4), ("epoch", 2)]
 
 
 def test_loss_that_is_no_number_stops_all_ranks_and_names_one(world):
