@@ -60,14 +60,15 @@ class Checkpoint:
     def write(self, folder: Path, shards: Mapping[str, Any] | None = None) -> None:
         """Write a folder that is whole or absent.
 
-        ``shards``: manifest entries of files that other ranks have written into its `temporary_name`.
+        ``shards``: manifest entries of files that other ranks have written into its `temporary_name`; OSError if one
+        has a ``fault`` instead.
         """
         with _whole_folder(folder) as pending:
+            _await_shards(pending, shards or {})
             contents = {ARRAYS: encode_arrays(self.arrays), STATE: _json_bytes(self.state)}
             for name, content in contents.items():
                 write_synced(pending / name, content)
             files = {name: file_entry(content) for name, content in contents.items()} | dict(shards or {})
-            _await_shards(pending, shards or {})
             write_synced(pending / MANIFEST, _json_bytes({"format": FORMAT, "files": files}))
 
 
@@ -184,9 +185,11 @@ def _whole_folder(folder: Path) -> Iterator[Path]:
         remove_folders([temporary, replaced])
 
 
-def _await_shards(pending: Path, shards: Iterable[str]) -> None:
+def _await_shards(pending: Path, shards: Mapping[str, Any]) -> None:
     deadline_s = time.monotonic() + _VISIBLE_S
-    for name in shards:
+    for name, entry in shards.items():
+        if "fault" in entry:
+            raise OSError(entry["fault"])
         while not (pending / name).exists():
             if time.monotonic() > deadline_s:
                 raise OSError(
@@ -223,6 +226,10 @@ def _restore_names(parent: Path) -> None:
         name = entry.with_name(entry.name[1:].rsplit(".", 2)[0])
         if not name.exists():
             entry.rename(name)
+
+
+def shard_name(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"
 
 
 def file_entry(content: bytes) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from mpiddp.typing import Array
 
 from . import reproducibility
 from .build import group_options
-from .checkpoint import Checkpoint, CheckpointStore, file_entry, remove_folders
+from .checkpoint import Checkpoint, CheckpointStore, file_entry, shard_name
 from .config import Config
 from .console import say
 from .options import RunError, UsageError, refusing
@@ -40,7 +40,6 @@ class Checkpointer:
         """Used by rank 0, which may be another process after a death."""
         self._lock: RunLock | None = None
         self._saved: tuple[int, int] | None = None
-        self._shard_fault: str | None = None
 
     def claim(self) -> None:
         """Lock the output folder, and mend the remains of dead runs, on rank 0.
@@ -71,18 +70,13 @@ class Checkpointer:
         }
         self._finish_previous()
         shards = self._write_shards(trainer)
-        if dist.get_rank() == 0 and self._shard_fault is None:
+        if dist.get_rank() == 0:
             self._store.save(Checkpoint(trainer.arrays(), state), shards)
 
     def finish(self) -> None:
         """Wait for the disk; RunError on all ranks if the last checkpoint could not be written."""
         written = refusing("the last checkpoint could not be written (", OSError, by=RunError, after=")")
-        raise_on_all_ranks(written(self._finish), RunError)
-
-    def _finish(self) -> None:
-        self._store.finish()
-        if dist.get_rank() == 0 and self._shard_fault is not None:
-            raise OSError(self._shard_fault)
+        raise_on_all_ranks(written(self._store.finish), RunError)
 
     def regroup(self, trainer: Trainer) -> None:
         """Continue with the surviving ranks, from a checkpoint of this moment."""
@@ -98,33 +92,28 @@ class Checkpointer:
 
     def _finish_previous(self) -> None:
         try:
-            self._finish()
+            self._store.finish()
         except OSError as error:
             _logger.warning("the previous checkpoint could not be written (%s); training goes on", error)
 
     def _write_shards(self, trainer: Trainer) -> dict[str, Any]:
+        """Write this rank's arrays, if it has some; return all shards' entries for the manifest by their names."""
         own = trainer.own_arrays()
         # Rank 0 has finished the previous checkpoint, so no shard gets into its folder.
         writers = gathered((bool(own), WRITER))
-        self._shard_fault = None
         if not any(has_shard for has_shard, _ in writers):
             return {}
-        name = f"rank-{dist.get_rank():05d}.safetensors"
         pending = temporary_name(self._store.path(trainer.step), writer=writers[0][1])
-        entries, fault = {}, None
+        entry = None
         if own:
             content = encode_arrays(own)
             try:
                 pending.mkdir(parents=True, exist_ok=True)
-                write_synced(pending / name, content)
-                entries[name] = file_entry(content)
+                write_synced(pending / shard_name(dist.get_rank()), content)
+                entry = file_entry(content)
             except OSError as error:
-                fault = f"rank {dist.get_rank()}: {error}"
-        told = gathered((entries, fault))
-        self._shard_fault = next((fault for _, fault in told if fault is not None), None)
-        if self._shard_fault is not None and dist.get_rank() == 0:
-            remove_folders([pending])
-        return {name: entry for entries, _ in told for name, entry in entries.items()}
+                entry = {"fault": f"rank {dist.get_rank()}: {error}"}
+        return {shard_name(rank): each for rank, each in enumerate(gathered(entry)) if each is not None}
 
     def resume(self, trainer: Trainer) -> None:
         """Continue from the newest whole checkpoint, if asked for and there; rank 0 reads.
