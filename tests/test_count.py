@@ -53,8 +53,8 @@ BUDGET = {
     "mpiddp/parallel": 1788,
     "mpiddp/shm": 435,
     "mpiddp/torch": 1477,
-    "mpiddp/training": 2273,
-    "tests, all": 23_992,
+    "mpiddp/training": 2259,
+    "tests, all": 23_991,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -108,14 +108,11 @@ class CheckpointStore:
 
     def tidy(self) -> None:
         """Mend the remains of dead writers."""
-        if self.folder.is_dir():
-            _restore_names(self.folder)
-            sweep(self.folder)
+        _restore_names(self.folder)
+        sweep(self.folder)
 
     def steps(self) -> list[int]:
-        if not self.folder.is_dir():
-            return []
-        found = (_STEP.fullmatch(entry.name) for entry in self.folder.iterdir())
+        found = (_STEP.fullmatch(entry.name) for entry in self.folder.glob("*"))
         return sorted(int(name[1]) for name in found if name)
 
     def path(self, step: int) -> Path:
@@ -209,7 +206,7 @@ def remove_folders(folders: Iterable[Path]) -> None:
 
 
 def sweep(folder: Path) -> None:
-    for entry in filter(_is_temporary, list(folder.iterdir())):
+    for entry in filter(_is_temporary, list(folder.glob(".*"))):
         if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import IO, Any
 
 import mpiddp.distributed as dist
 from mpiddp import elastic
@@ -20,7 +20,7 @@ from .config import Config
 from .console import say
 from .options import RunError, UsageError, refusing
 from .ranks import arrays_from, broadcasted, gathered, raise_on_all_ranks
-from .run_folder import RunLock
+from .run_folder import locked
 from .trainer import Trainer
 
 _MUST_AGREE = ("model", "data", "seed", "optimizer")
@@ -38,7 +38,7 @@ class Checkpointer:
         self._folder = config.output / "checkpoints"
         self._store = CheckpointStore(self._folder, config.keep)
         """Used by rank 0, which may be another process after a death."""
-        self._lock: RunLock | None = None
+        self._lock: IO[str] | None = None
         self._saved: tuple[int, int] | None = None
 
     def claim(self) -> None:
@@ -87,7 +87,7 @@ class Checkpointer:
 
     def _reclaim(self) -> None:
         if dist.get_rank() == 0:
-            self._lock = self._lock or RunLock(self._folder.parent)
+            self._lock = self._lock or locked(self._folder.parent)
             self._store.tidy()
 
     def _finish_previous(self) -> None:

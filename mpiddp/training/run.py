@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 import signal
 import time
 from typing import Any
@@ -27,7 +28,7 @@ from .metrics_files import MetricsFiles
 from .options import RunError, UsageError, refusing
 from .ranks import broadcasted, gathered, raise_on_all_ranks
 from .run_folder import describe
-from .stop import Deadline, StopRequest, seconds_left
+from .stop import StopRequest, seconds_left
 from .trainer import Trainer
 
 _logger = logging.getLogger(__name__)
@@ -99,9 +100,10 @@ def _prepare(job: Job, version: str, began_s: float, no_gpu: str | None, ranks: 
         job.surroundings = info.collect(version)
         job.checkpointer = Checkpointer(job.config, job.surroundings["versions"])
     # Other nodes may not know the end of the job, and rank 0 may fail before it.
-    left_s = raise_on_all_ranks(lambda: seconds_left(config.max_time, began_s) if first and config.max_time else None)
-    left_s = broadcasted(left_s, 0)
-    job.stop.listen(None if left_s is None else Deadline(time.monotonic() + left_s, config.margin))
+    left_s = raise_on_all_ranks(
+        lambda: seconds_left(config.max_time, began_s) if first and config.max_time else math.inf
+    )
+    job.stop.listen(time.monotonic() + broadcasted(left_s, 0), config.margin)
 
 
 def check_request(config: Config, ranks: int) -> None:

@@ -23,45 +23,38 @@ _PATIENCE_S = 5.0
 _LOOK_S = 0.1
 
 
-class RunLock:
-    """Exclusive right to write in a run's folder, by ``flock``, until `release` or the process's end.
+def locked(folder: Path) -> IO[str]:
+    """Return a file with which this process has the right to write in a run's folder, by ``flock``, until it is closed.
 
     Two runs would remove each other's unfinished checkpoints and mix their metrics. A file system without locks has
     none, silently. The file ``lock`` names its owner, and so does BlockingIOError.
     """
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file: IO[str] = (folder / "lock").open("a+")
-        if not self._taken():
-            self._file.seek(0)
-            owner = self._file.read().strip() or "another process"
-            self._file.close()
+    folder.mkdir(parents=True, exist_ok=True)
+    file, given_up_at = (folder / "lock").open("a+"), time.monotonic() + _PATIENCE_S
+    while not _taken(file):
+        if time.monotonic() > given_up_at:
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            file.close()
             raise BlockingIOError(
                 f"{folder} is in use by another run, {owner}: wait for its end, or give another --output"
             )
-        self._file.truncate(0)
-        job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
-        self._file.write(f"process {os.getpid()} on {socket.gethostname()}{job}\n")
-        self._file.flush()
+        time.sleep(_LOOK_S)
+    file.truncate(0)
+    job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
+    file.write(f"process {os.getpid()} on {socket.gethostname()}{job}\n")
+    file.flush()
+    return file
 
-    def release(self) -> None:
-        self._file.close()
 
-    def _taken(self) -> bool:
-        """Return False if the file remains locked."""
-        given_up_at = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):
-                if time.monotonic() > given_up_at:
-                    return False
-                time.sleep(_LOOK_S)
-                continue
-            except OSError:  # there are no locks
-                pass
-            return True
+def _taken(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:  # there are no locks
+        pass
+    return True
 
 
 def describe(config: Config, surroundings: Mapping[str, Any]) -> None:

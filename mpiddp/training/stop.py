@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 import signal
 import time
+from collections.abc import Iterator
 from types import FrameType
-from typing import Any, Self
 
 from mpiddp import settings
 
@@ -31,29 +33,21 @@ def parse_duration(text: str) -> float | None:
     return seconds
 
 
-class Deadline:
-    """The time at which a run has to stop: ``end_s`` by ``time.monotonic()``, less ``margin_s``.
+def deadline(end_s: float, margin_s: float) -> Iterator[bool]:
+    """Yield True if the current step has to be the last; asked once a step.
 
-    A step is taken to last as long as the longest one so far.
+    The run has to stop at ``end_s`` by ``time.monotonic()``, less ``margin_s``. A step is taken to last as long as the
+    longest one so far.
 
-    >>> Deadline(time.monotonic() + 60, margin_s=30).due()
+    >>> next(deadline(time.monotonic() + 60, margin_s=30))
     False
     """
-
-    def __init__(self, end_s: float, margin_s: float) -> None:
-        self.end_s = end_s
-        self.margin_s = margin_s
-        self._asked_s: float | None = None
-        self._longest_s = 0.0
-
-    def due(self) -> bool:
-        """Return True if the current step has to be the last; asked once a step."""
+    asked_s, longest_s = math.inf, 0.0
+    while True:
         now_s = time.monotonic()
-        if self._asked_s is not None:
-            self._longest_s = max(self._longest_s, now_s - self._asked_s)
-        self._asked_s = now_s
+        asked_s, longest_s = now_s, max(longest_s, now_s - asked_s)
         # Twice: the current step has to end, and another one would follow.
-        return now_s + 2 * self._longest_s + self.margin_s >= self.end_s
+        yield now_s + 2 * longest_s + margin_s >= end_s
 
 
 def seconds_left(max_time: str, began_s: float) -> float:
@@ -74,37 +68,33 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 """Batch systems send SIGUSR1 before the time limit, on request, and SIGTERM at it."""
 
 
-class StopRequest:
+class StopRequest(contextlib.ExitStack):
     """Records the first signal that asks a run to stop; a second Ctrl-C interrupts at once.
 
-    It is for the main thread. On entry it takes SIGUSR1 alone, which MPICH's MPI_Init has begun to ignore; `listen`
+    It is for the main thread. At first it takes SIGUSR1 alone, which MPICH's MPI_Init has begun to ignore; `listen`
     takes the others, too.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.number = 0
         self.late = False
         self._interrupted = False
-        self._deadline: Deadline | None = None
-        self._before: dict[signal.Signals, Any] = {}
+        self._late = deadline(math.inf, 0)
+        self._take(signal.SIGUSR1)
 
-    def __enter__(self) -> Self:
-        self._before = {signal.SIGUSR1: signal.signal(signal.SIGUSR1, self._remember)}
-        return self
+    def listen(self, end_s: float = math.inf, margin_s: float = 0) -> None:
+        """Take all signals, and stop in time for a `deadline`."""
+        self._late = deadline(end_s, margin_s)
+        self._take(*STOP_SIGNALS)
 
-    def listen(self, deadline: Deadline | None = None) -> None:
-        self._deadline = deadline
-        for each in STOP_SIGNALS:
-            self._before.setdefault(each, signal.signal(each, self._remember))
-
-    def __exit__(self, *_: object) -> None:
-        for each, handler in self._before.items():
-            signal.signal(each, handler)
+    def _take(self, *numbers: signal.Signals) -> None:
+        for each in numbers:
+            self.callback(signal.signal, each, signal.signal(each, self._remember))
 
     def __call__(self) -> bool:
         """Return True if this rank is asked to stop; called once a step."""
-        if self._deadline is not None and self._deadline.due():
-            self.late = True
+        self.late = next(self._late) or self.late
         return self.number != 0 or self.late
 
     @property

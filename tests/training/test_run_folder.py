@@ -16,13 +16,13 @@ import pytest
 from harness.launcher import Program
 
 from mpiddp.training import run_folder
-from mpiddp.training.run_folder import RunLock, git_commit
+from mpiddp.training.run_folder import git_commit, locked
 
 OWNER = """
 import sys, time
 from pathlib import Path
-from mpiddp.training.run_folder import RunLock
-held = RunLock(Path(sys.argv[1]))
+from mpiddp.training.run_folder import locked
+held = locked(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
 """
@@ -35,21 +35,21 @@ def test_another_process_is_refused_until_the_first_is_dead(tmp_path: Path, monk
         for _ in range(2):
             said = rf"in use by another run, process {owner.pid} on \S+, Slurm job 4711: wait"
             with pytest.raises(BlockingIOError, match=said):
-                RunLock(tmp_path / "run")
+                locked(tmp_path / "run")
         os.kill(owner.pid, signal.SIGKILL)
         owner.wait(10)
-    mine = RunLock(tmp_path / "run")
+    mine = locked(tmp_path / "run")
     assert (tmp_path / "run" / "lock").read_text().startswith(f"process {os.getpid()} on ")
     with pytest.raises(BlockingIOError):
-        RunLock(tmp_path / "run")
-    mine.release()
-    RunLock(tmp_path / "run").release()
+        locked(tmp_path / "run")
+    mine.close()
+    locked(tmp_path / "run").close()
 
 
 def test_one_that_is_about_to_end_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = RunLock(tmp_path)
-    monkeypatch.setattr(run_folder.time, "sleep", lambda _: first.release())
-    RunLock(tmp_path).release()
+    first = locked(tmp_path)
+    monkeypatch.setattr(run_folder.time, "sleep", lambda _: first.close())
+    locked(tmp_path).close()
 
 
 def test_a_file_system_without_locks_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_a_file_system_without_locks_has_none(tmp_path: Path, monkeypatch: pytes
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    RunLock(tmp_path).release()
+    locked(tmp_path).close()
 
 
 def git(folder, *arguments):
