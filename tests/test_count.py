@@ -42,7 +42,7 @@ BUDGET = {
     "mpiddp/algorithms": 2801,
     "mpiddp/autograd": 865,
     "mpiddp/bench": 1154,
-    "mpiddp/data": 1287,
+    "mpiddp/data": 1280,
     "mpiddp/device": 511,
     "mpiddp/distributed": 1880,
     "mpiddp/examples": 606,
@@ -52,8 +52,8 @@ BUDGET = {
     "mpiddp/optim": 437,
     "mpiddp/parallel": 1788,
     "mpiddp/shm": 435,
-    "mpiddp/torch": 1477,
-    "mpiddp/training": 2259,
+    "mpiddp/torch": 1473,
+    "mpiddp/training": 2258,
     "tests, all": 23_991,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""

@@ -147,7 +147,7 @@ def random_split(dataset: Dataset, lengths: Sequence[int | float], seed: int = 0
             f"random_split needs lengths that add up to {n} or fractions that add up to 1, none negative; got {lengths}"
         )
     order = randperm(n, seed)
-    return [Subset(dataset, order[end - size : end]) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    return [Subset(dataset, part) for part in np.split(order, list(accumulate(sizes))[:-1])]
 
 
 class Partition(Subset):
@@ -174,9 +174,7 @@ class DataPartitioner:
         indexes = list(range(len(data)))
         random.Random(seed).shuffle(indexes)
         lengths = [int(size * len(data)) for size in sizes]
-        self.partitions = [
-            indexes[end - length : end] for length, end in zip(lengths, accumulate(lengths), strict=True)
-        ]
+        self.partitions = [part.tolist() for part in np.split(indexes, list(accumulate(lengths)))[:-1]]
 
     def use(self, partition: int) -> Partition:
         """Return part ``partition``, from 0."""

@@ -7,7 +7,7 @@ import mmap
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -36,13 +36,13 @@ class _Outline:
     dtype: np.dtype[Any]
     file: str | None = None
     offset: int = 0
-    fortran: bool = False
+    order: Literal["C", "F"] = "C"
 
     @classmethod
     def of(cls, x: Array) -> _Outline:
         # NumPy does not tell the offset of a part of a mapped array.
         if isinstance(x, np.memmap) and isinstance(x.base, mmap.mmap) and x.filename is not None:
-            return cls(x.shape, x.dtype, str(x.filename), x.offset, not x.flags.c_contiguous)
+            return cls(x.shape, x.dtype, str(x.filename), x.offset, "C" if x.flags.c_contiguous else "F")
         return cls(x.shape, x.dtype)
 
     @property
@@ -54,9 +54,7 @@ class _Outline:
     def place(self, memory: Array, start: int) -> Array:
         """Return the array, in its file or in shared memory from byte ``start`` on."""
         if self.file:
-            order = "F" if self.fortran else "C"
-            mapped: Array = np.memmap(self.file, self.dtype, "r", self.offset, self.shape, order)  # type: ignore[call-overload]
-            return mapped
+            return np.memmap(self.file, self.dtype, "r", self.offset, self.shape, self.order)
         end = start + math.prod(self.shape) * self.dtype.itemsize
         return memory[start:end].view(self.dtype).reshape(self.shape)
 

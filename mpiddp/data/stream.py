@@ -48,13 +48,11 @@ def get_include() -> str:
 class _Source:
     """What this rank knows of a source that has not ended."""
 
-    credits: int
-    """Those it has left."""
     heard: float
     due: int = 0
     """Credits to be sent to it."""
     owed: int = 0
-    """Its samples that have not been confirmed."""
+    """Its samples that have not been confirmed: it has as many credits less than the window."""
     received: int = 0
     described: bool = False
     sent: int | None = None
@@ -178,7 +176,7 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
         self._warn_s = self._first_warning_s = settings.warn_after_s() or float("inf")
         self._status = MPI.Status()
         began = time.monotonic()
-        self._live = {source: _Source(window, began) for source in self.sources}
+        self._live = {source: _Source(began) for source in self.sources}
         self._looked = 0.0
         self._slots: Slots | None = None
         self._told: list[tuple[Any, Array]] = []
@@ -315,7 +313,6 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
             self._counts["received"] += count
             source.received += count
             source.heard = now
-            source.credits -= count
             source.owed += count
             self._end_if_complete(rank)  # before anything can raise: its end may have come first
         if self._closing:
@@ -365,9 +362,8 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
         for rank, source in self._live.items():
             if not source.owed or source.sent is not None:
                 continue
-            if not source.credits:
+            if source.owed == self._window:
                 source.heard = time.monotonic()  # it could not send
-            source.credits += source.owed
             source.due += source.owed
             source.owed = 0
             # Few messages: the source has as many credits left.
@@ -447,7 +443,7 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
         if now - self._looked < min(_LOOK_S, self._first_warning_s / 4):
             return
         self._looked = now
-        quiet_s = max((now - each.heard for each in self._live.values() if each.credits), default=0.0)
+        quiet_s = max((now - each.heard for each in self._live.values() if each.owed != self._window), default=0.0)
         if quiet_s < self._first_warning_s:
             self._warn_s = self._first_warning_s
         elif quiet_s >= self._warn_s:
@@ -464,7 +460,7 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
         now, states = time.monotonic(), []
         for rank, source in sorted(self._live.items()):
             silent_s = now - source.heard
-            if source.credits and silent_s >= quiet_s:
+            if source.owed != self._window and silent_s >= quiet_s:
                 begun = f"silent for {duration(silent_s)} after {source.received} samples"
                 unopened = f"which has not opened its stream in {duration(silent_s)}"
                 states.append(f"source {rank}, {begun if source.described else unopened}")

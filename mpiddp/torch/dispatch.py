@@ -28,9 +28,7 @@ _OPTIONS = frozenset(each for name, each in vars(c10d).items() if name.endswith(
 _TENSOR = torch.Tensor
 _PLAIN = _TENSOR.__torch_dispatch__
 _KINDS = {
-    "_allgather_base": "_ALLGATHER_BASE",
     "all_gather_single": "_ALLGATHER_BASE",
-    "allgather_into_tensor_coalesced": "ALLGATHER_COALESCED",
     "all_gather_single_coalesced": "ALLGATHER_COALESCED",
     "reduce_scatter_single": "_REDUCE_SCATTER_BASE",
     "reduce_scatter_single_coalesced": "REDUCE_SCATTER_TENSOR_COALESCED",
@@ -70,7 +68,7 @@ _current = _Current()
 def entry(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method ``name`` of a ProcessGroup, which ``function`` carries out."""
     kinds = c10d.OpType.__members__  # type: ignore[attr-defined]
-    kind = int(kinds.get(_KINDS.get(name, name.upper()), kinds["UNKNOWN"]))
+    kind = int(kinds.get(_KINDS.get(function.__name__, name.upper()), kinds["UNKNOWN"]))
     by_options = "opts" in (getattr(c10d.ProcessGroup, name).__doc__ or "")
     place, types = (-1, _OPTIONS) if by_options else (0, {list})
 
@@ -132,9 +130,8 @@ def _our_kernels(name: str) -> Iterator[None]:
     with _lock:
         kernels = _kernels()
     library = torch.library.Library("c10d", "IMPL")
-    with contextlib.nullcontext() if name in _operations else warnings.catch_warnings():
-        if name not in _operations:
-            warnings.simplefilter("ignore")  # torch warns of kernels that are overridden
+    # torch warns of kernels that are overridden.
+    with contextlib.nullcontext() if name in _operations else warnings.catch_warnings(action="ignore"):
         for operation, key, kernel in kernels:
             if operation == _operations.get(name, operation):
                 library.impl(operation, kernel, key, with_keyset=True, allow_override=True)

@@ -163,8 +163,7 @@ def _watchdog(job: Job) -> str:
 
 def _shared_memory() -> str:
     """Return the kind of a node's shared memory; collective."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         array = dist.symmetric_empty(1, np.uint8)
     assert array is not None, "every rank is in the default group"
     if segment.find(array) == segment.NOWHERE:
