@@ -34,6 +34,11 @@ recorder.add_library(str(Path(torch.__file__).parent))  # the flight recorder sh
 class Operations:
     """torch's communicating calls in a group of mpiddp; a subclass is also one of torch's classes."""
 
+    supports_splitting = False
+    """torch must not split the group itself, but call ``new_group``."""
+    supports_coalescing = True
+    """Messages may be sent between `start_coalescing` and `end_coalescing`."""
+
     def __init__(self, group: distributed.ProcessGroup, timeout: timedelta) -> None:
         self._rank, self._size = group.rank(), group.size()
         super().__init__(self._rank, self._size)  # type: ignore[call-arg] # of torch's class
@@ -54,16 +59,6 @@ class Operations:
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return memory that the ranks of a node share; all ranks call it alike."""
         return symmetric_empty(size, dtype, self.group)
-
-    @property
-    def supports_splitting(self) -> bool:
-        """False: torch must not split the group itself, but call ``new_group``."""
-        return False
-
-    @property
-    def supports_coalescing(self) -> bool:
-        """True: messages may be sent between `start_coalescing` and `end_coalescing`."""
-        return True
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.timeout, self._timeout_s = timeout, seconds(timeout)

@@ -13,7 +13,6 @@ import hmac
 import secrets
 import socket
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -193,13 +192,5 @@ def _hear(liveness: Liveness, source: int, message: tuple[int, _Address | None])
         _addresses[number] = address
 
 
-def _forward(name: str) -> Callable[..., Any]:
-    def call(self: Store, *arguments: Any) -> Any:
-        return self.call(name, *arguments)
-
-    call.__name__ = name
-    return call
-
-
 for _name in (*_CALLS, *_NAMES_IN_CPP):  # torch's C++ looks them up in the class
-    setattr(Store, _name, _forward(_NAMES_IN_CPP.get(_name, _name)))
+    setattr(Store, _name, functools.partialmethod(Store.call, _NAMES_IN_CPP.get(_name, _name)))
