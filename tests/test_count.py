@@ -53,7 +53,7 @@ BUDGET = {
     "mpiddp/parallel": 1788,
     "mpiddp/shm": 435,
     "mpiddp/torch": 1463,
-    "mpiddp/training": 2258,
+    "mpiddp/training": 2252,
     "tests, all": 23_991,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import shlex
 import signal
@@ -75,6 +76,12 @@ def run(options: argparse.Namespace) -> int:
         return supervisor.run(options.restarts)
 
 
+_TRAIN = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+"""The options of ``train`` that matter here; the launcher may have others of the same names."""
+for _name in ("--output", "--config", "--resume"):
+    _TRAIN.add_argument(_name, nargs="?")
+
+
 class Command:
     """The command of a job.
 
@@ -83,27 +90,18 @@ class Command:
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = list(words)
-        pairs = zip(self.words, self.words[1:], strict=False)
-        self._trains = any(Path(first).name == "mpiddp" and second == "train" for first, second in pairs)
-        if self._trains and not (self._option("--output") or self._option("--config")):
+        pairs = enumerate(itertools.pairwise(words), 2)
+        begins = next((at for at, (one, other) in pairs if Path(one).name == "mpiddp" and other == "train"), None)
+        self._given = None if begins is None else _TRAIN.parse_known_args(self.words[begins:])[0]
+        if self._given and not (self._given.output or self._given.config):
             raise UsageError("train needs --output DIR to go on from its last checkpoint when it is started again")
 
     def again(self) -> list[str]:
         """Return the words of a restart: ``train`` resumes."""
-        resumes = self._trains and not self._option("--resume")
-        return [*self.words, "--resume", "auto"] if resumes else self.words
+        return [*self.words, "--resume", "auto"] if self._given and not self._given.resume else self.words
 
     def checkpoints(self) -> Path | None:
-        output = self._option("--output") if self._trains else None
-        return Path(output) / "checkpoints" if output else None
-
-    def _option(self, name: str) -> str | None:
-        for word, following in zip(self.words, [*self.words[1:], ""], strict=True):
-            if word == name:
-                return following
-            if word.startswith(f"{name}="):
-                return word.removeprefix(f"{name}=")
-        return None
+        return Path(self._given.output) / "checkpoints" if self._given and self._given.output else None
 
 
 class _End(NamedTuple):

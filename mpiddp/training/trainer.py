@@ -146,8 +146,6 @@ class Trainer:
                 yield "step"
                 if self.stopped:
                     return
-            if not self._epoch_s:  # running has no samples either if every step was skipped
-                raise ValueError("train_loader gave no batch: there is nothing to train on")
             self._complete_epoch()
             yield "epoch"
 

@@ -132,7 +132,7 @@ def test_a_working_directory_that_is_gone_is_a_usage_error(monkeypatch, tmp_path
     [
         (["--restarts", "-1", "--", "true"], "--restarts has to be at least 0, got -1"),
         (["--lost-after", "0", "--", "true"], "--lost-after has to be positive"),
-        (["--", "mpirun", "python", "-m", "mpiddp", "train"], "train needs --output DIR"),
+        (["--", "srun", "--output=log", "python", "-m", "mpiddp", "train"], "train needs --output DIR"),
         (["--", "no-such-launcher"], "no-such-launcher cannot be started"),
         (["--", "true"], "no rank of it has written the marker"),
     ],
