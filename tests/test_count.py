@@ -53,8 +53,8 @@ BUDGET = {
     "mpiddp/parallel": 1788,
     "mpiddp/shm": 435,
     "mpiddp/torch": 1463,
-    "mpiddp/training": 2252,
-    "tests, all": 23_991,
+    "mpiddp/training": 2245,
+    "tests, all": 23_989,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

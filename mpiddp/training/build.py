@@ -11,14 +11,12 @@ import mpiddp.distributed as dist
 from mpiddp import data, nn
 from mpiddp.device import choice, upload
 from mpiddp.errors import MismatchError
-from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.nn.normalization import BatchNorm
 from mpiddp.optim import SGD, Adam, AdamW, Optimizer
 from mpiddp.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 from mpiddp.parallel import DistributedDataParallel, PowerSGDState, SyncBatchNorm, ZeroRedundancyOptimizer
 
 from .config import ALONE, Config
-from .metrics import count_correct
 from .models import MODELS
 from .options import UsageError
 from .ranks import gathered, raise_on_all_ranks
@@ -179,16 +177,11 @@ def build_trainer(
     return Trainer(
         model,
         optimizer,
-        # Right for log-probabilities, too: softmax inverts their logarithm.
-        getattr(model.module, "loss_fn", F.cross_entropy),
         data.DataLoader(train, batch_sampler=sampler, num_workers=config.workers, device=device),
         data.DataLoader(test, batch_sampler=testing, num_workers=config.workers, device=device),
-        correct_fn=getattr(model.module, "correct_fn", count_correct),
-        stop=stop,
-        on_nan="skip" if config.on_nan == "skip" else "stop",
-        accumulate=config.accumulate,
-        clip_norm=config.clip_norm,
-        scheduler=raise_on_all_ranks(lambda: build_scheduler(config, optimizer, steps_an_epoch)),
+        config,
+        stop,
+        raise_on_all_ranks(lambda: build_scheduler(config, optimizer, steps_an_epoch)),
     )
 
 

@@ -18,6 +18,7 @@ from mpiddp.device import array_namespace, is_device_array, upload
 from mpiddp.distributed import Work, all_reduce, get_rank, get_world_size
 from mpiddp.distributed.groups import default_group
 from mpiddp.nested import map_nested
+from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.nn.utils import clip_grad_norm_
 from mpiddp.optim import Optimizer
 from mpiddp.optim.lr_scheduler import LRScheduler
@@ -26,6 +27,7 @@ from mpiddp.parallel.replicas import broadcast_arrays
 from mpiddp.serialization import flatten, unflatten
 from mpiddp.typing import Array
 
+from .config import Config
 from .metrics import EpochMetrics, MetricSum, count_correct
 from .ranks import gathered
 
@@ -56,28 +58,23 @@ class Trainer:
     ----------
     model : DistributedDataParallel
     optimizer : Optimizer
-    loss_fn : callable
-        Mean loss, a Tensor, of output and targets.
     train_loader : DataLoader
         (inputs, targets), equally many on every rank.
     test_loader : DataLoader
         Each test sample on one rank. The samplers of both loaders are each a `GlobalBatchSampler`.
-    correct_fn : callable
-        Number of correct samples, of output and targets.
+    config : Config
+        Its ``accumulate`` is the number of batches of a step; the last step of an epoch takes the rest. ``clip_norm``
+        limits all averaged gradients together. Of steps whose loss or gradients are not finite, ``on_nan`` skips at
+        most `MAX_SKIPPED` in a row, and fewer than an epoch has.
     stop : callable, optional
         It is asked once a step. If it is true on one rank, all ranks stop after this step.
-    on_nan : {"stop", "skip"}
-        What to do in a step whose loss or gradients are not finite. At most `MAX_SKIPPED` steps in a row are skipped,
-        and fewer than an epoch has.
-    accumulate : int
-        Batches of a step; the last step of an epoch takes the rest.
-    clip_norm : float, optional
-        Limit of all averaged gradients' norm.
     scheduler : LRScheduler, optional
         Advances after skipped steps, too.
 
     Attributes
     ----------
+    loss_fn, correct_fn : callable
+        Mean loss, a Tensor, and number of correct samples, of output and targets. They are the model's, if it has some.
     compression : PowerSGDState or None
         Each rank's own memory, if the communication hook is PowerSGD's.
     epoch, step, skipped : int
@@ -90,25 +87,23 @@ class Trainer:
 
     Examples
     --------
-    >>> trainer = Trainer(ddp, optimizer, F.nll_loss, train_loader, test_loader)  # doctest: +SKIP
+    >>> trainer = Trainer(ddp, optimizer, train_loader, test_loader, Config())  # doctest: +SKIP
     >>> trainer.fit(epochs=20)[-1].accuracy  # doctest: +SKIP
     0.98
     """
 
     model: DistributedDataParallel
     optimizer: Optimizer
-    loss_fn: Callable[[Any, Array], Tensor]
     train_loader: DataLoader
     test_loader: DataLoader
-    _: dataclasses.KW_ONLY
-    correct_fn: Callable[[Any, Array], float] = count_correct
+    config: Config
     stop: Callable[[], bool] = lambda: False
-    on_nan: Literal["stop", "skip"] = "stop"
-    accumulate: int = 1
-    clip_norm: float | None = None
     scheduler: LRScheduler | None = None
 
     def __post_init__(self) -> None:
+        # Cross entropy is right for log-probabilities, too: softmax inverts their logarithm.
+        self.loss_fn: Callable[[Any, Array], Tensor] = getattr(self.model.module, "loss_fn", F.cross_entropy)
+        self.correct_fn: Callable[[Any, Array], float] = getattr(self.model.module, "correct_fn", count_correct)
         self.epoch = self.step = self.skipped = 0
         self.running = MetricSum()
         self.history: list[EpochMetrics] = []
@@ -270,10 +265,10 @@ class Trainer:
 
     def _window(self) -> int:
         """Return how many batches of the loader make a step."""
-        return len(self.model.own_virtual_ranks) if self.model.virtual_ranks else self.accumulate
+        return len(self.model.own_virtual_ranks) if self.model.virtual_ranks else self.config.accumulate
 
     def _make_step(self, first: Batch, following: Iterator[Batch]) -> None:
-        """Make a step of ``first`` and up to `accumulate` - 1 that follow."""
+        """Make a step of ``first`` and up to ``accumulate`` - 1 that follow."""
         self._last_lr, exposed_before_s = float(self.optimizer.param_groups[0]["lr"]), self.model.exposed_s
         nn.random.set_step(self.step)
         virtual_ranks = self.model.virtual_ranks
@@ -300,8 +295,8 @@ class Trainer:
         self.stopped = tally["stop"] > 0
         sound = bool(np.isfinite(tally["loss"])) and not broken
         if sound:
-            if self.clip_norm is not None:
-                clip_grad_norm_(self.model.module.parameters(), self.clip_norm)
+            if self.config.clip_norm is not None:
+                clip_grad_norm_(self.model.module.parameters(), self.config.clip_norm)
             self.optimizer.step()
             self.running.merge(tally)
             self._skipped_in_a_row = 0
@@ -348,9 +343,9 @@ class Trainer:
         """
         self._skipped_in_a_row += 1
         too_many = self._skipped_in_a_row >= min(MAX_SKIPPED, self._steps_an_epoch())
-        if self.on_nan == "stop" or too_many:
+        if self.config.on_nan == "stop" or too_many:
             what, cause = self._faults(broken, finite, last)
-            many = "" if self.on_nan == "stop" else f"{self._skipped_in_a_row} steps in a row were left out: "
+            many = "" if self.config.on_nan == "stop" else f"{self._skipped_in_a_row} steps in a row were left out: "
             raise FloatingPointError(f"{many}{what} at step {self.step + 1} (epoch {self.epoch + 1}), with {cause}")
         self.skipped += 1
         if self.compression is not None:  # the gradient has spoilt it

@@ -126,7 +126,7 @@ def test_evaluation_counts_every_sample_once(world: Any, n: int, batch_size: int
     data = ArrayDataset(x, y)
     sampler = GlobalBatchSampler(data, batch_size * world.size, shuffle=False)
     test = DataLoader(data, batch_sampler=sampler)
-    trainer = Trainer(DistributedDataParallel(model), SGD(model.parameters(), lr=0.1), F.nll_loss, test, test)
+    trainer = Trainer(DistributedDataParallel(model), SGD(model.parameters(), lr=0.1), test, test, Config())
     tally = trainer.evaluate()
     scores = model(x)
     assert tally["samples"] == n

@@ -12,9 +12,8 @@ from nn.test_nn_device import ONE_WAIT
 import mpiddp as dist
 from mpiddp import nn, optim
 from mpiddp.data import ArrayDataset, DataLoader, GlobalBatchSampler
-from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.training.build import agree_on_device
-from mpiddp.training.config import UsageError
+from mpiddp.training.config import Config, UsageError
 from mpiddp.training.trainer import Trainer, _batches
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(2)]
@@ -32,10 +31,9 @@ def trainer(convert: Any = None, **options: Any) -> Trainer:
     return Trainer(
         ddp,
         optim.SGD(ddp.module.parameters(), lr=0.1, momentum=0.9),
-        F.cross_entropy,
         DataLoader(train, batch_sampler=GlobalBatchSampler(train, 8, seed=1)),
         DataLoader(train, batch_sampler=GlobalBatchSampler(train, 8, shuffle=False)),
-        **options,
+        Config(**options),
     )
 
 
