@@ -52,7 +52,7 @@ BUDGET = {
     "mpiddp/optim": 437,
     "mpiddp/parallel": 1788,
     "mpiddp/shm": 435,
-    "mpiddp/torch": 1463,
+    "mpiddp/torch": 1461,
     "mpiddp/training": 2245,
     "tests, all": 23_989,
 }

@@ -45,7 +45,7 @@ class Operations:
         self.group = group
         self.timeout = timeout
         self._timeout_s = seconds(timeout)
-        self._calls = 0
+        self._first = group._link.sequence
         self._coalesced: list[Work] | None = None
 
     # ---- names, and the little that torch asks a backend about
@@ -64,10 +64,11 @@ class Operations:
         self.timeout, self._timeout_s = timeout, seconds(timeout)
 
     def _set_sequence_number_for_group(self) -> None:
-        self._calls = 0
+        self._first = self.group._link.sequence
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._calls
+        """Return how many collectives the group has begun."""
+        return self.group._link.sequence - self._first
 
     def shutdown(self) -> None:
         """End the group; all its ranks call it."""
@@ -98,7 +99,6 @@ class Operations:
         averages = named.get("op") is _AVG and calls and calls[0][0].dtype.kind in "iu"
         if averages:
             named["op"] = distributed.ReduceOp.SUM
-        self._calls += len(calls)
         try:
             if self._blocks(opts) and not averages:
                 for arguments in calls:
@@ -145,7 +145,6 @@ class Operations:
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work | None:
         op, loan = reduction(opts), Loan()
         if len(tensors) == 1 and op is not _AVG and self._blocks(opts) and (x := loan.memory(tensors[0])) is not None:
-            self._calls += 1
             try:  # as `_call` does it, in half the time: this is felt at 8 bytes
                 distributed.all_reduce(x, op, self.group)
             except BaseException as error:
