@@ -53,7 +53,7 @@ BUDGET = {
     "mpiddp/parallel": 1788,
     "mpiddp/shm": 435,
     "mpiddp/torch": 1461,
-    "mpiddp/training": 2245,
+    "mpiddp/training": 2239,
     "tests, all": 23_989,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""

@@ -35,8 +35,7 @@ class Checkpointer:
         assert config.output is not None
         self._config = config
         self._versions = dict(versions or {})
-        self._folder = config.output / "checkpoints"
-        self._store = CheckpointStore(self._folder, config.keep)
+        self._store = CheckpointStore(config.output / "checkpoints", config.keep)
         """Used by rank 0, which may be another process after a death."""
         self._lock: IO[str] | None = None
         self._saved: tuple[int, int] | None = None
@@ -49,7 +48,7 @@ class Checkpointer:
         self._reclaim()
         if dist.get_rank() == 0 and self._config.resume == "no" and self._store.steps():
             raise UsageError(
-                f"{self._folder} holds checkpoints of an earlier run: --resume auto goes on with it, another"
+                f"{self._store.folder} holds checkpoints of an earlier run: --resume auto goes on with it, another"
                 " --output (or removing that folder) begins anew"
             )
 
@@ -87,7 +86,7 @@ class Checkpointer:
 
     def _reclaim(self) -> None:
         if dist.get_rank() == 0:
-            self._lock = self._lock or locked(self._folder.parent)
+            self._lock = self._lock or locked(self._store.folder.parent)
             self._store.tidy()
 
     def _finish_previous(self) -> None:
@@ -98,13 +97,9 @@ class Checkpointer:
 
     def _write_shards(self, trainer: Trainer) -> dict[str, Any]:
         """Write this rank's arrays, if it has some; return all shards' entries for the manifest by their names."""
-        own = trainer.own_arrays()
-        # Rank 0 has finished the previous checkpoint, so no shard gets into its folder.
-        writers = gathered((bool(own), WRITER))
-        if not any(has_shard for has_shard, _ in writers):
-            return {}
-        pending = temporary_name(self._store.path(trainer.step), writer=writers[0][1])
-        entry = None
+        own, entry = trainer.own_arrays(), None
+        # Rank 0 tells its name when it has finished the previous checkpoint, so no shard gets into that one's folder.
+        pending = temporary_name(self._store.path(trainer.step), writer=broadcasted(WRITER, 0))
         if own:
             content = encode_arrays(own)
             try:
@@ -149,7 +144,7 @@ class Checkpointer:
         if dist.get_rank() == 0:
             done, epochs = trainer.epoch, self._config.epochs
             where = f"in epoch {done + 1}" if done < epochs else f"with all {epochs} epochs done"
-            say(f"resumed after step {trainer.step}, {where}, from {self._folder}")
+            say(f"resumed after step {trainer.step}, {where}, from {self._store.folder}")
             for difference in reproducibility.differences(state["bits"]):
                 said = "%s was %s and is %s: the last bits of results may differ from an unbroken run's"
                 _logger.warning(said, *difference)
@@ -161,7 +156,7 @@ class Checkpointer:
         if checkpoint is None and faults:
             # Not begun anew: a file system in trouble must not throw days of work away.
             raise UsageError(
-                f"no checkpoint in {self._folder} is whole ({'; '.join(faults)}): mend that, or remove the folder"
+                f"no checkpoint in {self._store.folder} is whole ({'; '.join(faults)}): mend that, or remove the folder"
                 " to begin anew"
             )
         for fault in faults:

@@ -61,9 +61,8 @@ def _remember(key: str, kind: str, outcome: Support) -> None:
 
 
 def job_command(kind: str) -> list[str]:
-    beside = Path(sys.executable).with_name("mpiexec")
-    launcher = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec") or shutil.which("mpirun")
-    launcher = launcher or shutil.which("srun")
+    beside = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+    launcher = beside or next(filter(None, map(shutil.which, ("mpiexec", "mpirun", "srun"))), None)
     if launcher is None:
         raise UsageError(
             f"--probe-gpu: no mpiexec beside {sys.executable}, and no mpiexec, mpirun or srun on PATH, to start a job"
