@@ -52,7 +52,7 @@ BUDGET = {
     "mpiddp/optim": 437,
     "mpiddp/parallel": 1788,
     "mpiddp/shm": 435,
-    "mpiddp/torch": 1461,
+    "mpiddp/torch": 1457,
     "mpiddp/training": 2239,
     "tests, all": 23_989,
 }

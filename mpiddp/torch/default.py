@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from torch.distributed import distributed_c10d as c10d
 
@@ -19,8 +19,8 @@ from . import cuda
 from .options import seconds
 
 _ours = False
-_comm: MPI.Intracomm | None = None
-_on_error: Literal["raise", "abort"] | None = None
+_options: dict[str, Any] = {"comm": None}
+"""The arguments of `use`, for init_process_group."""
 
 
 def use(comm: MPI.Intracomm | None, on_error: Literal["raise", "abort"] | None = None) -> None:
@@ -38,8 +38,7 @@ def use(comm: MPI.Intracomm | None, on_error: Literal["raise", "abort"] | None =
     >>> mpiddp.torch.use(MPI.COMM_WORLD.Split(color))  # doctest: +SKIP
     >>> torch.distributed.init_process_group("mpiddp")  # doctest: +SKIP
     """
-    global _comm, _on_error
-    _comm, _on_error = comm, on_error
+    _options.update(comm=comm, on_error=on_error)
 
 
 def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> distributed.ProcessGroup:
@@ -49,14 +48,12 @@ def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> distributed.Pro
     """
     global _ours
     if not distributed.is_initialized():
-        if running() and _comm is None:
+        if running() and _options["comm"] is None:
             # Where MPI has not started, nothing can interrupt the wait for the others: they meet in MPI_Init.
             meeting = Meeting(MPI.COMM_WORLD, seconds(timeout) or settings.default_timeout_s())
             with meeting.held():
                 meeting.gather()
-        distributed.init_process_group(
-            timeout=timeout, rank=rank, world_size=size, device_id=cuda.chosen(), comm=_comm, on_error=_on_error
-        )
+        distributed.init_process_group(timeout=timeout, rank=rank, world_size=size, device_id=cuda.chosen(), **_options)
         _ours = True
     found = distributed.group.WORLD
     assert found is not None
