@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import NamedTuple
 
 from mpiddp.mpi.operation import Operation, waiting
@@ -40,23 +40,10 @@ def _waited_s(operation: Operation | None) -> float:
     return 0.0 if operation is None else time.monotonic() - operation.start
 
 
-def left_to_threads() -> bool:
-    """Return True if only non-daemon threads outside of the package still run: they may communicate."""
-    codes = (frame.f_code for frame in _frames(threading.main_thread().ident))
-    if not any(code.co_name == "_shutdown" and code.co_filename == threading.__file__ for code in codes):
-        return False
-    workers = [thread for thread in threading.enumerate() if not thread.daemon]
-    return not any(frame.f_code.co_filename.startswith(PACKAGE) for each in workers for frame in _frames(each.ident))
-
-
-def _frames(thread: int | None) -> list[FrameType]:
-    frame = sys._current_frames().get(thread or 0)
-    return [] if frame is None else [each for each, _ in traceback.walk_stack(frame)]
-
-
 def _summaries(thread: int) -> list[traceback.FrameSummary]:
-    frames = reversed(_frames(thread))
-    return list(traceback.StackSummary.extract(((frame, frame.f_lineno) for frame in frames), lookup_lines=False))
+    frame = sys._current_frames().get(thread)
+    frames = [] if frame is None else [*traceback.walk_stack(frame)]
+    return list(traceback.StackSummary.extract(reversed(frames), lookup_lines=False))
 
 
 def _line(summaries: list[traceback.FrameSummary]) -> str:

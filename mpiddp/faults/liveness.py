@@ -215,8 +215,7 @@ class Liveness:
         return found
 
     def own_state(self, group: int, stacks: bool = False) -> State:
-        ended = self.exited or activity.left_to_threads()
-        state = State(ended=True) if ended else _in_program(stacks)
+        state = State(ended=True) if self.exited else _in_program(stacks)
         state = state._replace(begun=self.begun(group), pending=requests.pending > 0, interrupted=self.interrupted)
         link = self.find(group)
         if link is None:

@@ -8,7 +8,7 @@ from harness.launcher import job, side_by_side
 # Of programs/threads: the words after the case are ASYNC COUNT.
 THREADS = [
     *(("a group each", 0, 8), ("a group each", 1, 300_000)),
-    *(("beside DDP",), ("overlapping",), ("beside a short call",), ("one group",)),
+    *(("beside DDP",), ("overlapping",), ("beside a short call",), ("one group",), ("after the main thread",)),
 ]
 
 

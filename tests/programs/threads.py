@@ -144,5 +144,8 @@ match case:
         in_one_group()
     case "overlapping":
         overlapping()
+    case "after the main thread":
+        threading.Timer(6 * rank, lambda: print("right", dist.barrier(), flush=True)).start()
+        sys.exit()
 dist.barrier()
 print("right", flush=True)
