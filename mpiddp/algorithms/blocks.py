@@ -35,8 +35,6 @@ from .ways import ATTACH, PIECES, Choice
 _ALIGNED = 64
 _CHOICE_BYTES = 1 << 16
 """Longer blocks may be offered even if they fit their slots. Their sizes are told as negative numbers then."""
-_READ_BYTES = 1 << 62
-"""The longest block that is offered to be read."""
 _NO_BYTES = -1
 """Stands for the size of a block that is too long for its slot, where no sender tells it."""
 Cut = Callable[[Any], Sequence[Array]]
@@ -212,7 +210,7 @@ class Blocks:
         eager = self.eager
         for index, rank, address, taken in offered:
             x = inputs[index]
-            if x.nbytes <= _READ_BYTES and eager.reads(rank):
+            if eager.reads(rank):
                 eager.words[address] = address_of(x)
                 self._offers.append((taken, rank, x))
             else:

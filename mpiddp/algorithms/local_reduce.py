@@ -150,19 +150,15 @@ def combine(op: ReduceOp, a: Array, b: Array, out: Array) -> None:
     getattr(array_namespace(a), op._combining)(a, b, out=out)
 
 
-def _real_parts(x: Array) -> tuple[Array, ...]:
-    """Return the real numbers in an array, to be scaled: infinity times a complex factor would give NaN."""
-    if x.dtype.kind != "c":
-        return (x,)
-    if x.flags.c_contiguous:
-        return (x.reshape(-1).view(np.empty(0, x.dtype).real.dtype),)
-    return x.real, x.imag  # views, but copies in CuPy, whose arrays are always contiguous here
+def _real_numbers(x: Array) -> Array:
+    """Return the real numbers in a contiguous array, to be scaled: infinity times a complex factor would give NaN."""
+    return x.reshape(-1).view(np.empty(0, x.dtype).real.dtype) if x.dtype.kind == "c" else x
 
 
 def scale(x: Array, factor: float, out: Array) -> None:
-    """Multiply an array by a real factor into ``out``, which may be ``x``."""
-    for part, target in zip(_real_parts(x), _real_parts(out), strict=True):
-        array_namespace(x).multiply(part, part.dtype.type(factor), out=target)
+    """Multiply a contiguous array by a real factor into ``out``, which may be ``x``."""
+    numbers = _real_numbers(x)
+    array_namespace(x).multiply(numbers, numbers.dtype.type(factor), out=_real_numbers(out))
 
 
 def premultiply(op: ReduceOp, x: Array) -> None:
@@ -187,5 +183,5 @@ def finish(op: ReduceOp, x: Array, size: int) -> None:
     if size & (size - 1) == 0:  # the product has the same bits, and is faster
         scale(x, 1 / size, x)
         return
-    for part in _real_parts(x):
-        array_namespace(x).divide(part, part.dtype.type(size), out=part)
+    numbers = _real_numbers(x)
+    array_namespace(x).divide(numbers, numbers.dtype.type(size), out=numbers)

@@ -113,13 +113,14 @@ class Copies:
         self._move(self._memory.read, rank, there, address_of(into), into.nbytes)
 
     def write(self, first: int, values: Array, ranks: Sequence[int] | None = None) -> None:
-        """Write to the arrays of all ranks, or of ``ranks``, from element number ``first`` on."""
+        """Write to the arrays of all ranks, or of ``ranks``, from element number ``first`` on.
+
+        If this rank is one of them, ``values`` are in its array already.
+        """
         here, offset = address_of(values), first * values.itemsize
         for rank in range(len(self._addresses)) if ranks is None else ranks:
             if rank != self._rank:
                 self._move(self._memory.write, rank, self._addresses[rank] + offset, here, values.nbytes)
-            elif here != self._addresses[rank] + offset:
-                self._own[first : first + values.size] = values
 
     def _move(self, move: Callable[[int, int, int, int], None], *where: int) -> None:
         try:

@@ -57,11 +57,8 @@ NOWHERE = Location(0, 0)
 
 
 def address_of(x: Array) -> int:
-    try:
-        return MPI.Get_address(x)  # an eighth of the other's time
-    except BufferError:  # an array with gaps
-        address: int = x.__array_interface__["data"][0]
-        return address
+    """Return where a contiguous array begins. NumPy's own answer takes eight times as long."""
+    return MPI.Get_address(x)
 
 
 class Segment:
