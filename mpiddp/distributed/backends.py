@@ -45,10 +45,8 @@ def check_backend(backend: str | None, default: str = "mpi") -> str:
     """Return "nccl" if a backend's name asks for it, else "mpi"; ValueError for an unknown name."""
     if backend is None or backend == Backend.UNDEFINED:
         return default
-    if not isinstance(backend, str):
-        raise ValueError(f"backend must be one of {_NAMES}; got {backend!r}")
     kind = "mpi"
-    for part in backend.lower().split(","):
+    for part in str(backend).lower().split(","):
         device, _, name = part.strip().rpartition(":")
         if name not in ("mpi", "gloo", "nccl") or device not in ("", "cpu", "cuda"):
             raise ValueError(f"Unknown backend {part.strip()!r}: backend must be one of {_NAMES}")

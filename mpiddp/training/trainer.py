@@ -409,7 +409,7 @@ class Trainer:
     def _own_gradient_is_finite(self, batch: Batch) -> bool:
         with self._alone(max(1, batch.share.samples), batch.share.global_samples):
             self._backward(self._forward(batch, MetricSum()), 1.0)
-        return all(is_finite(p.grad) for p in self.model.module.parameters())
+        return all(p.grad is None or is_finite(p.grad) for p in self.model.module.parameters())
 
 
 def _batches(loader: DataLoader) -> Iterator[Batch]:
@@ -427,10 +427,8 @@ def _no_mean_of_nothing(weight: float) -> AbstractContextManager[Any]:
     return nullcontext() if weight else np.errstate(divide="ignore", invalid="ignore")
 
 
-def is_finite(x: Array | None) -> bool:
+def is_finite(x: Array) -> bool:
     """Return True if all elements are finite, which one pass tells."""
-    if x is None:
-        return True
     flat = x.reshape(-1)
     # A sum of squares is fast and never hides a NaN, but may overflow without an infinite element.
     with np.errstate(over="ignore", invalid="ignore"):

@@ -51,8 +51,6 @@ def call(option: str, name: str, kind: type[Any], **arguments: Any) -> Any:
     function = import_string(option, name)
     try:
         found = function(**arguments)
-    except UsageError:
-        raise
     except Exception as error:
         home = str(Path(__file__).parents[1])
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(home)]
