@@ -10,7 +10,7 @@ from harness.tiers import thinned
 import mpiddp as dist
 from mpiddp.autograd import Tensor
 from mpiddp.errors import ArrayError
-from mpiddp.mpi import lazy, requests
+from mpiddp.mpi import lazy, p2p, requests
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3), pytest.mark.core]
 
@@ -40,25 +40,19 @@ def test_send_recv(world, dtype):
 
 def test_from_any_source(world):
     if world.rank == 0:
-        seen = []
-        for _ in range(world.size - 1):
-            x = np.zeros(2)
-            sender = dist.recv(x, tag=4)
-            assert (x == sender).all()
-            seen.append(sender)
-        assert sorted(seen) == list(range(1, world.size))
+        senders = []
+        posted = [(x, dist.irecv(x, tag=5)) for x in map(np.zeros, [2] * (world.size - 1))]
+        for x, work in posted:
+            senders.append(dist.recv(x, tag=4))
+            assert (x == senders[-1]).all()
+            work.wait()
+            senders.append(work.source_rank())
+            assert (x == senders[-1]).all()
+        assert sorted(senders[::2]) == sorted(senders[1::2]) == list(range(1, world.size))
     else:
-        dist.send(np.full(2, float(world.rank)), 0, tag=4)
+        for tag in (4, 5):
+            dist.isend(np.full(2, float(world.rank)), group_dst=0, tag=tag).wait()
     dist.barrier()
-    if world.rank == 0:
-        xs = [np.zeros(1) for _ in range(world.size - 1)]
-        works = [dist.irecv(x) for x in xs]
-        for x, each in zip(xs, works, strict=True):
-            each.wait()
-            assert x[0] == each.source_rank()
-        assert sorted(each.source_rank() for each in works) == list(range(1, world.size))
-    else:
-        dist.isend(np.array([float(world.rank)]), group_dst=0).wait()
 
 
 @pytest.mark.parametrize("way", ["recv", "irecv", "any"])
@@ -171,30 +165,11 @@ def test_messages_of_a_group_that_is_aborted_raise_and_leave_nothing(world, grou
     assert requests.pending == 0
 
 
-class Failing:
-    """A message whose receive ends in an error."""
-
-    def __init__(self, real, error):
-        self._real, self._error = real, error
-
-    def __bool__(self):
-        return bool(self._real)
-
-    def Irecv(self, what):  # noqa: N802 - MPI's name
-        self._real.Irecv(what).Wait()
-        raise self._error
-
-
-def let_receives_fail(monkeypatch, mailbox, error):
-    failing = (each and (*each[:-1], Failing(each[-1], error)) for each in mailbox._arrivals)
-    monkeypatch.setattr(mailbox, "_arrivals", failing)
-
-
 def test_a_receive_whose_message_cannot_be_taken_ends(world, group, monkeypatch):
     """It is not the first one's."""
     works = [dist.irecv(np.empty(4), world.rank, group, tag=tag) for tag in (9, 0)]
     dist.isend(np.ones(4), world.rank, group)
-    let_receives_fail(monkeypatch, group._mailbox, lazy.MPI.Exception(lazy.MPI.ERR_OTHER))
+    monkeypatch.setattr(p2p.Message, "accept", mock.Mock(side_effect=lazy.MPI.Exception(lazy.MPI.ERR_OTHER)))
     for work in reversed(works):
         with pytest.raises(lazy.MPI.Exception):
             work.wait(timeout=5)
@@ -206,28 +181,12 @@ def test_a_receive_whose_message_cannot_be_taken_ends(world, group, monkeypatch)
     assert requests.pending == 0 and translate.called
 
 
-@pytest.mark.parametrize("other", [0, 9])
-def test_a_ctrl_c_in_a_receive_costs_its_message(world, group, monkeypatch, other):
-    """Also if it is not the first one's."""
-    works = [dist.irecv(np.zeros(1000), world.rank, group, tag=tag) for tag in (other, 0)]
-    sent = [dist.isend(np.full(1000, value), world.rank, group, tag=other * (value == 2.0)) for value in (1.0, 2.0)]
-    lost, right = works if other == 0 else reversed(works)
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        let_receives_fail(patched, group._mailbox, KeyboardInterrupt())
-        lost.wait()
-    with pytest.raises(dist.DistError, match="interrupted"):
-        lost.wait()
-    finish([right, *sent])
-    assert (right.result()[0] == 2).all()
-
-
-@pytest.mark.mpi(min_size=2)
 def test_a_message_that_nobody_received_ends_with_its_group(world):
-    right, left = ring(world)
+    """One to oneself, because others on a node are not MPI's."""
     for number in range(2):
         group, x = dist.new_group(range(world.size)), np.zeros(1)
-        dist.isend(x + number, right, group, tag=dist.group.WORLD._mailbox.max_tag).wait()
+        dist.isend(x + number, world.rank, group, tag=dist.group.WORLD._mailbox.max_tag).wait()
         if number:
-            dist.recv(x, left, group, tag=dist.group.WORLD._mailbox.max_tag)
+            dist.recv(x, world.rank, group, tag=dist.group.WORLD._mailbox.max_tag)
             assert x == 1
         dist.destroy_process_group(group)

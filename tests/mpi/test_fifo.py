@@ -29,7 +29,7 @@ def test_bursts_keep_their_order_and_the_fifo_is_used_again(world):
         works = [dist.isend(np.full(size, number, np.int32), right, group) for number, size in enumerate(sizes)]
         for number, size in enumerate(sizes):
             x = np.full(size + ways.integers(2), -1, np.int32)
-            source = None if world.size == 2 and ways.random() < 0.3 else left
+            source = None if ways.random() < 0.3 else left
             if ways.random() < 0.5:
                 assert dist.recv(x, source, group) == left
             else:
@@ -45,27 +45,32 @@ def test_bursts_keep_their_order_and_the_fifo_is_used_again(world):
     dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize(("method", "length"), [("matches", 2), ("_finish", 3)])
-def test_a_ctrl_c_keeps_messages_in_their_order(world, group, monkeypatch, method, length):
-    """The message comes again, or is lost with its receive."""
-    right, left = neighbours(world)
-    works = [dist.irecv(np.zeros(3), left, group) for _ in range(2)]
-    sent = [dist.isend(np.full(length, 1.0), right, group)]
+@pytest.mark.parametrize("by_mpi", [False, True])
+@pytest.mark.parametrize(("method", "length"), [("matches", 2), ("accept", 2), ("_finish", 3)])
+def test_a_ctrl_c_keeps_messages_in_their_order(world, group, monkeypatch, by_mpi, method, length):
+    """The message comes again, or is lost with its receive. Only messages to oneself always go by MPI."""
+    to, source = [world.rank] * 2 if by_mpi else neighbours(world)
+    other = [dist.irecv(np.zeros(1), source, group, tag=9)] if method == "accept" else []
+    works = [dist.irecv(np.zeros(3), source, group) for _ in range(2)]
+    sent = [dist.isend(np.full(length, 1.0), to, group)]
     group.comm.Barrier()
-    monkeypatch.setattr(Message, method, lambda *_: monkeypatch.undo() or interrupt())
+    real = getattr(Message, method)
+
+    def interrupt(*args):
+        monkeypatch.undo()
+        if method == "accept":
+            real(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Message, method, interrupt)
     with pytest.raises(KeyboardInterrupt):
         works[0].wait()
-    sent.append(dist.isend(np.full(3, 2.0), right, group))
-    if method == "matches":
-        works[0].wait()
-        assert works[0].result()[0].tolist() == [1.0, 1.0, 0.0]
-    else:
+    sent += [dist.isend(np.full(size, 2.0), to, group, tag=tag) for size, tag in ((3, 0), (1, 9))[: 1 + len(other)]]
+    if method == "accept" or (method == "_finish" and not by_mpi):
         with pytest.raises(dist.DistError, match="interrupted"):
             works[0].wait()
-    works[1].wait()
+    else:
+        works[0].wait()
+        assert works[0].result()[0].tolist() == [1.0] * length + [0.0] * (3 - length)
+    finish([works[1], *other, *sent])
     assert works[1].result()[0].tolist() == [2.0] * 3
-    finish(sent)
-
-
-def interrupt():
-    raise KeyboardInterrupt
