@@ -57,7 +57,7 @@ class GroupMonitor(Resource):
         self._calls = link.own(Calls(link, bytearray(calls.REGION_BYTES) if memory is None else memory))
         if memory is not None and eager_bytes:
             link.own(EagerBuffers(link, memory, calls.REGION_BYTES * link.size))
-            link.own(fifo.Fifos(link, memory, (calls.REGION_BYTES + eager_bytes) * link.size))
+            link.own(fifo.Transport(link, memory, (calls.REGION_BYTES + eager_bytes) * link.size))
         if not link.one_node:
             self._comparison = link.own(Comparison(link, self._calls, self.find))
 

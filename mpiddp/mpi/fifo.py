@@ -1,6 +1,6 @@
 """FIFOs: short messages between the ranks of a node, in memory that they share.
 
-Every rank has a FIFO from each other one. The sender copies a message into the next slot and then raises the head; the
+Every rank has a FIFO from each other one. The sender copies a message into the next slots and then raises the head; the
 receiver copies it out and then raises the tail. Long messages go by MPI, as do those that find no free slot. A sender
 that has sent by MPI uses the FIFO again when the receiver has taken all of that. What lies in a FIFO was therefore sent
 before what MPI holds, and messages keep their order.
@@ -11,7 +11,9 @@ Other processors must see a thread's stores in the order of the program, as for 
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, TypeAlias
@@ -26,20 +28,24 @@ from .link import Link, Resource, aborted
 from .message import as_bytes, size_of
 from .requests import READY, Awaited, lock
 
-_SLOTS = 8
 ANY_SOURCE: int = -1
+_SLOTS, _MOST_SLOTS = 64, 8
+"""The slots of a FIFO, and of its longest message. A message may reach beyond the last slot, and has memory there."""
 _RANK_BYTES = 33 << 13
-"""The slots of all FIFOs to one rank have so much together: of two ranks each a little more than 32 KiB."""
+"""The slots of all FIFOs to one rank have so much together: of two ranks the longest message is just over 32 KiB."""
 _LINE_BYTES = 64
 _HEAD, _SENT, _TAIL, _TAKEN = 0, 8, 16, 17
-"""Words of a FIFO: how many messages were put into it, and how many were sent by MPI, both told by the sender; how many
-were taken out of it, and how many of MPI's have been received, both told by the receiver. Words that are not written
+"""Words of a FIFO. The sender tells how many slots it has filled, and how many messages it has sent by MPI. The
+receiver tells how many slots it has emptied, and how many of MPI's messages it has received. Words that are not written
 together lie in different lines of the processor's caches."""
 _FIRST_BYTES = 4 * _LINE_BYTES
 _PAYLOAD_BYTES = 16
-"""A slot begins with a word that tells its message's tag and size, and with the message's number, which is written
-last. Behind them, where any element is aligned, is the message, so that a short one takes one line with them."""
+"""A message's first slot begins with a word that tells its tag and size, and with the slot's number, which is written
+last. Behind them, where any element is aligned, are its bytes, so that a short one takes one line with them."""
 _SIZE_BITS = 20
+"""Of the first word; more than the longest message needs. The others are the tag's."""
+_LAST_LOOKS = 100
+"""Looks of a group's end; each takes a message or a few out of what MPI has in memory for this rank."""
 
 
 def _slot_bytes(ranks: int) -> int:
@@ -47,7 +53,7 @@ def _slot_bytes(ranks: int) -> int:
 
 
 def _fifo_bytes(ranks: int) -> int:
-    return _FIRST_BYTES + _SLOTS * _slot_bytes(ranks)
+    return _FIRST_BYTES + (_SLOTS + _MOST_SLOTS - 1) * _slot_bytes(ranks)
 
 
 def region_bytes(ranks: int) -> int:
@@ -80,78 +86,82 @@ Arrival: TypeAlias = "tuple[int, int, int, MPI.Message | Letter]"
 class Fifo:
     """The messages from one rank to another."""
 
-    __slots__ = ("heads", "memory", "room", "sender", "slots", "words")
+    __slots__ = ("heads", "memory", "room", "sender", "slot_bytes", "slots", "words")
 
     def __init__(self, sender: int, receiver: int, memory: mmap.mmap, start: int, ranks: int) -> None:
-        self.sender, self.memory = sender, memory
+        self.sender, self.memory, self.slot_bytes = sender, memory, _slot_bytes(ranks)
         self.heads = memoryview(memory)[start : start + _LINE_BYTES].cast("q")
         """The heads of all FIFOs to the receiver, by their senders."""
         start += _LINE_BYTES + ((sender - receiver) % ranks - 1) * _fifo_bytes(ranks)
         self.words = memoryview(memory)[start : start + _fifo_bytes(ranks)].cast("q")
-        places = range(_FIRST_BYTES, _fifo_bytes(ranks), _slot_bytes(ranks))
+        places = [_FIRST_BYTES + slot * self.slot_bytes for slot in range(_SLOTS)]
         self.slots = [(place // 8, start + place + _PAYLOAD_BYTES) for place in places]
-        """For each slot the index of its first word in `words`, and where in the memory its message begins."""
+        """For each slot the index of its first word in `words`, and where in the memory a message begins."""
         self.room = 0
-        """The head up to which the sender may put messages without another look at the receiver's words."""
+        """The head up to which the sender may fill slots without another look at the receiver's words."""
 
-    def may_put(self, head: int) -> bool:
+    def slots_of(self, size_bytes: int) -> int:
+        return -(-(_PAYLOAD_BYTES + size_bytes) // self.slot_bytes)
+
+    def has_room(self, count: int) -> bool:
+        """Look at the receiver's words for ``count`` slots, and the one behind them."""
         words = self.words
-        self.room = words[_TAIL] + _SLOTS if words[_SENT] == words[_TAKEN] else 0
-        return head < self.room
+        self.room = words[_TAIL] + _SLOTS - 1 if words[_SENT] == words[_TAKEN] else 0
+        return words[_HEAD] + count <= self.room
 
-    def peek(self) -> tuple[int, int] | None:
-        """Return the tag and the bytes of the next message, if there is one. Any thread may ask."""
+    def peek(self) -> tuple[int, int, int] | None:
+        """Return tag, bytes and start of the next message, if there is one. Any thread may ask."""
         words = self.words
         tail = words[_TAIL]
-        first = self.slots[tail % _SLOTS][0]
-        return divmod(words[first], 1 << _SIZE_BITS) if words[first + 1] == tail + 1 else None
+        first, start = self.slots[tail % _SLOTS]
+        return (*divmod(words[first], 1 << _SIZE_BITS), start) if words[first + 1] == tail + 1 else None
 
     def take(self) -> Arrival | None:
-        """Copy the next message out of its slot."""
-        envelope = self.peek()
-        if envelope is None:
+        """Copy the next message out of its slots."""
+        found = self.peek()
+        if found is None:
             return None
-        tag, size_bytes = envelope
-        tail = self.words[_TAIL]
-        start = self.slots[tail % _SLOTS][1]
+        tag, size_bytes, start = found
         arrival = self.sender, tag, size_bytes, Letter(self.memory[start : start + size_bytes])
-        self.words[_TAIL] = tail + 1
+        tail = self.words[_TAIL] + self.slots_of(size_bytes)
+        self.words[_TAIL] = tail
         return arrival
 
 
-class EqualMessages:
-    """Messages with one tag, dtype and shape to a rank, from a rank or from any. They take the least time."""
+class Lane:
+    """The messages with one tag, dtype and shape to a rank, from a rank or from any: the shortest way through FIFOs."""
 
-    __slots__ = ("_dtype", "_fifos", "_shape", "_size_bytes", "_views", "_word")
+    __slots__ = ("__weakref__", "_count", "_dtype", "_fifos", "_shape", "_size_bytes", "_views", "_word")
 
     def __init__(self, fifos: tuple[Fifo, ...], tag: int, x: Array) -> None:
         self._fifos, self._dtype, self._shape, self._size_bytes = fifos, x.dtype, x.shape, x.nbytes
-        self._word = tag << _SIZE_BITS | x.nbytes
+        self._word, self._count = tag << _SIZE_BITS | x.nbytes, fifos[0].slots_of(x.nbytes)
         self._views: dict[int, Array] = {}
-        """The slots' messages as such arrays, by their positions in the memory, made at their first use."""
+        """Messages in their slots as such arrays, by their positions in the memory, made at their first use."""
 
     def put(self, x: Any) -> bool:
         """Send; return False if the message has to go by MPI."""
-        fifo = self._fifos[0]
-        lock.acquire()  # less time than a with statement
-        try:
+        with lock:
+            fifo, count = self._fifos[0], self._count
             words = fifo.words
-            head = words[_HEAD]
-            if head >= fifo.room and not fifo.may_put(head):
+            if words[_HEAD] + count > fifo.room and not fifo.has_room(count):
                 return False
+            head = words[_HEAD]
             first, start = fifo.slots[head % _SLOTS]
             fifo.memory[start : start + self._size_bytes] = x
+            words[fifo.slots[(head + count) % _SLOTS][0] + 1] = (
+                0  # else the receiver could read a number from a payload
+            )
             words[first] = self._word
-            words[first + 1] = words[_HEAD] = fifo.heads[fifo.sender] = head + 1
+            words[first + 1] = head + 1
+            words[_HEAD] = fifo.heads[fifo.sender] = head + count
             return True
-        finally:
-            lock.release()
 
     def take(self, x: Array, looks: int, receive: Any) -> bool:
-        """Receive, after some looks; return False if no message comes, or if the next one is another or MPI's.
+        """Receive, after some looks; return False if no message comes, or the next is of another kind, or MPI's.
 
-        The sender becomes an attribute of ``receive``. A Ctrl-C leaves both there or neither, because it comes at a
-        call or the next step of a loop. The caller holds `requests.lock`.
+        Sender and size become attributes of ``receive``. A Ctrl-C leaves all as it was, or nothing, because Python sees
+        it at a call or at a loop's next step alone. The caller holds `requests.lock`.
         """
         for _ in range(looks):
             for fifo in self._fifos:
@@ -162,25 +172,39 @@ class EqualMessages:
                     if words[_SENT] != words[_TAKEN]:
                         return False
                     continue
-                if words[first] != self._word:
+                size_bytes, count = self._size_bytes, self._count
+                if words[first] == self._word:
+                    try:
+                        view = self._views[start]
+                    except KeyError:
+                        view = self._views[start] = np.ndarray(self._shape, self._dtype, fifo.memory, start)
+                    x[...] = view
+                elif 0 < self._word - words[first] <= size_bytes:  # a shorter one
+                    size_bytes -= self._word - words[first]
+                    count = fifo.slots_of(size_bytes)
+                    as_bytes(x)[:size_bytes] = np.frombuffer(fifo.memory, np.uint8, size_bytes, start)
+                else:
                     return False
-                view = self._views.get(start)
-                if view is None:
-                    view = self._views[start] = np.ndarray(self._shape, self._dtype, fifo.memory, start)
-                x[...] = view
-                receive.sender = fifo.sender
-                words[_TAIL] = tail + 1
+                if words[_TAIL] != tail:  # a signal's handler has received it
+                    continue
+                receive.sender, receive.size_bytes = fifo.sender, size_bytes
+                words[_TAIL] = tail + count
                 return True
         return False
 
+    def close(self) -> None:
+        self._fifos = ()
+        self._views.clear()
 
-class Fifos(Resource):
+
+class Transport(Resource):
     """All messages from and to this rank: by FIFOs, if the group has ``memory`` for them, and by MPI."""
 
     def __init__(self, link: Link, memory: mmap.mmap | None = None, start: int = 0) -> None:
         self.comm, self._rank, self._size = link.messages, link.rank, link.size
         self._from: dict[int, Fifo] = {}
         self._to: dict[int, Fifo] = {}
+        self._lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
         self._heads, self._empty = memoryview(b""), b""
         """The heads of the FIFOs to this rank, and what they were when all were found empty."""
         if memory is not None:
@@ -199,13 +223,15 @@ class Fifos(Resource):
         self._probed: MPI.Message | None = None
         """The message of ``status``, until it is returned."""
 
-    def equals(self, x: Array, peer: int, tag: int, sends: bool) -> EqualMessages | None:
-        """Return the messages like ``x`` to or from a rank, or from any; None if they are not for a FIFO."""
-        if not self._from or x.nbytes > _slot_bytes(self._size) - _PAYLOAD_BYTES or peer == self._rank:
+    def lane(self, x: Array, peer: int, tag: int, sends: bool) -> Lane | None:
+        """Return the lane of messages like ``x`` to or from a rank, or from any; None if they are not for a FIFO."""
+        longest_bytes = _MOST_SLOTS * _slot_bytes(self._size) - _PAYLOAD_BYTES if self._from else -1
+        if x.nbytes > longest_bytes or peer == self._rank:
             return None
-        if peer == ANY_SOURCE:
-            return EqualMessages((*self._from.values(),), tag, x)
-        return EqualMessages(((self._to if sends else self._from)[peer],), tag, x)
+        fifos = (*self._from.values(),) if peer == ANY_SOURCE else ((self._to if sends else self._from)[peer],)
+        lane = Lane(fifos, tag, x)
+        self._lanes.add(lane)
+        return lane
 
     def Isend(self, what: Any, to: int, tag: int) -> MPI.Request:  # noqa: N802 - MPI's name
         """Send by MPI."""
@@ -245,16 +271,27 @@ class Fifos(Resource):
 
     def unmatched(self) -> list[tuple[int, int, int]]:
         """Return sender, tag and bytes of the next messages. Any thread may ask."""
-        status = MPI.Status()
         peeks = [(sender, fifo.peek()) for sender, fifo in self._from.items()]
-        found = [(sender, *envelope) for sender, envelope in peeks if envelope is not None]
+        found = [(sender, *envelope[:2]) for sender, envelope in peeks if envelope is not None]
+        probed, status = self._status, MPI.Status()
+        statuses = [probed] * (self._probed is not None)
         if self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
-            found.append((status.Get_source(), status.Get_tag(), size_of(status)))
-        return found
+            statuses.append(status)
+        return found + [(each.Get_source(), each.Get_tag(), size_of(each)) for each in statuses]
 
-    def drop(self, error: DistError) -> None:
+    def holds_messages(self) -> bool:
+        """Return True if MPI has a message for this rank that no receive has taken."""
+        looks = (self.comm.Iprobe() for _ in range(_LAST_LOOKS))
+        with contextlib.suppress(MPI.Exception):  # a rank has failed
+            return self._probed is not None or any(looks)
+        return False
+
+    def abort(self, error: DistError) -> None:
         self.comm = aborted(error)
         self._from, self._to = {}, {}
 
     def close(self) -> None:
-        self._from, self._to, self._heads = {}, {}, memoryview(b"")  # which hold the memory
+        """Let go of the memory, also in lanes of messages that the program has kept."""
+        for lane in self._lanes:
+            lane.close()
+        self._from, self._to, self._heads = {}, {}, memoryview(b"")

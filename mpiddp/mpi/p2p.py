@@ -7,7 +7,6 @@ then received. The dtype travels in the tag.
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from mpiddp.errors import ArrayError, DistError, MismatchError
 from mpiddp.typing import Array
 
 from . import p2p_device, requests
-from .fifo import ANY_SOURCE, Arrival, EqualMessages, Fifos, Letter
+from .fifo import ANY_SOURCE, Arrival, Lane, Letter, Transport
 from .lazy import MPI
 from .link import Link, Resource
 from .message import CODES, as_message, code_name, dtype_code, plain
@@ -35,8 +34,6 @@ from .work import Work
 
 _LOOKS = 10
 """Looks of a wait for one message before it yields the core, if that has no other rank."""
-_LAST_LOOKS = 100
-"""Looks of a group's end; each takes a message or a few out of what MPI has in memory for this rank."""
 _MAX_ROUTES = 256
 
 
@@ -55,8 +52,8 @@ class Route:
     """True if MPI takes the array as it is."""
     ranks: Sequence[int]
     """The global ranks of the group's members."""
-    equals: EqualMessages | None
-    """The messages of this kind that ranks of the node exchange without MPI."""
+    lane: Lane | None
+    """The way through FIFOs, if the node's ranks exchange such messages without MPI."""
 
 
 class Message(Work):
@@ -91,16 +88,18 @@ class Message(Work):
         return Work.wait(self, timeout)
 
     def block(self) -> None:
-        """Wait without a limit, while nothing else is pending."""
+        """Wait without a limit. After a Ctrl-C nobody waits for it."""
         mailbox, polls = self._route.mailbox, 0
-        mailbox.progress_of(self)
-        while not self._finished:
-            if self._awaited is not None:
-                self._awaited.Wait()
-            else:
+        try:
+            mailbox.progress_of(self)
+            while not self._finished:
                 polls += 1
                 pause(polls)
-            mailbox.progress_of(self)
+                mailbox.progress_of(self)
+        except BaseException:
+            with lock:
+                self._fail(interrupted())
+            raise
 
     def source_rank(self) -> int:
         return self._route.ranks[self.sender] if self.sender >= 0 and self._finished else super().source_rank()
@@ -154,19 +153,19 @@ class Mailbox(Resource):
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self._fifos = link.find(Fifos) or Fifos(link)
+        self._transport = link.find(Transport) or Transport(link)
         # Open MPI's other communicators may not have the attribute.
         upper = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self.max_tag: int = (upper if isinstance(upper, int) else 32767) // CODES - 2
         self.polls = link.monitor.polls
         self._looks = _LOOKS // 3 if link.world.crowded else _LOOKS
-        self._arrivals: Iterator[Arrival | None] = iter(self._fifos.arrive, object())
+        self._arrivals: Iterator[Arrival | None] = iter(self._transport.arrive, object())
         """Messages that have come, each followed by the next or by None, without end."""
         self._arrived: list[Arrival] = []
         self._comes_again = False
         """True if a Ctrl-C has put a message back: it comes before all others."""
-        self.sender = -1
-        """That of the message which `recv` has taken last out of a FIFO."""
+        self.sender = self.size_bytes = -1
+        """Those of the message which `recv` has taken last out of a FIFO."""
         self._posted: deque[Message] = deque()
         self._routes: dict[Any, Route] = {}
         self.route = self._routes.get
@@ -176,14 +175,14 @@ class Mailbox(Resource):
 
     def add_route(self, key: tuple[Any, ...], peer: int, x: Array, ranks: Sequence[int]) -> Route:
         """Remember a checked message, for `route`. The key is its operation, global rank, tag, dtype and shape."""
-        self._fifos.comm.Improbe  # noqa: B018 - raises if the group is aborted
+        self._transport.comm.Improbe  # noqa: B018 - raises if the group is aborted
         if len(self._routes) >= _MAX_ROUTES:
             self._routes.clear()
         link, (name, _, tag, *_) = self.link, key
         peers = link.others if peer == ANY_SOURCE else (link.ranks[peer],)
         call, code = Call(link.members, name, x.dtype, x.shape, peers, tag), tag * CODES + dtype_code(x.dtype)
-        equals = self._fifos.equals(x, peer, code, call.sends) if plain(x) else None
-        route = Route(self, call, peer, code, x.nbytes, plain(x), ranks, equals)
+        lane = self._transport.lane(x, peer, code, call.sends) if plain(x) else None
+        route = Route(self, call, peer, code, x.nbytes, plain(x), ranks, lane)
         if type(x) is ndarray:
             self._routes[key] = route
         return route
@@ -193,31 +192,29 @@ class Mailbox(Resource):
 
     def unmatched(self) -> list[tuple[int, int, str, int]]:
         """Return sender (group rank), tag, dtype and bytes of messages without a receive. Any thread may ask."""
-        found = [arrival[:3] for arrival in tuple(self._arrived)] + self._fifos.unmatched()
+        found = [arrival[:3] for arrival in tuple(self._arrived)] + self._transport.unmatched()
         return [(source, code // CODES, code_name(code % CODES), size) for source, code, size in found]
 
     def drop(self, error: DistError) -> None:
         """End all messages with ``error``. Ranks that disagree about collectives may still exchange messages."""
         if not isinstance(error, MismatchError):
-            self._fifos.drop(error)
+            self._transport.abort(error)
             self._routes.clear()
             self.fail_pending(error)
 
     def close(self) -> None:
         """Look for messages that nobody has received: the next group could get their context, and receive them."""
-        self._routes.clear()  # which hold the FIFOs' memory
-        with contextlib.suppress(MPI.Exception):  # a rank has failed
-            looks = (self._fifos.comm.Iprobe() for _ in range(_LAST_LOOKS))
-            self.link.may_hold_messages |= bool(self._arrived) or any(looks)
+        mine = bool(self._arrived) or self._comes_again
+        self.link.may_hold_messages |= mine or self._transport.holds_messages()
 
     def send(self, x: Array, route: Route) -> Awaited | None:
         """Begin to send; return None, and leave it to `isend`, if a device or an earlier message has to be awaited."""
         if type(x) is not ndarray or (self._departing and self._departing.get(route.peer)):
             return None
-        if route.equals is not None and route.equals.put(x):
+        if route.lane is not None and route.lane.put(x):
             return READY
         what = (x, MPI.BYTE) if route.plain else as_message(x, route.size_bytes)
-        return self._fifos.Isend(what, route.peer, route.code)
+        return self._transport.Isend(what, route.peer, route.code)
 
     def isend(self, x: Array, route: Route, entry: list[Any], request: Awaited | None) -> Work:
         """Return the message of a request of `send`, or without one send it in its turn."""
@@ -226,7 +223,7 @@ class Mailbox(Resource):
             send = Message(route, x, entry)
             if request is None:
                 to = route.peer
-                send._steps = p2p_device.send(x, self._departing[to], self._fifos, to, route.code)
+                send._steps = p2p_device.send(x, self._departing[to], self._transport, to, route.code)
                 send._resume(send._steps)
             else:
                 send._awaited = request
@@ -240,24 +237,22 @@ class Mailbox(Resource):
 
         Return the sender and what is left to wait for; or None, and leave it to `irecv`, if none comes, or another one.
         """
-        equals = route.equals
+        lane = route.lane
         for _ in range(self._looks):
-            if self._arrived or self._comes_again:
-                return None
-            lock.acquire()
-            try:
-                if equals is not None and equals.take(x, self._looks, self):
+            with lock:
+                if self._arrived or self._comes_again or self._posted:
+                    return None
+                if lane is not None and lane.take(x, self._looks, self):
                     return self.sender, READY
                 for arrival in self._arrivals:  # noqa: B007 - read below
                     break
                 if arrival is None:
                     continue
                 sender, code, size_bytes, message = arrival
-                if code == route.code and size_bytes == route.size_bytes and route.peer in (sender, ANY_SOURCE):
-                    return sender, message.Irecv((x, MPI.BYTE) if route.plain else as_message(x, size_bytes))
+                if code == route.code and size_bytes <= route.size_bytes and route.peer in (sender, ANY_SOURCE):
+                    exact = route.plain and size_bytes == route.size_bytes
+                    return sender, message.Irecv((x, MPI.BYTE) if exact else as_message(x, size_bytes))
                 self._arrived.append(arrival)
-            finally:
-                lock.release()
         return None
 
     def irecv(self, x: Array, route: Route, entry: list[Any]) -> Message:
@@ -305,10 +300,9 @@ class Mailbox(Resource):
         posted = self._posted
         while posted and looks:
             receive, unmatched = posted[0], None
-            equals, arrival = receive._route.equals, None
+            lane, arrival = receive._route.lane, None
             try:
-                if equals and not self._comes_again and equals.take(receive._outputs[0], looks, receive):
-                    receive.size_bytes = receive._route.size_bytes
+                if lane and not self._comes_again and lane.take(receive._outputs[0], looks, receive):
                     posted.popleft()
                     receive._finish(None)
                 else:
@@ -328,7 +322,10 @@ class Mailbox(Resource):
             except MPI.Exception:
                 raise
             except BaseException:  # a Ctrl-C
-                if arrival and arrival[-1]:  # It has not been received, and is the next one again.
+                if receive._awaited is not None:  # It has taken the message, and goes on.
+                    self.withdraw(receive)
+                    self._moving[receive] = None
+                elif arrival and arrival[-1]:  # It has not been received, and is the next one again.
                     self._arrivals, self._comes_again = chain((arrival,), self._arrivals), True
                 elif receive.sender >= 0:  # The receive must not take another one.
                     receive._fail(interrupted())

@@ -10,7 +10,7 @@ from collections import deque
 from mpiddp.device import is_device_array, pinned, stream, transfer
 from mpiddp.typing import Array
 
-from .fifo import Fifos, Letter
+from .fifo import Letter, Transport
 from .lazy import MPI
 from .message import as_message
 from .requests import Steps, When
@@ -19,7 +19,7 @@ by_address = False
 """Whether MPI takes device pointers."""
 
 
-def send(x: Array, departing: deque[object], fifos: Fifos, to: int, tag: int) -> Steps:
+def send(x: Array, departing: deque[object], transport: Transport, to: int, tag: int) -> Steps:
     """Send after earlier messages to the same rank, which may still be copied to the host: they are ``departing``."""
     memory: Array | None = None
     turn = object()
@@ -35,7 +35,7 @@ def send(x: Array, departing: deque[object], fifos: Fifos, to: int, tag: int) ->
             transfer.down(memory, x, side)
             yield stream.mark(side)
         yield When(lambda: departing[0] is turn)
-        request = fifos.Isend(as_message(source, x.nbytes), to, tag)
+        request = transport.Isend(as_message(source, x.nbytes), to, tag)
     finally:
         departing.remove(turn)
     yield request

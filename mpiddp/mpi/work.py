@@ -88,8 +88,9 @@ class Work:
             self._awaited = next(steps)
         except StopIteration as end:
             self._value = end.value
-            self._finish(None)
+            self._finish(self._error)
         except Exception as error:  # surfaces in wait()
+            self._error = error  # also if a Ctrl-C comes now
             if isinstance(error, MPI.Exception):
                 abandon(steps, error)
             self._finish(error)

@@ -175,12 +175,13 @@ def test_a_receive_whose_message_cannot_be_taken_ends(world, group, monkeypatch)
             work.wait(timeout=5)
     monkeypatch.setattr(group._monitor, "translate", translate := mock.Mock())
     monkeypatch.setattr(group._mailbox, "polls", True)
-    monkeypatch.setattr(group._mailbox, "_fifos", mock.Mock(Isend=mock.Mock(side_effect=lazy.MPI.Exception(1))))
+    monkeypatch.setattr(group._mailbox, "_transport", mock.Mock(Isend=mock.Mock(side_effect=lazy.MPI.Exception(1))))
     with pytest.raises(lazy.MPI.Exception):
         dist.isend(np.ones(4), world.rank, group)
     assert requests.pending == 0 and translate.called
 
 
+@pytest.mark.mpi(min_size=2)
 def test_a_message_that_nobody_received_ends_with_its_group(world):
     """One to oneself, because others on a node are not MPI's."""
     for number in range(2):
