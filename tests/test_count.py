@@ -47,14 +47,14 @@ BUDGET = {
     "mpiddp/distributed": 1_879,
     "mpiddp/examples": 606,
     "mpiddp/faults": 2_270,
-    "mpiddp/mpi": 2_240,
+    "mpiddp/mpi": 2_275,
     "mpiddp/nn": 1_098,
     "mpiddp/optim": 437,
     "mpiddp/parallel": 1_788,
     "mpiddp/shm": 431,
     "mpiddp/torch": 1_457,
     "mpiddp/training": 2_235,
-    "tests, all": 24_018,
+    "tests, all": 24_000,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -14,9 +14,7 @@ from mpiddp import moved
     [
         ("mpiddp.nn.parallel", "module 'mpiddp.nn' has no attribute 'parallel': use mpiddp.DistributedDataParallel or"),
         ("mpiddp.reduce_op", "module 'mpiddp' has no attribute 'reduce_op': use ReduceOp, such as ReduceOp.SUM"),
-        ("mpiddp.distributed.DistributedDataParallel", "use mpiddp.DistributedDataParallel"),
         ("import mpiddp.utils.data", "No module named 'mpiddp.utils': torch.utils.data's names are in mpiddp.data"),
-        ("from mpiddp import DDP", "use mpiddp.DistributedDataParallel"),
         ("from mpiddp.distributed import save", "use mpiddp.save"),
     ],
 )

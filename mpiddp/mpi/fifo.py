@@ -44,6 +44,7 @@ _PAYLOAD_BYTES = 16
 last. Behind them, where any element is aligned, are its bytes, so that a short one takes one line with them."""
 _SIZE_BITS = 20
 """Of the first word; more than the longest message needs. The others are the tag's."""
+_MOST_VIEWS = 1000
 _LAST_LOOKS = 100
 """Looks of a group's end; each takes a message or a few out of what MPI has in memory for this rank."""
 
@@ -136,8 +137,8 @@ class Lane:
     def __init__(self, fifos: tuple[Fifo, ...], tag: int, x: Array) -> None:
         self._fifos, self._dtype, self._shape, self._size_bytes = fifos, x.dtype, x.shape, x.nbytes
         self._word, self._count = tag << _SIZE_BITS | x.nbytes, fifos[0].slots_of(x.nbytes)
-        self._views: dict[int, Array] = {}
-        """Messages in their slots as such arrays, by their positions in the memory, made at their first use."""
+        self._views: dict[Any, Array] = {}
+        """Messages in their slots as such arrays, by their positions in the memory, shorter ones also by size."""
 
     def put(self, x: Any) -> bool:
         """Send; return False if the message has to go by MPI."""
@@ -177,12 +178,15 @@ class Lane:
                     try:
                         view = self._views[start]
                     except KeyError:
-                        view = self._views[start] = np.ndarray(self._shape, self._dtype, fifo.memory, start)
+                        view = self._views[start] = self._view(self._shape, fifo, start)
                     x[...] = view
                 elif 0 < self._word - words[first] <= size_bytes:  # a shorter one
                     size_bytes -= self._word - words[first]
-                    count = fifo.slots_of(size_bytes)
-                    as_bytes(x)[:size_bytes] = np.frombuffer(fifo.memory, np.uint8, size_bytes, start)
+                    count, key = fifo.slots_of(size_bytes), (start, size_bytes)
+                    if key not in self._views:
+                        self._views[key] = self._view((size_bytes // x.itemsize,), fifo, start)
+                    view = self._views[key]
+                    x.reshape(-1)[: view.size] = view
                 else:
                     return False
                 if words[_TAIL] != tail:  # a signal's handler has received it
@@ -191,6 +195,11 @@ class Lane:
                 words[_TAIL] = tail + count
                 return True
         return False
+
+    def _view(self, shape: tuple[int, ...], fifo: Fifo, start: int) -> Array:
+        if len(self._views) >= _MOST_VIEWS:
+            self._views.clear()
+        return np.ndarray(shape, self._dtype, fifo.memory, start)
 
     def close(self) -> None:
         self._fifos = ()
@@ -259,7 +268,7 @@ class Transport(Resource):
         status = self._status
         sender = status.Get_source()
         fifo = self._from.get(sender)
-        if fifo is not None:
+        if fifo is not None and self._heads.tobytes() != self._empty:
             earlier = fifo.take()
             if earlier is not None:
                 return earlier

@@ -88,11 +88,11 @@ class Message(Work):
         return Work.wait(self, timeout)
 
     def block(self) -> None:
-        """Wait without a limit. After a Ctrl-C nobody waits for it."""
+        """Wait without a limit, but not behind a message of another kind. After a Ctrl-C nobody waits for it."""
         mailbox, polls = self._route.mailbox, 0
         try:
             mailbox.progress_of(self)
-            while not self._finished:
+            while not (self._finished or mailbox._arrived):
                 polls += 1
                 pause(polls)
                 mailbox.progress_of(self)

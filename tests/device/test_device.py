@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness.collectives import COLLECTIVES, check
-from harness.inputs import OPS, both_ways, close, draw, dtype_of, end, own_op, reduced, same
+from harness.inputs import OPS, both_ways, close, draw, dtype_of, end, finish, own_op, reduced, same
 from harness.on_device import by_address, cupy, reductions, renew
 from harness.pretend import connect
 from harness.world import everybody
@@ -186,8 +186,7 @@ def test_message_that_does_not_fit(world: Any, cupy: Any) -> None:
     posted[1].wait()
     assert posted[1].count() == 4
     assert posted[1].result()[0].get().tolist() == [1.0] * 4
-    for each in sends:
-        each.wait()
+    finish(sends)
 
 
 @pytest.mark.ranks(3)
@@ -210,8 +209,7 @@ def test_an_interrupt_at_a_message_leaves_the_next_receive_right(world: Any, cup
             works[0].wait()
         works[1].wait()
     assert works[1].result()[0].get().tolist() == [2.0] * 4
-    for each in sends:
-        each.wait()
+    finish(sends)
 
 
 def test_operation_waits_for_the_current_stream(world: Any, cupy: Any) -> None:
@@ -232,8 +230,7 @@ def test_earlier_kernels_read_what_was_there_before(world: Any, cupy: Any) -> No
         for _ in range(30):
             before += x
         works = [dist.all_reduce(x, async_op=True)]
-        for each in works:
-            each.wait()
+        finish(works)
         with cupy.cuda.Stream(non_blocking=True):  # knows nothing of the operation
             after = (x + 1).get()
         assert (before.get() == 32 * (world.rank + 1)).all()
@@ -370,8 +367,7 @@ def test_the_current_device_may_change_between_calls(world: Any, cupy: Any) -> N
         z = cupy.full(9000, world.rank + 1.0)
     with cupy.cuda.Device(world.rank % 2):
         works = [dist.all_reduce(x, async_op=True) for x in (y, z)]
-    for each in works:
-        each.wait()
+    finish(works)
     dist.all_reduce(z, dist.ReduceOp.AVG)
     assert (y.get() == total).all() and (z.get() == total).all()
 

@@ -51,12 +51,9 @@ class Message:
     def __init__(self, content: np.ndarray) -> None:
         self._content = content.view(np.uint8)
 
-    def Recv(self, into: Any) -> None:
+    def Irecv(self, into: Any) -> Any:
         memory = into[0].reshape(-1).view(np.uint8)
         memory[: self._content.size] = self._content
-
-    def Irecv(self, into: Any) -> Any:
-        self.Recv(into)
         return READY
 
 

@@ -39,9 +39,7 @@ def test_error_surfaces_in_wait(world):
     future = receive.get_future()
     with pytest.raises(dist.ArrayError):
         receive.wait()
-    assert receive.is_completed()
-    assert not receive.is_success()
-    assert isinstance(receive.exception(), dist.ArrayError)
+    assert receive.is_completed() and not receive.is_success() and isinstance(receive.exception(), dist.ArrayError)
     with pytest.raises(dist.ArrayError):
         future.wait()
 
