@@ -183,8 +183,9 @@ class Blocks:
         buffer = (eager.number + 1) % BUFFERS
         way, start = PIECES, 0
         if self._choice is not None:
-            way, start = self._choice.way or self._next_way(self._choice, buffer), perf_counter_ns()
+            way = self._choice.way or self._next_way(self._choice, buffer)
             self._choice.count()
+            start = perf_counter_ns()
         shown = self.shown[way][buffer]
         if eager.told[buffer] is not shown:  # else the sizes stand there from an earlier call
             eager.told[buffer] = None  # an interrupt may leave some of each
@@ -202,7 +203,7 @@ class Blocks:
             eager.memory[place] = inputs[index]  # half of the time of NumPy's assignment
         if shown.offered:
             self._offer(inputs, shown.offered)
-        if start and self._tries[buffer]:
+        if self._choice is not None and self._tries[buffer]:
             self._tries[buffer] = way, perf_counter_ns() - start
 
     def _offer(self, inputs: Any, offered: list[tuple[int, int, int, int]]) -> None:
