@@ -169,7 +169,7 @@ def transports() -> list[str]:
 
 
 def eager() -> bool:
-    """Return True if short arrays may use eager buffers."""
+    """Return True if short arrays may use eager buffers, and messages FIFOs."""
     return _switch("MPIDDP_EAGER") is not False
 
 

@@ -39,21 +39,21 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 947,
-    "mpiddp/algorithms": 2_798,
+    "mpiddp/algorithms": 2_799,
     "mpiddp/autograd": 865,
     "mpiddp/bench": 1_154,
     "mpiddp/data": 1_280,
     "mpiddp/device": 511,
-    "mpiddp/distributed": 1_879,
+    "mpiddp/distributed": 1_884,
     "mpiddp/examples": 606,
     "mpiddp/faults": 2_270,
-    "mpiddp/mpi": 2_275,
+    "mpiddp/mpi": 2_277,
     "mpiddp/nn": 1_098,
     "mpiddp/optim": 437,
     "mpiddp/parallel": 1_788,
     "mpiddp/shm": 431,
     "mpiddp/torch": 1_457,
-    "mpiddp/training": 2_235,
+    "mpiddp/training": 2_237,
     "tests, all": 24_000,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""

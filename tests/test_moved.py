@@ -13,7 +13,6 @@ from mpiddp import moved
     ("statement", "text"),
     [
         ("mpiddp.nn.parallel", "module 'mpiddp.nn' has no attribute 'parallel': use mpiddp.DistributedDataParallel or"),
-        ("mpiddp.reduce_op", "module 'mpiddp' has no attribute 'reduce_op': use ReduceOp, such as ReduceOp.SUM"),
         ("import mpiddp.utils.data", "No module named 'mpiddp.utils': torch.utils.data's names are in mpiddp.data"),
         ("from mpiddp.distributed import save", "use mpiddp.save"),
     ],

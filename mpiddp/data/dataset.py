@@ -147,7 +147,7 @@ def random_split(dataset: Dataset, lengths: Sequence[int | float], seed: int = 0
             f"random_split needs lengths that add up to {n} or fractions that add up to 1, none negative; got {lengths}"
         )
     order = randperm(n, seed)
-    return [Subset(dataset, part) for part in np.split(order, list(accumulate(sizes))[:-1])]
+    return [Subset(dataset, part) for part in np.split(order, list(accumulate(sizes)))[:-1]]
 
 
 class Partition(Subset):

@@ -218,6 +218,7 @@ def init_device_mesh(
     2.0
     """
     shape = tuple(int(n) for n in mesh_shape)
+    _checked_names(mesh_dim_names, len(shape))
     if not is_initialized():
         init_process_group()
     size = default_group().size()

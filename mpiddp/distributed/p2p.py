@@ -204,10 +204,14 @@ def recv(
             _wait(request.Wait, entry)
         entry[-1] = monotonic()
         return route.ranks[sender]
-    receive = mailbox.irecv(x, route, entry)
-    if at_once:
-        _wait(receive.block, entry)
-    receive.wait()
+    try:
+        receive = mailbox.irecv(x, route, entry)
+        if at_once:
+            _wait(receive.block, entry)
+        receive.wait()
+    except (KeyboardInterrupt, SystemExit):
+        mailbox.give_up(entry)
+        raise
     return route.ranks[receive.sender]
 
 

@@ -2,8 +2,8 @@
 
 Every rank has a FIFO from each other one. The sender copies a message into the next slots and then raises the head; the
 receiver copies it out and then raises the tail. Long messages go by MPI, as do those that find no free slot. A sender
-that has sent by MPI uses the FIFO again when the receiver has taken all of that. What lies in a FIFO was therefore sent
-before what MPI holds, and messages keep their order.
+that has sent by MPI uses the FIFO again when the receiver has taken all of that. Messages in a FIFO were therefore sent
+before those that MPI holds, and all keep their order.
 
 Heads, tails and counts are in the shared memory alone, each written by one side, so that a Ctrl-C leaves them valid.
 Other processors must see a thread's stores in the order of the program, as for the eager buffers.
@@ -92,7 +92,7 @@ class Fifo:
     def __init__(self, sender: int, receiver: int, memory: mmap.mmap, start: int, ranks: int) -> None:
         self.sender, self.memory, self.slot_bytes = sender, memory, _slot_bytes(ranks)
         self.heads = memoryview(memory)[start : start + _LINE_BYTES].cast("q")
-        """The heads of all FIFOs to the receiver, by their senders."""
+        """The heads of all FIFOs to the receiver, by their senders: at most 8, as many as ranks have eager buffers."""
         start += _LINE_BYTES + ((sender - receiver) % ranks - 1) * _fifo_bytes(ranks)
         self.words = memoryview(memory)[start : start + _fifo_bytes(ranks)].cast("q")
         places = [_FIRST_BYTES + slot * self.slot_bytes for slot in range(_SLOTS)]
@@ -110,23 +110,23 @@ class Fifo:
         self.room = words[_TAIL] + _SLOTS - 1 if words[_SENT] == words[_TAKEN] else 0
         return words[_HEAD] + count <= self.room
 
-    def peek(self) -> tuple[int, int, int] | None:
-        """Return tag, bytes and start of the next message, if there is one. Any thread may ask."""
+    def peek(self) -> tuple[int, int, int, int] | None:
+        """Return tail, start, tag and bytes of the next message, if there is one. Any thread may ask."""
         words = self.words
         tail = words[_TAIL]
         first, start = self.slots[tail % _SLOTS]
-        return (*divmod(words[first], 1 << _SIZE_BITS), start) if words[first + 1] == tail + 1 else None
+        return (tail, start, *divmod(words[first], 1 << _SIZE_BITS)) if words[first + 1] == tail + 1 else None
 
     def take(self) -> Arrival | None:
         """Copy the next message out of its slots."""
-        found = self.peek()
-        if found is None:
-            return None
-        tag, size_bytes, start = found
-        arrival = self.sender, tag, size_bytes, Letter(self.memory[start : start + size_bytes])
-        tail = self.words[_TAIL] + self.slots_of(size_bytes)
-        self.words[_TAIL] = tail
-        return arrival
+        while (found := self.peek()) is not None:
+            tail, start, tag, size_bytes = found
+            arrival = self.sender, tag, size_bytes, Letter(self.memory[start : start + size_bytes])
+            behind = tail + self.slots_of(size_bytes)
+            if self.words[_TAIL] == tail:  # else a signal's handler has received it
+                self.words[_TAIL] = behind
+                return arrival
+        return None
 
 
 class Lane:
@@ -161,8 +161,9 @@ class Lane:
     def take(self, x: Array, looks: int, receive: Any) -> bool:
         """Receive, after some looks; return False if no message comes, or the next is of another kind, or MPI's.
 
-        Sender and size become attributes of ``receive``. A Ctrl-C leaves all as it was, or nothing, because Python sees
-        it at a call or at a loop's next step alone. The caller holds `requests.lock`.
+        Sender and size become attributes of ``receive``. A Ctrl-C comes before the message is received or after it,
+        because Python sees it at a call or at a loop's next step alone. Of several ranks the first one's message is
+        taken first. The caller holds `requests.lock`.
         """
         for _ in range(looks):
             for fifo in self._fifos:
@@ -253,8 +254,8 @@ class Transport(Resource):
     def arrive(self) -> Arrival | None:
         """Return a message that has come."""
         if self._probed is None:
-            for message in self._probes:
-                self._probed = message
+            for found in self._probes:
+                self._probed = found
                 break
         if self._probed is None:
             heads = self._heads.tobytes()
@@ -265,14 +266,16 @@ class Transport(Resource):
                         return arrival
                 self._empty = heads
             return None
-        status = self._status
+        status, message = self._status, self._probed
         sender = status.Get_source()
         fifo = self._from.get(sender)
         if fifo is not None and self._heads.tobytes() != self._empty:
             earlier = fifo.take()
             if earlier is not None:
                 return earlier
-        arrival = sender, status.Get_tag(), size_of(status), self._probed
+        arrival = sender, status.Get_tag(), size_of(status), message
+        if self._probed is not message:  # a signal's handler has received it
+            return self.arrive()
         if fifo is not None:
             fifo.words[_TAKEN] += 1
         self._probed = None
@@ -281,7 +284,7 @@ class Transport(Resource):
     def unmatched(self) -> list[tuple[int, int, int]]:
         """Return sender, tag and bytes of the next messages. Any thread may ask."""
         peeks = [(sender, fifo.peek()) for sender, fifo in self._from.items()]
-        found = [(sender, *envelope[:2]) for sender, envelope in peeks if envelope is not None]
+        found = [(sender, *envelope[2:]) for sender, envelope in peeks if envelope is not None]
         probed, status = self._status, MPI.Status()
         statuses = [probed] * (self._probed is not None)
         if self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):

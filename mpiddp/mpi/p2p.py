@@ -1,8 +1,8 @@
 """Point to point: a message's dtype and length are checked before MPI gets the receiver's memory.
 
 Messages come by FIFOs of the node and by MPI (`fifo`). Open MPI hangs or crashes in a receive that is too short.
-Therefore a matched probe takes its messages in order. Here all are matched with the posted receives, checked, and only
-then received. The dtype travels in the tag.
+Therefore a matched probe takes its messages in order. They are matched with the posted receives, checked, and only then
+received, as are those of FIFOs that do not just fit the first receive. The dtype travels in the tag.
 """
 
 from __future__ import annotations
@@ -88,18 +88,13 @@ class Message(Work):
         return Work.wait(self, timeout)
 
     def block(self) -> None:
-        """Wait without a limit, but not behind a message of another kind. After a Ctrl-C nobody waits for it."""
+        """Wait without a limit, but not behind a message of another kind."""
         mailbox, polls = self._route.mailbox, 0
-        try:
+        mailbox.progress_of(self)
+        while not (self._finished or mailbox._arrived):
+            polls += 1
+            pause(polls)
             mailbox.progress_of(self)
-            while not (self._finished or mailbox._arrived):
-                polls += 1
-                pause(polls)
-                mailbox.progress_of(self)
-        except BaseException:
-            with lock:
-                self._fail(interrupted())
-            raise
 
     def source_rank(self) -> int:
         return self._route.ranks[self.sender] if self.sender >= 0 and self._finished else super().source_rank()
@@ -165,11 +160,11 @@ class Mailbox(Resource):
         self._comes_again = False
         """True if a Ctrl-C has put a message back: it comes before all others."""
         self.sender = self.size_bytes = -1
-        """Those of the message which `recv` has taken last out of a FIFO."""
+        """Those of the message which `recv` has taken last out of a FIFO, for `Lane.take`."""
         self._posted: deque[Message] = deque()
         self._routes: dict[Any, Route] = {}
         self.route = self._routes.get
-        self._moving: dict[Work, None] = {}
+        self._moving: dict[Message, None] = {}
         """Messages that have begun to move: all pending ones but the posted receives."""
         self._departing: defaultdict[int, deque[object]] = defaultdict(deque)
 
@@ -204,7 +199,7 @@ class Mailbox(Resource):
 
     def close(self) -> None:
         """Look for messages that nobody has received: the next group could get their context, and receive them."""
-        mine = bool(self._arrived) or self._comes_again
+        mine = self._comes_again or any(type(arrival[-1]) is not Letter for arrival in self._arrived)
         self.link.may_hold_messages |= mine or self._transport.holds_messages()
 
     def send(self, x: Array, route: Route) -> Awaited | None:
@@ -216,7 +211,7 @@ class Mailbox(Resource):
         what = (x, MPI.BYTE) if route.plain else as_message(x, route.size_bytes)
         return self._transport.Isend(what, route.peer, route.code)
 
-    def isend(self, x: Array, route: Route, entry: list[Any], request: Awaited | None) -> Work:
+    def isend(self, x: Array, route: Route, entry: list[Any], request: Awaited | None) -> Message:
         """Return the message of a request of `send`, or without one send it in its turn."""
         lock.acquire()
         try:
@@ -274,6 +269,12 @@ class Mailbox(Resource):
             lock.release()
         return receive
 
+    def give_up(self, entry: list[Any]) -> None:
+        """End the message of a call that a Ctrl-C has ended, if it has begun: nobody waits for it."""
+        with lock:
+            for each in [each for each in (*self._posted, *self._moving) if each._entry is entry]:
+                each._fail(interrupted())
+
     def withdraw(self, receive: Message) -> None:
         """Let a posted receive take no message, but let it end when the mailbox is polled."""
         if receive in self._posted:
@@ -322,6 +323,7 @@ class Mailbox(Resource):
             except MPI.Exception:
                 raise
             except BaseException:  # a Ctrl-C
+                self._comes_again &= arrival is None
                 if receive._awaited is not None:  # It has taken the message, and goes on.
                     self.withdraw(receive)
                     self._moving[receive] = None
@@ -342,7 +344,7 @@ class Mailbox(Resource):
             if receive is awaited:
                 return
 
-    def _end(self, message: Work, looks: int = 1) -> None:
+    def _end(self, message: Message, looks: int = 1) -> None:
         while not message._advance():
             looks -= 1
             if not looks:

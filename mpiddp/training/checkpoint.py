@@ -112,8 +112,11 @@ class CheckpointStore:
         sweep(self.folder)
 
     def steps(self) -> list[int]:
-        found = (_STEP.fullmatch(entry.name) for entry in self.folder.glob("*"))
-        return sorted(int(name[1]) for name in found if name)
+        names: list[str] = []
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            # glob() takes a folder that cannot be read for an empty one.
+            names = [entry.name for entry in self.folder.iterdir()]
+        return sorted(int(step[1]) for step in map(_STEP.fullmatch, names) if step)
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:010d}"

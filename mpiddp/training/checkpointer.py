@@ -192,7 +192,7 @@ class RestorePoint:
         """Goes back to the moment, if there is one, and returns the state."""
 
     def note(self, trainer: Trainer) -> None:
-        """Record this moment; run before all other callbacks."""
+        """Record this moment, before anything that may fail."""
         if not survivable():
             return
         buffers = [x.copy() for x in trainer.model.module.buffers()]

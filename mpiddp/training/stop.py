@@ -80,12 +80,12 @@ class StopRequest(contextlib.ExitStack):
         self.number = 0
         self.late = False
         self._interrupted = False
-        self._late = deadline(math.inf, 0)
+        self._deadline = deadline(math.inf, 0)
         self._take(signal.SIGUSR1)
 
     def listen(self, end_s: float = math.inf, margin_s: float = 0) -> None:
         """Take all signals, and stop in time for a `deadline`."""
-        self._late = deadline(end_s, margin_s)
+        self._deadline = deadline(end_s, margin_s)
         self._take(*STOP_SIGNALS)
 
     def _take(self, *numbers: signal.Signals) -> None:
@@ -94,7 +94,7 @@ class StopRequest(contextlib.ExitStack):
 
     def __call__(self) -> bool:
         """Return True if this rank is asked to stop; called once a step."""
-        self.late = next(self._late) or self.late
+        self.late = next(self._deadline) or self.late
         return self.number != 0 or self.late
 
     @property

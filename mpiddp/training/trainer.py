@@ -408,7 +408,7 @@ class Trainer:
 
     def _own_gradient_is_finite(self, batch: Batch) -> bool:
         with self._alone(max(1, batch.share.samples), batch.share.global_samples):
-            self._backward(self._forward(batch, MetricSum()), 1.0)
+            self._backward(self._forward(batch, MetricSum(rows=self.model.virtual_ranks or 1)), 1.0)
         return all(p.grad is None or is_finite(p.grad) for p in self.model.module.parameters())
 
 

@@ -10,14 +10,10 @@ from mpiddp.mpi.p2p import Message
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.ranks(2, 3), pytest.mark.usefixtures("eager_buffers")]
 
 
-def neighbours(world):
-    return (world.rank + 1) % world.size, (world.rank - 1) % world.size
-
-
 def test_bursts_keep_their_order_and_the_fifo_is_used_again(world):
     """More messages than slots, some too long for one, into buffers that may be longer, by all kinds of receives."""
     group, ways = dist.new_group(), np.random.default_rng(world.rank)
-    right, left = neighbours(world)
+    right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
     for burst in world.rng.integers(1, 100, 12):
         sizes = world.rng.choice([0, 1, 10, 1000, 3000, 20_000], burst)
         works = [dist.isend(np.full(size, number, np.int32), right, group) for number, size in enumerate(sizes)]
@@ -40,7 +36,7 @@ def test_bursts_keep_their_order_and_the_fifo_is_used_again(world):
 @pytest.mark.parametrize(("method", "length"), [("matches", 2), ("accept", 2), ("_finish", 3)])
 def test_a_ctrl_c_keeps_messages_in_their_order(world, group, monkeypatch, by_mpi, method, length):
     """The message comes again, or goes on, or is lost with its receive. Those to oneself always go by MPI."""
-    to, source = [world.rank] * 2 if by_mpi else neighbours(world)
+    to, source = ((world.rank + by) % world.size for by in ((0, 0) if by_mpi else (1, -1)))
     other = [dist.irecv(np.zeros(1), source, group, tag=9)] if method != "_finish" else []
     works = [dist.irecv(np.zeros(3), source, group) for _ in range(2)]
     sent = [dist.isend(np.full(length, 1.0), to, group)]

@@ -148,11 +148,14 @@ def test_a_writer_that_dies_while_it_replaces_loses_nothing(tmp_path, monkeypatc
     assert np.array_equal(found.arrays["model.w"], made.arrays["model.w"])
 
 
-def test_newest_of_nothing(tmp_path):
+def test_newest_of_nothing(tmp_path, monkeypatch):
     assert CheckpointStore(tmp_path / "none").newest() == (None, [])
     (tmp_path / "step-x").mkdir()
     (tmp_path / ".step-0000000001.1.tmp").mkdir()
     assert CheckpointStore(tmp_path).newest() == (None, [])
+    monkeypatch.setattr(Path, "iterdir", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # a folder that cannot be read is no empty one: a run would begin anew
+        CheckpointStore(tmp_path).newest()
 
 
 def test_a_failed_write_is_told_by_the_next_save_and_only_once(tmp_path, monkeypatch):
