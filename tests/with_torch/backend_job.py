@@ -509,7 +509,7 @@ def check_errors(rank: int, size: int) -> None:
             dist.all_reduce(torch.ones(2))
         assert isinstance(caught.value, TimeoutError)
     else:
-        time.sleep(1.5)
+        time.sleep(3)
         dist.all_reduce(torch.ones(2))
     # A call that has timed out keeps no group from its end, as in Gloo.
     dist.destroy_process_group()
@@ -521,7 +521,7 @@ def check_errors(rank: int, size: int) -> None:
         with pytest.warns(UserWarning, match="they are given up"):
             dist.destroy_process_group(part)
     else:
-        time.sleep(1)  # else rank 0 hears of this call
+        time.sleep(3)  # else rank 0 hears of this call
         with pytest.raises(error, match="all_reduce #1") as caught:
             dist.destroy_process_group(part)
         assert isinstance(caught.value, mpiddp.MismatchError)
@@ -531,7 +531,7 @@ def check_errors(rank: int, size: int) -> None:
             dist.init_process_group("mpiddp", timeout=timedelta(seconds=1))
         assert isinstance(caught.value, TimeoutError)
     else:
-        time.sleep(2)
+        time.sleep(4)
     dist.init_process_group("mpiddp")
     dist.barrier()
 
