@@ -47,7 +47,7 @@ BUDGET = {
     "mpiddp/distributed": 1_884,
     "mpiddp/examples": 606,
     "mpiddp/faults": 2_270,
-    "mpiddp/mpi": 2_277,
+    "mpiddp/mpi": 2_276,
     "mpiddp/nn": 1_098,
     "mpiddp/optim": 437,
     "mpiddp/parallel": 1_788,

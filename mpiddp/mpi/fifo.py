@@ -150,9 +150,8 @@ class Lane:
             head = words[_HEAD]
             first, start = fifo.slots[head % _SLOTS]
             fifo.memory[start : start + self._size_bytes] = x
-            words[fifo.slots[(head + count) % _SLOTS][0] + 1] = (
-                0  # else the receiver could read a number from a payload
-            )
+            behind, _ = fifo.slots[(head + count) % _SLOTS]
+            words[behind + 1] = 0  # Part of an earlier message may lie there, and look like the slot's number.
             words[first] = self._word
             words[first + 1] = head + 1
             words[_HEAD] = fifo.heads[fifo.sender] = head + count
