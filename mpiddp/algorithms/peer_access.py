@@ -63,6 +63,8 @@ class Copies:
 
     def __init__(self, memory: CrossMemory, rank: int, x: Array, addresses: list[int]) -> None:
         self._memory, self._rank, self._own, self._addresses = memory, rank, x, addresses
+        self._others = [*range(rank + 1, len(addresses)), *range(rank)]
+        """Each rank begins with the next one, so that not all read the same memory at once."""
 
     def reduce_into(self, reduce: Reduce, first: int, last: int, out: Array) -> None:
         for start, rows in self._pieces(first, last):
@@ -77,11 +79,10 @@ class Copies:
 
     def gather(self, blocks: Array) -> None:
         """Copy all arrays, each to a block."""
-        for rank, block in enumerate(blocks):
-            if rank != self._rank:
-                self.read(rank, 0, block)
-            elif address_of(block) != self._addresses[rank]:
-                block[...] = self._own
+        for rank in self._others:
+            self.read(rank, 0, blocks[rank])
+        if address_of(blocks[self._rank]) != self._addresses[self._rank]:
+            blocks[self._rank][...] = self._own
 
     def spread(self, root: int) -> None:
         """Copy the array of one rank to those of all others.
@@ -102,9 +103,8 @@ class Copies:
         for start in range(first, last, step):
             rows = [copy[: last - start] for copy in copies]
             rows[self._rank] = self._own[start : min(start + step, last)]
-            for rank, row in enumerate(rows):
-                if rank != self._rank:
-                    self.read(rank, start, row)
+            for rank in self._others:
+                self.read(rank, start, rows[rank])
             yield start, rows
 
     def read(self, rank: int, first: int, into: Array) -> None:
@@ -118,8 +118,8 @@ class Copies:
         If this rank is one of them, ``values`` are in its array already.
         """
         here, offset = address_of(values), first * values.itemsize
-        for rank in range(len(self._addresses)) if ranks is None else ranks:
-            if rank != self._rank:
+        for rank in self._others:
+            if ranks is None or rank in ranks:
                 self._move(self._memory.write, rank, self._addresses[rank] + offset, here, values.nbytes)
 
     def _move(self, move: Callable[[int, int, int, int], None], *where: int) -> None:
