@@ -6,8 +6,6 @@ them on their first line; an uncaught exception on one rank of several then ends
 once.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """Checks of arguments that several parts share. Imports the standard library only."""
 
-from __future__ import annotations
-
 import operator
 
 

@@ -1,7 +1,5 @@
 """The command line. Parsing starts no MPI and imports neither NumPy nor CuPy."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

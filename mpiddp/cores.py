@@ -1,7 +1,5 @@
 """Cores of this process, and the BLAS threads that share them. Imports the standard library only."""
 
-from __future__ import annotations
-
 import os
 
 from .launchers import integer, launch, local_ranks

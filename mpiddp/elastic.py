@@ -5,8 +5,6 @@ from a copy of the state before it. The last ``spares`` ranks sleep until a plac
 size, and with it batches, sums and bits. Without a spare the survivors go on with fewer ranks.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 import pickle

@@ -4,8 +4,6 @@ Where torch raises a ``ValueError``, ``TypeError`` or ``RuntimeError``, mpiddp r
 The classes here are for errors that torch does not have. Each is also the built-in class that a caller would catch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 EXIT_TIMEOUT = 110

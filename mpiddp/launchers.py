@@ -1,7 +1,5 @@
 """Launchers of MPI jobs: their facts, and what they announce to a process. Imports the standard library only."""
 
-from __future__ import annotations
-
 import os
 import re
 from typing import NamedTuple

@@ -4,8 +4,6 @@ A public module calls ``moved.explain(__name__)``. When one of its names leaves 
 take it out one release later.
 """
 
-from __future__ import annotations
-
 import sys
 from opcode import opmap
 from types import ModuleType

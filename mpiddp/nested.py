@@ -1,7 +1,5 @@
 """Nested containers of arrays: dicts, lists, tuples and named tuples."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Imports the standard library only.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

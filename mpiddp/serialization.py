@@ -3,8 +3,6 @@
 There is no pickle, so a file from elsewhere is read without running code. Checkpoints use the same functions.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

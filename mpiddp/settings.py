@@ -3,8 +3,6 @@
 Each is read on request, so that a test or a script may set it until then.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import os

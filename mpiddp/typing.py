@@ -1,7 +1,5 @@
 """The types in signatures. Imports NumPy only."""
 
-from __future__ import annotations
-
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy.typing as npt

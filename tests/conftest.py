@@ -1,7 +1,5 @@
 """Chooses what pytest is here: a rank under a launcher, or the plain process that starts the ranks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The public API is the one in ``api.txt``."""
 
-from __future__ import annotations
-
 import difflib
 import importlib.util
 

@@ -4,8 +4,6 @@ The rules are functions of sources: the tests also show them sources to refuse. 
 CuPy, mpi4py and torch, and which may import inside of a function (pyproject.toml).
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib.util

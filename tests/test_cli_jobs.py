@@ -1,7 +1,5 @@
 """The command line: python -m mpiddp, alone and under mpirun."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """The public API has docstrings, public calls say their arguments, and all examples give what they show."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import inspect

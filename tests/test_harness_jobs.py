@@ -1,7 +1,5 @@
 """The harness itself: pytest's output when ranks fail, part, or hang; each case a small suite of its own."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import time

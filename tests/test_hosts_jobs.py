@@ -1,7 +1,5 @@
 """Several hosts (see hosts): names, addresses, wires and memory that ends, which pretended nodes lack."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

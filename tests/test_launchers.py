@@ -1,7 +1,5 @@
 """Launchers, by what they announce in made-up environments."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -4,8 +4,6 @@ Lines that run are counted, which no other load changes, and comparisons of node
 Python's own functions. Twice the ranks take twice as many; four times as many would be quadratic.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 

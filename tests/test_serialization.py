@@ -1,7 +1,5 @@
 """Nested states come back from one file to the bit; a file is replaced as a whole or not at all."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import Any

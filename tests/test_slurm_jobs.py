@@ -1,7 +1,5 @@
 """The batch scripts, submitted to a real Slurm with two nodes: see mini_slurm."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -9,8 +9,6 @@ The first round has the first pieces of ordinary arrays already. Symmetric array
 round is made again if only some are. So it is in a call that tries pieces, whose time is that of all of them.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from typing import Any

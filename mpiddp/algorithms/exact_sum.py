@@ -10,8 +10,6 @@ large number (S. Rump, T. Ogita and S. Oishi, "Accurate floating-point summation
 Miranker, "The arithmetic of the digital computer", SIAM Review 1986).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias

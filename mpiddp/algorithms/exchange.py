@@ -4,8 +4,6 @@ It takes two rounds and sends as few bytes as `ring`. It serves reductions that 
 under ``MPIDDP_DETERMINISTIC=1``.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Reductions without shared memory: MPI's own where it is defined, else tree and exchange."""
 
-from __future__ import annotations
-
 from types import ModuleType
 from typing import Any
 

@@ -3,8 +3,6 @@
 Rows are combined in order. On the host this goes chunk by chunk in the cache, and each byte is read from memory once.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

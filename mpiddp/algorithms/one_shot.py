@@ -3,8 +3,6 @@
 Longer arrays go in pieces, a shot each. `run` makes a call at once, `steps` at the head of the queue.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

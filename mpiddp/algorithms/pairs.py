@@ -5,8 +5,6 @@ sends one array, and only the order in which the ranks' arrays are added differs
 a number after each addend: how many sums it ends (as operators after operands).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

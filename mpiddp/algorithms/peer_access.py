@@ -4,8 +4,6 @@ Of symmetric arrays it has `Views`. Calls between nodes reach ordinary arrays by
 `shm.cma`) through a buffer in the cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 from mpiddp.mpi.link import Link

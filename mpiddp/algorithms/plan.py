@@ -9,8 +9,6 @@ An algorithm takes the link and its arrays. Steps take the link, the call, and t
 data moves, unless the ranks' records in shared memory do that.
 """
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 So comparing costs a short call nothing: there is one exchange, as in MPI's own algorithm.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from mpiddp.mpi.link import Link

@@ -12,8 +12,6 @@ The barriers are MPI's, because a rank that polls a flag in memory would not see
 are those of PyTorch's symmetric memory and NVIDIA's TensorRT-LLM.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace

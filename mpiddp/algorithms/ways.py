@@ -12,8 +12,6 @@ fills when their turn has come: a program may have begun several on one array, a
 another's earlier call has written it. In `direct` every call begins when its turn has come, and there alone are pieces.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from time import thread_time
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 # mypy: disable-error-code="no-any-return"
 # (Function.apply is typed Any: nodes of the tape are below the tensor and cannot name its type.)
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any, ClassVar, Self, TypeVar

@@ -1,7 +1,5 @@
 """The backward pass: run the nodes behind a loss in reverse sequence, and add up gradients in the leaves."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -3,8 +3,6 @@
 There is no tape object: a node points at the nodes or leaves of its inputs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import operator
@@ -63,7 +61,7 @@ class _SetGradEnabled(contextlib.ContextDecorator):
     def __exit__(self, *exception: object) -> None:
         mode.enabled = self._before.pop()
 
-    def _recreate_cm(self) -> _SetGradEnabled:
+    def _recreate_cm(self) -> "_SetGradEnabled":
         return type(self)()  # each call of a decorated function, in any thread, has its own
 
 
@@ -164,7 +162,7 @@ class Function:
     output_type: ClassVar[Any] = Variable
     """Class of outputs: `Tensor`, whose module imports this one and sets it here."""
 
-    edges: tuple[Variable | Function | None, ...] | None = None
+    edges: "tuple[Variable | Function | None, ...] | None" = None
     """The node or leaf of each input, None for an input without a gradient. None as a whole once the node is freed."""
     sequence: int
     """A number larger than those of the inputs' nodes: backward runs the nodes from the largest to the smallest."""

@@ -1,8 +1,6 @@
 """Reductions over axes; ``dim`` is None (all axes), an axis or several."""
 # mypy: disable-error-code="no-any-return"
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple, Self
 

@@ -1,8 +1,6 @@
 """Operations that move values; views where NumPy makes views."""
 # mypy: disable-error-code="no-any-return"
 
-from __future__ import annotations
-
 import math
 from typing import Any, Self
 

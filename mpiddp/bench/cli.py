@@ -3,8 +3,6 @@
 A benchmark is a row of `COMMANDS` and a module of its name, whose ``run(arguments)`` returns the exit code.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 from pathlib import Path

@@ -6,8 +6,6 @@ ratios.
 mpi4py's column is MPI's default algorithm; for MPICH's release_gather see the README.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections import Counter, defaultdict

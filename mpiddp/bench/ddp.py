@@ -12,8 +12,6 @@ on-mpiddp    torch's model in torch's DistributedDataParallel on the backend "mp
 in-ours      torch's model in `mpiddp.torch.DistributedDataParallel`
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections.abc import Callable
@@ -48,14 +46,14 @@ class Batch(NamedTuple):
     labels: Any
 
     @classmethod
-    def of(cls, rank: int, samples: int) -> Batch:
+    def of(cls, rank: int, samples: int) -> "Batch":
         rng = np.random.default_rng(rank)
         return cls(rng.standard_normal((samples, 1, 28, 28)).astype(np.float32), rng.integers(0, 10, samples))
 
 
 class Ours:
     def __init__(
-        self, network: str, batch: Batch, process_group: ProcessGroup | None = None, virtual_ranks: int | None = None
+        self, network: str, batch: "Batch", process_group: ProcessGroup | None = None, virtual_ranks: int | None = None
     ) -> None:
         nn.manual_seed(1)
         self.model = DistributedDataParallel(

@@ -1,7 +1,5 @@
 """The job of a benchmark: its group, its arrays, and the description of its machine."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import os

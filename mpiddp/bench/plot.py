@@ -1,7 +1,5 @@
 """``plot``: pictures of benchmarks' results, by matplotlib, without MPI."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from pathlib import Path

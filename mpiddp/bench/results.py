@@ -3,8 +3,6 @@
 Imports the standard library and `UsageError` only, so that the command line and `plot` can use it anywhere.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """``bench OPERATION``: time and bandwidth of one operation against size, in the columns of nccl-tests."""
 
-from __future__ import annotations
-
 import argparse
 
 from mpiddp.training.options import refusing

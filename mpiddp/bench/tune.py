@@ -4,8 +4,6 @@ All algorithms take turns on ordinary and on symmetric arrays, written anew befo
 neither these nor sizes apart, so the geometric mean of all times counts.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import math

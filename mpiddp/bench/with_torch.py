@@ -3,8 +3,6 @@
 No other module here imports torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -5,8 +5,6 @@ Machine Learning Repository, https://doi.org/10.24432/C50P49), under CC BY 4.0, 
 entry ``README`` says the same.
 """
 
-from __future__ import annotations
-
 from importlib import resources
 from pathlib import Path
 

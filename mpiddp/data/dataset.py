@@ -5,8 +5,6 @@ samples at ``indices``, int (n,), as arrays with a leading axis n; :class:`~mpid
 nor stacks.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Arrays in files (npz, IDX), mapped where stored uncompressed, and labelled samples made of them."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import struct

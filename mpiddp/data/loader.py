@@ -5,8 +5,6 @@ safe. For a GPU they only write to pinned memory. The consumer's thread, whose d
 queues all work of the GPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections import deque

@@ -1,7 +1,5 @@
 """``shared_on_node``: one copy of a data set on each node, for all ranks there."""
 
-from __future__ import annotations
-
 import math
 import mmap
 import pickle
@@ -39,7 +37,7 @@ class _Outline:
     order: Literal["C", "F"] = "C"
 
     @classmethod
-    def of(cls, x: Array) -> _Outline:
+    def of(cls, x: Array) -> "_Outline":
         # NumPy does not tell the offset of a part of a mapped array.
         if isinstance(x, np.memmap) and isinstance(x.base, mmap.mmap) and x.filename is not None:
             return cls(x.shape, x.dtype, str(x.filename), x.offset, "C" if x.flags.c_contiguous else "F")
@@ -155,7 +153,7 @@ def _exchange(group: ProcessGroup, said: Any) -> list[Any]:
     return told
 
 
-def _agreed(group: ProcessGroup, told: Sequence[list[_Outline] | None]) -> list[_Outline]:
+def _agreed(group: ProcessGroup, told: "Sequence[list[_Outline] | None]") -> "list[_Outline]":
     """Return the outlines of this rank's node, after comparing those of all nodes."""
     loaded = {rank: said for rank, said in enumerate(told) if said is not None}
     one = min(loaded)
@@ -180,7 +178,7 @@ def _allocate(link: Link, nbytes: int) -> Steps:
     return memory, found.fault
 
 
-def _placed(outlines: Sequence[_Outline], memory: Array) -> list[Array]:
+def _placed(outlines: "Sequence[_Outline]", memory: Array) -> list[Array]:
     arrays, start = [], segment.SKEW_BYTES
     for each in outlines:
         arrays.append(each.place(memory, start))

@@ -1,7 +1,5 @@
 """``randperm``: the order of an epoch, ``torch.randperm`` without torch, bit for bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -3,8 +3,6 @@
 Both hold numbers of slots, and know nothing of what is in them.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any

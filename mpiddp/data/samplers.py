@@ -1,7 +1,5 @@
 """Samplers of one process, and those that share the order of an epoch among ranks without communication."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from itertools import islice

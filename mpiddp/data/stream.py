@@ -1,7 +1,5 @@
 """``Stream``: batches of samples that solvers send while they run. The README beside it describes the messages."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import time
@@ -35,7 +33,7 @@ _STOP = _MODES.index("stop")
 _POLLS_BEFORE_YIELD, _POLLS_BEFORE_SLEEP, _SLEEP_S = 1_000, 4_000, 50e-6
 _POLLS_OF_SAMPLES, _POLLS_PER_LOOK = 8, 64
 _LOOK_S = 1.0
-_open: list[Stream] = []
+_open: "list[Stream]" = []
 """Streams whose sources have not ended, and may still send to their memory."""
 
 

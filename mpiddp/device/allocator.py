@@ -1,7 +1,5 @@
 """The C library's allocator."""
 
-from __future__ import annotations
-
 import ctypes
 
 _M_TRIM_THRESHOLD = -1  # glibc's malloc.h

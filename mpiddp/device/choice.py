@@ -1,7 +1,5 @@
 """The device of this process."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """GPU arrays of other libraries as CuPy arrays, without a copy."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -3,8 +3,6 @@
 CuPy is looked up in ``sys.modules``: a process on the host never imports it.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """NCCL through ``cupy.cuda.nccl``: collectives between GPUs, on a stream."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import warnings

@@ -1,7 +1,5 @@
 """Several arrays as one, for a single message."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 

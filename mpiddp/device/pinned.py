@@ -1,7 +1,5 @@
 """Pinned host memory, kept in powers of two: pinning costs as much as several copies."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections import defaultdict, deque

@@ -3,8 +3,6 @@
 CuPy works on the thread's current device, wherever its arguments lie.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator

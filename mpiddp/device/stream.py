@@ -1,7 +1,5 @@
 """CUDA's streams, and marks in them: operations wait for a mark instead of synchronising the device."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Generator, Iterator

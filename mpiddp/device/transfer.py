@@ -1,7 +1,5 @@
 """Transfers between the host and the current device, and asynchronous copies of contiguous arrays."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

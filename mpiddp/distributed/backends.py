@@ -1,7 +1,5 @@
 """The names of backends. Arrays travel by MPI; arrays on GPUs by NCCL if a group asks for it."""
 
-from __future__ import annotations
-
 import logging
 from datetime import timedelta
 
@@ -32,7 +30,7 @@ class Backend(str):
 
     __slots__ = ()
 
-    def __new__(cls, name: str) -> Backend:
+    def __new__(cls, name: str) -> "Backend":
         if not isinstance(name, str):
             raise ValueError(f"Backend needs a name, got {name!r}")
         return super().__new__(cls, name.lower())

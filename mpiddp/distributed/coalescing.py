@@ -1,7 +1,5 @@
 """All-reduces of many arrays, by one buffer for each dtype: of a list, or a tree such as a JAX program's gradients."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 The examples of this package show what two ranks print; the tests run them so, with ``import mpiddp as dist``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from datetime import timedelta

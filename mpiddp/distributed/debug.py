@@ -1,7 +1,5 @@
 """``MPIDDP_DEBUG=INFO``: every operation is logged."""
 
-from __future__ import annotations
-
 import logging
 
 from mpiddp.faults import this_job

@@ -3,8 +3,6 @@
 The mesh that a program makes is the root of its slices, whose dimensions are axes of the root.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -104,7 +102,7 @@ class DeviceMesh:
         described = self.mesh_dim_names[axis] if self.mesh_dim_names else f"dim_{axis}"
         return split(parent, parts, "init_device_mesh", maker(parent, None, None, f"mesh_{described}"))
 
-    def _part(self, axes: tuple[int, ...], names: Names, groups: list[ProcessGroup]) -> DeviceMesh:
+    def _part(self, axes: tuple[int, ...], names: Names, groups: list[ProcessGroup]) -> "DeviceMesh":
         """Return the slice that this rank is in; on a rank outside of the root mesh, the first slice."""
         rows = self._rows(axes)
         mine = np.argwhere(rows == get_rank())
@@ -113,7 +111,7 @@ class DeviceMesh:
         part._root, part._axes, part._groups = self._root, axes, groups
         return part
 
-    def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
+    def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> "DeviceMesh":
         """Return this rank's slice along named dimensions, as ``mesh["dp", "tp"]``."""
         if not self.mesh_dim_names:
             raise RuntimeError("Cannot slice a DeviceMesh without mesh_dim_names!")
@@ -200,7 +198,7 @@ def init_device_mesh(
     *,
     mesh_dim_names: Sequence[str] | None = None,
     backend_override: object = None,
-) -> DeviceMesh:
+) -> "DeviceMesh":
     """Arrange all ranks in a mesh, in row-major order.
 
     The product of ``mesh_shape`` is the number of ranks, else RuntimeError; torch also takes a smaller one, as

@@ -6,8 +6,6 @@ watchdog sees. Only the short calls of `OneShot.run`, and messages that nobody w
 speed.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from threading import get_ident

@@ -4,8 +4,6 @@ Every rank tells rank 0 that it has come, and rank 0 answers when all have, or i
 answer. This goes by `Liveness`, beside the group's messages, and its collectives go on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 

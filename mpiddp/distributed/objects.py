@@ -3,8 +3,6 @@
 Unpickling can run any code that the sender wants; the senders are ranks of this job only.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any

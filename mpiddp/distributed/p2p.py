@@ -4,8 +4,6 @@ Messages between two ranks with the same tag keep their order (MPI 4.1, section 
 an `ArrayError` on the receiver and is removed, so that the next one is received correctly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, TypeVar

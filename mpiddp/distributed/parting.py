@@ -1,7 +1,5 @@
 """The end of groups: their ranks compare the calls that nothing has compared yet."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

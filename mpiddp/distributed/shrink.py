@@ -1,7 +1,5 @@
 """A smaller default group: the ranks go on without those that have failed, or without others."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

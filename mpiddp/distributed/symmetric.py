@@ -1,7 +1,5 @@
 """Symmetric memory for programs: arrays that collectives reduce in place."""
 
-from __future__ import annotations
-
 import math
 import operator
 import sys

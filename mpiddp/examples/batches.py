@@ -31,8 +31,6 @@ Output::
     rank 1: [4. 6.] becomes [0.45 1.34], the mean was 3.0
 """
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -69,8 +69,6 @@ Output::
       rank 3 is rank 1 of group [1, 3], where the sum of all ranks is 4, and -1 of [0, 2]
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

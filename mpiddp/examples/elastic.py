@@ -15,8 +15,6 @@ Output::
     loss in step 60: 0.299
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from typing import Any

@@ -28,8 +28,6 @@ Output::
     rank 1: p.grad [[33.]], p.data [[-33.]]
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 import mpiddp as dist

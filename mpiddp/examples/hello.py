@@ -25,8 +25,6 @@ Output::
     all arrived before the first left: True
 """
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -37,8 +37,6 @@ Output::
     equal on all ranks: True
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 import mpiddp as dist

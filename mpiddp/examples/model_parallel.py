@@ -22,8 +22,6 @@ Output::
     losses, by weights: 1.210 1.148 1.104 1.068
 """
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Texts of all ranks in one order, printed by rank 0, so that two runs show the same."""
 
-from __future__ import annotations
-
 import mpiddp as dist
 from mpiddp import launchers
 

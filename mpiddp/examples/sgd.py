@@ -34,8 +34,6 @@ Output::
     the models of all ranks are equal: True
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 import mpiddp as dist

@@ -1,7 +1,5 @@
 """The activity of this process: its operation, or its program's line."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -3,8 +3,6 @@
 The first line is about the rank and its groups; each other line is one call, the oldest first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

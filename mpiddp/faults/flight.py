@@ -4,8 +4,6 @@ The ranks of each group are compared up to the first call that they do not share
 dumps are read without MPI.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The end of a program, at exit or in MPI.Finalize: it answers the other ranks until all have ended."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

@@ -3,8 +3,6 @@
 Exit codes do not: mpirun's is 0 when Open MPI has lost a node, and when a rank of MPICH ends by ``os._exit(0)``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

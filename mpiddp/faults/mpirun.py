@@ -3,8 +3,6 @@
 Its ranks get no SIGINT, and their output is lost. So a report goes to mpirun's own stderr.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -5,8 +5,6 @@ rank before it, and only a rank whose predecessor does not wait asks all. A wait
 waits for and that wait, too; where they form a circle, one rank reports the deadlock.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from mpiddp.mpi.operation import Operation

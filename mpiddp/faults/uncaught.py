@@ -1,7 +1,5 @@
 """Uncaught exceptions of a rank, Ctrl-C among them, end the job with their traceback."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

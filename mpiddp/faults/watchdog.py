@@ -5,8 +5,6 @@ numbers, so that no array is kept alive. It also sees a Ctrl-C while the main th
 not. It needs MPI_THREAD_MULTIPLE.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import math

@@ -3,8 +3,6 @@
 It leaves no file, and answers this user on this machine (or container) only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Processes that a rank has started: MPI is refused in them, and a rank that spawns ranks of its own is ended."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -3,8 +3,6 @@
 The process that started MPI finalises it: mpi4py would hang in a forked child.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import os

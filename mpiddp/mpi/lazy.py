@@ -3,8 +3,6 @@
 Importing mpiddp does not start MPI, which aborts on many login nodes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib

@@ -1,7 +1,5 @@
 """Facts of the MPI library, by the beginning of its name."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

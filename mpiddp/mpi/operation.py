@@ -4,8 +4,6 @@ A `Call` says what the ranks of a group do together. An `Operation` is a call th
 recorder, the watchdog and the errors know it by its number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -31,7 +29,7 @@ class Monitor(Protocol):
 
     def unheard(self) -> DistError | None: ...
 
-    def explain(self, operation: Operation) -> str:
+    def explain(self, operation: "Operation") -> str:
         """Return a text about the ranks that keep an operation from ending."""
 
     def unmatched(self) -> str: ...
@@ -132,7 +130,7 @@ class Operation:
     limited: bool = False
     """True if the waiter watches the clock."""
 
-    def as_limited(self) -> Operation:
+    def as_limited(self) -> "Operation":
         """Return the operation as one whose waiter watches the clock from now on: the watchdog would end the job."""
         return self if self.limited else Operation(self.call, self.number, start=monotonic(), limited=True)
 
@@ -164,5 +162,5 @@ class Operation:
         return f"{self.call.name}{number}{shape}{peer}"
 
 
-waiting: dict[int, Operation] = {}
+waiting: "dict[int, Operation]" = {}
 """The operation that each thread waits for."""

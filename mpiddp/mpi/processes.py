@@ -1,7 +1,5 @@
 """Processes of this host: what the system tells of ranks and of what has started them."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ A call makes an `Operation` when it begins. All else is worked out when a dump i
 plan or group alive.
 """
 
-from __future__ import annotations
-
 import os
 import sysconfig
 import warnings

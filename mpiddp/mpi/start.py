@@ -3,8 +3,6 @@
 The others would wait for them in MPI_Init for ever: neither Hydra nor Open MPI minds a rank that exits before.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes

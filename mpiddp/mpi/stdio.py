@@ -1,7 +1,5 @@
 """Printed output, on its way to the launcher, which passes it on. Imports the standard library only."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import io

@@ -2,8 +2,6 @@
 
 # mypy: disable-error-code="no-any-return"
 
-from __future__ import annotations
-
 from typing import Any
 
 from mpiddp.autograd import Tensor

@@ -13,8 +13,6 @@ Backward is the adjoint collective: each rank's gradient is that of the sum of a
 - There are no second derivatives. Errors of the arguments are those of `mpiddp.distributed`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

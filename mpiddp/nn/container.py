@@ -1,7 +1,5 @@
 """Containers of modules, and the identity."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -51,7 +49,7 @@ class ModuleList(_Ordered):
         super().__init__()
         self.extend(modules or ())
 
-    def extend(self, modules: Iterable[Module]) -> ModuleList:
+    def extend(self, modules: Iterable[Module]) -> "ModuleList":
         """Append modules; return the list."""
         for module in modules:
             self.append(module)

@@ -2,8 +2,6 @@
 
 # mypy: disable-error-code="no-any-return"
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Initial values by torch's formulas, written in place, from the seed that all ranks share."""
 
-from __future__ import annotations
-
 import math
 
 from mpiddp import moved

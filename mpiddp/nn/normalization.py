@@ -2,8 +2,6 @@
 
 # mypy: disable-error-code="no-any-return"
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from typing import Any

@@ -1,7 +1,5 @@
 """The parameter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mpiddp.autograd import Tensor

@@ -5,8 +5,6 @@ There are two PCG64 streams. *values* is the same on every rank, so that models 
 the same masks.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The layer that joins axes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mpiddp.autograd import Tensor

@@ -1,7 +1,5 @@
 """Clipping of gradients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

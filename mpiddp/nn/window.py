@@ -4,8 +4,6 @@ Images (N, C, H, W) lie in memory as (C, H, W, N). Copies and sums of shifted wi
 one matrix product makes a convolution's output, and layers in sequence copy nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from mpiddp.device import array_namespace

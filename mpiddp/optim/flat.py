@@ -5,8 +5,6 @@ a whole gives the same bits as updating each parameter, in fewer operations. Run
 when a parameter's array or gradient has become another object, they are found anew.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from operator import is_

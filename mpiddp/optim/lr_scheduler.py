@@ -4,8 +4,6 @@ Each is a closed formula of the number of steps made: it resumes anywhere, with 
 rounding.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right

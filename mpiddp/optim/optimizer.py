@@ -1,7 +1,5 @@
 """``Optimizer``: parameter groups, state and the step, in torch's structure."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict

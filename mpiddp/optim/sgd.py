@@ -1,7 +1,5 @@
 """``SGD``: stochastic gradient descent with momentum."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from mpiddp.device import array_namespace

@@ -4,8 +4,6 @@ All buckets of a dtype are slices of one array, laid out like the parameters' ar
 an optimizer steps over a whole model in a few operations.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol

@@ -1,7 +1,5 @@
 """DataParallel: one process, one batch cut into parts, the model applied to them in parallel threads."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """DistributedDataParallel: a model whose gradients are averaged over all ranks while backward runs."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools

@@ -3,8 +3,6 @@
 A hook takes its state and a `GradBucket`, and returns a `Work` or a `Future` of the averages: an array, or a list.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Join: ranks without further inputs take part in the others' communication until all have finished."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +28,7 @@ class Joinable(ABC):
     A subclass calls ``Join.notify_join_context(self)`` once an iteration, before its own communication.
     """
 
-    _join: Join | None = None
+    _join: "Join | None" = None
     """The enabled context that this object is in."""
 
     @abstractmethod
@@ -83,7 +81,7 @@ class Join:
         self._enable = enable
         self._throw = throw_on_early_termination
 
-    def __enter__(self) -> Join:
+    def __enter__(self) -> "Join":
         for joinable in self._joinables:
             joinable._join = self if self._enable else None
         return self

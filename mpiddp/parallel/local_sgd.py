@@ -1,7 +1,5 @@
 """Local SGD: ranks train on their own, and `DiLoCo`, called after each step, combines their models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any

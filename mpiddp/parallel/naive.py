@@ -1,7 +1,5 @@
 """Data parallelism in its plainest form, one all-reduce a parameter after backward: tests of DDP compare with it."""
 
-from __future__ import annotations
-
 from mpiddp.device import array_namespace
 from mpiddp.distributed import ReduceOp, all_reduce, get_world_size
 from mpiddp.distributed.groups import GroupLike

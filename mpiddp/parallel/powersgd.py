@@ -4,8 +4,6 @@ For a matrix M (n, m), P = M Q (n, r) is summed and orthonormalised, then Q = M'
 instead of n m. Both sums are one operation of the group's queue: the second begins at a different time on each rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ all-reduce. Later hooks poll, so that it makes progress, and the end of backward
 buckets in the same order.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns

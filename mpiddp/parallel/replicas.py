@@ -1,7 +1,5 @@
 """Parameters and buffers that are checked to be, and made, the same on every rank."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Batch normalisation with statistics over the batches of all ranks."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -3,8 +3,6 @@
 Offsets of the ranks' clocks are measured by ping-pong at the beginning and the end, and interpolated.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import statistics

@@ -1,7 +1,5 @@
 """Virtual ranks: micro-batches whose gradients are added in an order that does not depend on the number of ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

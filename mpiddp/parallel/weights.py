@@ -1,7 +1,5 @@
 """The weight of a rank's gradients: its share of the samples, where ranks have different numbers of them."""
 
-from __future__ import annotations
-
 from contextvars import ContextVar
 
 import numpy as np

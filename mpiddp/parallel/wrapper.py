@@ -1,7 +1,5 @@
 """The common base of DistributedDataParallel for modules of mpiddp and of torch."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """ZeroRedundancyOptimizer: each rank updates its share of the parameters, and holds their optimizer state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any

@@ -4,8 +4,6 @@ Linux allows it between processes of one user that may trace each other. Some co
 ``kernel.yama.ptrace_scope`` above 0; therefore the ranks try it once. See process_vm_readv(2).
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

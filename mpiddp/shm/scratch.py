@@ -1,7 +1,5 @@
 """Scratch: memory that a node's ranks share, through which ordinary arrays are pipelined."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

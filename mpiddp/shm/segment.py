@@ -13,8 +13,6 @@ A mapping lives as long as an array over it: NumPy's arrays lead to its ``mmap``
 library has made keeps the mapping without leading to it, and is recognised by its address.
 """
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

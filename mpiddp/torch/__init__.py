@@ -4,8 +4,6 @@ Only this package and ``bench`` import torch. ``import torch`` in turn loads thi
 names are loaded on first use.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

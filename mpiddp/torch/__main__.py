@@ -3,8 +3,6 @@
 It finds torchrun's variables, and "gloo" and "mpi" mean mpiddp.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import runpy

@@ -3,8 +3,6 @@
 NumPy lacks some of torch's dtypes. ml_dtypes gives it bfloat16 for reductions; data that only moves goes as bytes.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence
@@ -34,7 +32,7 @@ _NUMPY = {
 }
 
 
-_kept: list[Loan] = []
+_kept: "list[Loan]" = []
 
 
 def _over(tensor: torch.Tensor) -> Array:

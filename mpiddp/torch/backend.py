@@ -4,8 +4,6 @@ torch calls `register` by its entry points: before 2.15 when torch is imported, 
 for. Nothing here starts MPI before ``init_process_group``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from datetime import timedelta

@@ -4,8 +4,6 @@ While a call submits its operation, CuPy's current stream is torch's, so that ke
 An operation ends when the device has done its work, so nothing has to be ordered after it.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import torch

@@ -5,8 +5,6 @@ torch's autograd makes the gradients. A hook on each parameter moves its gradien
 DistributedDataParallel on the backend "mpiddp".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -73,7 +71,7 @@ class Parameter:
             self.grad_slot = array
         self.parameter.grad = None if array is None else self._view
 
-    def register_post_accumulate_grad_hook(self, hook: Callable[[Parameter], object]) -> Any:
+    def register_post_accumulate_grad_hook(self, hook: "Callable[[Parameter], object]") -> Any:
         """Call ``hook`` with this one when its gradient is final."""
         return self.parameter.register_post_accumulate_grad_hook(lambda _: hook(self))
 

@@ -6,8 +6,6 @@ the way of Gloo's: it starts at a group of C++, the twin of ours, whose overload
 ``torch.ops.c10d``, and our kernel at the dispatcher's end calls the method.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import threading

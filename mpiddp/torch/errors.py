@@ -1,7 +1,5 @@
 """mpiddp's errors as torch's: caught by either name."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

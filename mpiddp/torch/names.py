@@ -1,7 +1,5 @@
 """Other backends' names for mpiddp: a script that asks for "gloo" or "mpi" gets it, and reads back its own word."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

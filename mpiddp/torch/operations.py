@@ -5,8 +5,6 @@ public function of mpiddp. A call that need not be asynchronous returns None: it
 in other forms into this one.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext

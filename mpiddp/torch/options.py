@@ -3,8 +3,6 @@
 Wrong arguments are named in Gloo's words, which programs may look for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A torch process group that communicates through mpiddp, alone or beside other backends."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
@@ -51,7 +49,7 @@ class ProcessGroup(Operations, torch.distributed.ProcessGroup):
         group_name: str | None = None,
         group_desc: str | None = None,
         device_types: Any = None,
-    ) -> ProcessGroup | None:
+    ) -> "ProcessGroup | None":
         """Return a group of these ranks of this one, which all call; None on other ranks."""
         if not ranks:
             raise ArgumentError(

@@ -1,7 +1,5 @@
 """The rendezvous of torch's ``init_process_group``: store, rank and number of ranks from MPI."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import multiprocessing

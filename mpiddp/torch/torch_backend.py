@@ -1,7 +1,5 @@
 """The Backend that a process group has from torch 2.15 on; torch's shrink_group asks it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +20,7 @@ class Backend(Operations, c10d.Backend):
         """True in the group of all ranks: `shrink` works there."""
         return self.group is distributed.group.WORLD
 
-    def shrink(self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, opts_override: Any = None) -> Backend:
+    def shrink(self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, opts_override: Any = None) -> "Backend":
         with translated():
             made = distributed.shrink_group(ranks_to_exclude, shrink_flags=shrink_flags)
             rendezvous.renew()

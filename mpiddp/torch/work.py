@@ -1,7 +1,5 @@
 """Operations as torch's ``Work``."""
 
-from __future__ import annotations
-
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,9 +18,9 @@ from mpiddp import distributed
 from .arrays import Loan
 from .errors import translate
 
-_unfinished: set[Work] = set()
+_unfinished: "set[Work]" = set()
 # C++ may hold only its half of a Work, and asks the other again after its end.
-_finished: deque[Work] = deque(maxlen=1024)
+_finished: "deque[Work]" = deque(maxlen=1024)
 
 
 T = TypeVar("T")
@@ -41,7 +39,7 @@ def untraced(what: T) -> T:
 class _Driven(Future[Any]):
     """The future of a Work: whoever waits for it in Python drives MPI. C++ cannot, and is served by `Work`."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: "Work") -> None:
         super().__init__(devices=list({each.device for each in work.result() if each.is_cuda}))
         self._work = work
 

@@ -1,7 +1,5 @@
 """From a `Config` to its objects: device, data, model, loss, optimizer, schedule, and the `Trainer` of them all."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable, Mapping

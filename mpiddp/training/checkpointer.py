@@ -1,7 +1,5 @@
 """``Checkpointer`` saves and resumes the checkpoints of a run, on all ranks; ``RestorePoint`` needs no files."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ Imports the standard library only, because it is read before NumPy may be import
 """
 # ruff: noqa: RUF009 (option makes a field)
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses
@@ -175,7 +173,7 @@ class Config:
         yield self.device == "cuda", "--virtual-ranks: libraries of GPUs add in an order of their own"
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Config:
+    def from_mapping(cls, values: Mapping[str, Any]) -> "Config":
         """Make a configuration of plain values, as from TOML or JSON; UsageError for unknown keys and wrong types."""
         for key in values:
             if key not in _KINDS:
@@ -239,7 +237,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag(each.name), default=argparse.SUPPRESS, help=text, **how)
 
 
-def read_options(arguments: argparse.Namespace) -> Config:
+def read_options(arguments: argparse.Namespace) -> "Config":
     """Return the configuration of ``--config`` and the command line."""
     given = vars(arguments)
     values: dict[str, Any] = {}

@@ -1,7 +1,5 @@
 """What a run prints: its configuration, a line for each epoch, and each rank's warnings."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging

@@ -1,7 +1,5 @@
 """Description of a job, for ``mpiddp info`` and for ``run.json`` beside a run's results: versions, MPI, ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Metrics: sums over samples and ranks, and the record of an epoch."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -67,7 +65,7 @@ class MetricSum:
         self._unread.clear()
         return numbers
 
-    def merge(self, other: MetricSum) -> None:
+    def merge(self, other: "MetricSum") -> None:
         """Add the sums of another one, which may have more rows."""
         for name, place in self._places.items():
             self.sums[place] += other[name]

@@ -1,7 +1,5 @@
 """The files of a run's metrics: a line of JSON for each epoch, and TensorBoard's events."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

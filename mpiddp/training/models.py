@@ -1,8 +1,6 @@
 """Models of the main job."""
 # mypy: disable-error-code="no-any-return"
 
-from __future__ import annotations
-
 from typing import Any
 
 from mpiddp import nn

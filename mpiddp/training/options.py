@@ -1,7 +1,5 @@
 """What an option of a command line is, and the errors of a request; imports the standard library only."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import difflib

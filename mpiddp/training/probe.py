@@ -5,8 +5,6 @@ job is this module as a program: calls on GPU arrays, compared with the host's. 
 library, that the trial begins, and its outcome.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

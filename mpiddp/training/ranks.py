@@ -1,7 +1,5 @@
 """What the ranks of a run tell each other: values, errors, and arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 

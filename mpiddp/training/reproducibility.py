@@ -1,7 +1,5 @@
 """What decides the last bits of a run's results, besides the trainer's state: checkpoints keep it."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Iterator, Mapping
 from typing import Any

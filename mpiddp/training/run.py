@@ -1,7 +1,5 @@
 """The main job, ``python -m mpiddp train``: from a `Config` to a trained model, from top to bottom."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import logging

@@ -1,7 +1,5 @@
 """The folder of a run, ``--output``: the lock of the job that writes in it, and the files that describe the run."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Requests to stop a run, asked for once a step: signals, and a deadline."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

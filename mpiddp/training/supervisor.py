@@ -4,8 +4,6 @@ It runs beside the launcher, without MPI. The job has ended well if its launcher
 `mpiddp.faults.marker`).
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """``Trainer``: synchronous training of any model on all ranks, in steps and epochs."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import time

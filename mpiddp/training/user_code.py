@@ -1,7 +1,5 @@
 """Callables that the user names as MODULE:CALLABLE: they are imported and called, and their errors are one sentence."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """Every algorithm against NumPy, on every reduction, dtype and odd size, on one node and on pretended ones."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import errno

@@ -1,7 +1,5 @@
 """Longer arrays of a node, moved where they lie: by every way, in every mixture, beside NumPy."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import weakref

@@ -1,7 +1,5 @@
 """Ctrl-C in the middle of a long call, on a made-up rank: nothing is taken for complete, and nothing is freed."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

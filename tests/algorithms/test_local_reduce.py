@@ -1,7 +1,5 @@
 """Slices of an array, one for each rank."""
 
-from __future__ import annotations
-
 from mpiddp.algorithms import local_reduce
 
 

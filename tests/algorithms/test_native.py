@@ -1,7 +1,5 @@
 """Blocks by messages, on a made-up rank: a block that comes early is for the operation at the head of the queue."""
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any
 

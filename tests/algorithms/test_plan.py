@@ -1,7 +1,5 @@
 """The table that chooses algorithms, and what overrides it."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The ways of ordinary arrays are tried in turn, and all ranks take the one that was the fastest."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

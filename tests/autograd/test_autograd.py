@@ -1,7 +1,5 @@
 """Every operation of a tensor against central differences in float64, and against torch if installed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

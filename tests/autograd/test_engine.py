@@ -1,7 +1,5 @@
 """Backward's effect on the graph, recording, gradients in leaves and their slots, hooks and callbacks."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

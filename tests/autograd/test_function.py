@@ -1,7 +1,5 @@
 """Functions of the user's own: their dtypes, errors, and torch's way to write them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """gradcheck finds wrong gradients."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

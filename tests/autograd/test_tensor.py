@@ -1,7 +1,5 @@
 """Tensors as seen by NumPy, by Python, and by communication."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

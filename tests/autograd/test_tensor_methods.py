@@ -1,7 +1,5 @@
 """Methods of the tensor beside torch's: comparisons, conversions, in place, errors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness.oracle import draw

@@ -1,7 +1,5 @@
 """The benchmarks on 1 to 4 ranks: participants do the operation, and wrong results are noticed."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import time

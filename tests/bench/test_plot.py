@@ -1,7 +1,5 @@
 """Files of results, and pictures of them and of training runs."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

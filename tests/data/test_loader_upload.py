@@ -1,7 +1,5 @@
 """Batches on a device: a fake one, whose copies and kernels are done as late as CUDA allows."""
 
-from __future__ import annotations
-
 import threading
 from collections import namedtuple
 from typing import Any

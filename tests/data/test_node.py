@@ -1,7 +1,5 @@
 """``shared_on_node``: one copy on each node, loaded by one rank there; all ranks see errors anywhere."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Samplers, and sizes of batches that are none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

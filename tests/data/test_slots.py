@@ -1,7 +1,5 @@
 """Slots receive samples of another rank."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

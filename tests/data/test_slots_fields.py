@@ -1,7 +1,5 @@
 """Dtypes of samples as text."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

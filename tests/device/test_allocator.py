@@ -1,7 +1,5 @@
 """With the allocator tuned, the memory of a freed array serves the next one: no page faults."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys

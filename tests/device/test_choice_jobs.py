@@ -1,7 +1,5 @@
 """``train --device``: on a fake device the host's numbers, and without one a text with the cure."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

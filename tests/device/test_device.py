@@ -1,7 +1,5 @@
 """CuPy arrays in every operation, on the fake device: late streams, addresses, nodes, several devices, errors."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import random

@@ -1,7 +1,5 @@
 """Arrays of other libraries in every operation: no copy, or an error that says why."""
 
-from __future__ import annotations
-
 import array
 import ctypes
 import itertools

@@ -1,7 +1,5 @@
 """Conversions between float32 and float16 have NumPy's bits, whatever the number."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

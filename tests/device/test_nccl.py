@@ -3,8 +3,6 @@
 NCCL is a fake that does its work by MPI, as late as a stream does, and takes note of its calls.
 """
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from collections.abc import Iterator

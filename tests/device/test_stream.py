@@ -1,7 +1,5 @@
 """Streams, marks, pinned memory and the choice of a device, on the fake one."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

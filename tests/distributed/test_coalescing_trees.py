@@ -1,7 +1,5 @@
 """Trees of arrays: containers, dtypes, layouts, arrays that cannot be written to."""
 
-from __future__ import annotations
-
 import collections
 
 import numpy as np

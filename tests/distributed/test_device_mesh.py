@@ -1,7 +1,5 @@
 """Device meshes: coordinates, groups, slices, flattening, errors; against torch's where torch is installed."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A start that cannot work is an error with the cure, printed once; another one fills in ranks and sizes."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

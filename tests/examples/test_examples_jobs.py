@@ -3,8 +3,6 @@
 Starting MPI takes longer than an example, so examples of one command line share a job.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Circles of waits: found whichever ranks know them, and none where a rank may go on."""
 
-from __future__ import annotations
-
 import random
 
 from mpiddp.faults.deadlock import Wait, circle_of_each, circles, text

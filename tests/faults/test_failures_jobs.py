@@ -1,7 +1,5 @@
 """Ranks that are killed, and the others, which go on: with Open MPI's ``mpirun --with-ft ulfm``."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Dumps lined up: made-up ones of a thousand ranks, in few lines, and files that are no dumps."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The end of a program: what it begins in MPI."""
 
-from __future__ import annotations
-
 import weakref
 from types import SimpleNamespace
 from typing import Any

@@ -3,8 +3,6 @@
 Upper bounds are generous: without the library these jobs hang for ever.
 """
 
-from __future__ import annotations
-
 import re
 from functools import partial
 

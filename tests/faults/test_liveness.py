@@ -1,7 +1,5 @@
 """Messages between the ranks' watchdogs: who hears them, and what is left of them at the end."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The signals of Open MPI's mpirun: nobody swallows them."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The text of a job's picture: equal ranks share a line, and the odd ones come first."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The report of a stall: ten lines at most for ten thousand ranks, the minority first, printed by one rank."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from types import SimpleNamespace

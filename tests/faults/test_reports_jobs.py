@@ -1,7 +1,5 @@
 """A warning before the timeout, and `python -m mpiddp where`, name the ranks that delay an operation."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -5,8 +5,6 @@ takes at most ten minutes; send the table back. torch with CUDA adds the compari
 the tests' fake device: its figures mean nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

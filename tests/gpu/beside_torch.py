@@ -1,7 +1,5 @@
 """Beside torch in the same processes: its Gloo on the same CUDA tensors, and its tensors in our operations."""
 
-from __future__ import annotations
-
 import datetime
 import os
 from typing import Any

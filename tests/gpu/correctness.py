@@ -1,7 +1,5 @@
 """Every operation on CuPy arrays against NumPy, and that streams are waited for."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import itertools

@@ -1,7 +1,5 @@
 """One section, as every rank of its job runs it: ``python -m tests.gpu.job NAME [--small]``."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """What the figures were measured on, and what its MPI is said and found to do with device pointers."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 

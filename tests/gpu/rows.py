@@ -1,7 +1,5 @@
 """Rows of the table, said by rank 0, and times that mean something on a GPU."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

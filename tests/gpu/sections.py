@@ -3,8 +3,6 @@
 Imports the standard library only.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

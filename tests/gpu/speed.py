@@ -1,7 +1,5 @@
 """The three ways of an all-reduce, beside what the machine can do at most. A GB is 10^9 bytes."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The sections: those that are right or wrong as tests; and with ``--fake`` the command runs, tells, and ends."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """torch.distributed on the backend "mpiddp" with CUDA tensors: what it moves, torch's DDP and FSDP2, beside Gloo."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import traceback

@@ -1,7 +1,5 @@
 """Training steps of a perceptron 2048 wide, beside torch's on the same GPU, and the main job."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Every collective on drawn blocks of all ranks, against NumPy, with the arrays of any library."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Training runs as a configuration says, on few samples, and their batches for a plain loop."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The fake device: a package named cupy in the place of the real one."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Inputs of the tests of communication: dtypes, shapes, every rank's arrays, and expected reductions."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar

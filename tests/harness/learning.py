@@ -1,7 +1,5 @@
 """Models and batches of the tests of data parallelism, and torch's DDP on Gloo as their oracle."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

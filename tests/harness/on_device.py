@@ -1,7 +1,5 @@
 """CuPy arrays in tests: the fake device for a module, MPI that takes its addresses, expected reductions."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from collections.abc import Iterator

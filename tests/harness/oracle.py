@@ -1,7 +1,5 @@
 """What a function and its gradients should be: torch's, on the same inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pretended nodes: the default group as if its ranks were on them."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 Every result is compared with what the ranks' numbers give. Importing it starts no MPI.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """pytest's summary: a line for each kind of test (``unit``, number of ranks, ``launch``)."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter, defaultdict
 

@@ -1,7 +1,5 @@
 """The pytest plugin of the ranks that gives each test its process group, and the fixture `world`."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import time

@@ -5,8 +5,6 @@ ratio compares what the machine gave to both within seconds. A figure is the fas
 tables have its median and minimum over the rounds, and the median of the rounds' ratios.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -7,8 +7,6 @@ number. Right is a MismatchError with both calls on every rank of the group, and
 are not.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

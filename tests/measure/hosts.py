@@ -3,8 +3,6 @@
 An all_reduce on two ranks each by hierarchical, flat ring and MPI's own, with bytes of the interface.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ Each library gets an environment of its own, from PyPI, below `FOLDER`; one that
 libraries are tried where they are installed. What the programs print is in files beside the environments.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ ordinary and symmetric arrays, short and long. Every result is checked; so is, a
 have not grown since the first tenth.
 """
 
-from __future__ import annotations
-
 import argparse
 import resource
 import sys

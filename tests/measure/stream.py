@@ -1,7 +1,5 @@
 """Samples a second from one C sender to one trainer: a stream against mpi4py's Recv into the same memory, in turns."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -1,7 +1,5 @@
 """Facts of MPI libraries, from the texts that they give of themselves."""
 
-from __future__ import annotations
-
 import pytest
 
 from mpiddp.mpi import library

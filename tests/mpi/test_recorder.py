@@ -1,7 +1,5 @@
 """The flight recorder: each kind of call leaves its entry, with the program's line, and keeps nothing alive."""
 
-from __future__ import annotations
-
 import _thread
 import gc
 import inspect

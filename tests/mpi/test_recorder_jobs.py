@@ -1,7 +1,5 @@
 """The flight recorder of jobs that hang: all ranks write it, and `flight` finds where they part."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from pathlib import Path

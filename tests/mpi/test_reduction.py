@@ -1,7 +1,5 @@
 """Reductions: their factors, half types, and numbers that are not finite."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Containers of modules, beside torch's."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import numpy as np

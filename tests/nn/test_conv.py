@@ -1,7 +1,5 @@
 """Convolutions in blocks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

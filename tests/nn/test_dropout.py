@@ -1,7 +1,5 @@
 """Dropout: what it keeps, where, and in which order."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

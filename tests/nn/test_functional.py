@@ -1,7 +1,5 @@
 """Functions of networks against torch, and against central differences in float64."""
 
-from __future__ import annotations
-
 import itertools
 import tracemalloc
 from collections.abc import Callable

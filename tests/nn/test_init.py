@@ -1,7 +1,5 @@
 """Initial values have torch's ranges and spreads."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Losses: of no samples, of large and many numbers, and warnings of shapes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Modules: registration, state, modes, hooks, text; layers against torch's with the same state."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re
@@ -106,7 +104,7 @@ def test_a_part_may_have_a_train_of_its_own() -> None:
             super().__init__()
             self.norm = nn.BatchNorm1d(3)
 
-        def train(self, mode: bool = True) -> Frozen:
+        def train(self, mode: bool = True) -> nn.Module:
             super().train(mode)
             self.norm.training = False
             return self

@@ -3,8 +3,6 @@
 The device is a fake that does its work late (see ``harness.faking``): without a wait one reads old values.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A name of torch has torch's interface: the same parameters at the same places, with the same defaults."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Normalizations against torch, and dtypes that they refuse."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness.oracle import compare, draw

@@ -1,7 +1,5 @@
 """The two streams of random numbers: values for all ranks alike, dropout for each its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """clip_grad_norm_ beside torch's."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Parameters that share a bucket: torch's rules for explicit caps, ours for the default."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """DistributedDataParallel: against the plain way, against one process, against torch's DDP on Gloo."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A wrapped model from its forward to the end of its backward: outputs, errors, refusals."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Parameters that DistributedDataParallel averages: frozen, unused and ignored ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

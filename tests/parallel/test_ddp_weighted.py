@@ -1,7 +1,5 @@
 """Reducing backwards and their weights: ``no_sync`` and ``weighted``."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

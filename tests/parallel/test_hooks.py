@@ -1,7 +1,5 @@
 """Communication hooks: their results, and the shipped ones' values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ranks with different numbers of batches: DDP.join against torch, and the generic Join."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness.learning import assert_close, assert_same_bits_everywhere, batch, gradients, mlp, step_of, twin

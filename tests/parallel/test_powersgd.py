@@ -1,7 +1,5 @@
 """PowerSGD: gradients of low rank come through, what it leaves out, and what it is given."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """DistributedDataParallel's gradients: in buckets, in the order in which they come."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """State that DistributedDataParallel keeps alike on all ranks: first values, buffers, and copies of itself."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections import OrderedDict

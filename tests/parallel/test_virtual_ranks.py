@@ -1,7 +1,5 @@
 """Virtual ranks: bits beside a sum in pairs that each rank computes of all micro-batches by itself."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness.learning import module

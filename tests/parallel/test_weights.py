@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from mpiddp.parallel.weights import rank_weight

@@ -1,7 +1,5 @@
 """ZeroRedundancyOptimizer against the optimizer that it shares out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

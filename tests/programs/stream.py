@@ -3,8 +3,6 @@
 Each scenario is a function of the world that raises on the rank that finds something wrong.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Shared memory lies where copies from and to ordinary arrays are fast."""
 
-from __future__ import annotations
-
 import mmap
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whatever end a job has, none of its shared memory stays behind."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A user's models in a training run."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from harness.configured import configured, data

@@ -1,7 +1,5 @@
 """Data of ``train``: every kind of ``--data``, fetched and held once a node; and an evaluation that is exact."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

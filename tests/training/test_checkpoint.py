@@ -1,7 +1,5 @@
 """Checkpoints are whole or absent, damage is found and named, the last and the best are kept."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import itertools

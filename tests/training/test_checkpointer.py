@@ -1,7 +1,5 @@
 """Resuming from a checkpoint: to the same bits with as many ranks, whoever has written it and wherever it stopped."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

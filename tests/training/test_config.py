@@ -1,7 +1,5 @@
 """Options from command line and TOML file, and their errors; the BLAS threads of a run that is resumed."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

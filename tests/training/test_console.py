@@ -1,7 +1,5 @@
 """The console survives a full disk, counts steps, and says whose a warning is."""
 
-from __future__ import annotations
-
 import errno
 import io
 import logging

@@ -1,7 +1,5 @@
 """Each option of a training run against torch or a plain loop on one rank, which know nothing of ranks."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 

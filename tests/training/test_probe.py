@@ -1,7 +1,5 @@
 """The probe for device pointers, whose job ends well, crashes, hangs, lies or never begins."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

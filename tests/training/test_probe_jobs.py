@@ -1,7 +1,5 @@
 """``python -m mpiddp info --probe-gpu`` and its effect on later jobs; the device is a fake."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A folder has one run at a time, and knows the commit of its code."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """``python -m mpiddp run``: a job that ends badly is started again, until it ends well or gets no further."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

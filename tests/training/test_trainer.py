@@ -1,7 +1,5 @@
 """Training on several ranks: the first loss, the same bits on all, batch norms, and values that are not finite."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Training on devices, by the `Trainer`: the same numbers as on the host, and one wait for the device in a step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ torch starts a process for each rank of each test; here the ranks of one mpiexec
 fails or hangs ends the job, and a new one takes the rest. Needs ``pip install expecttest``.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib

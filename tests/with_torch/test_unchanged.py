@@ -1,7 +1,5 @@
 """Programs of torch as they are: with the entry points that pip lays down, by the runner, and torch's own suite."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """torch on mpiddp: jobs of their own, because torch's process group is the process's."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 from pathlib import Path

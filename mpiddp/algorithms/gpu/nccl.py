@@ -4,8 +4,6 @@ A call queues one kernel on the group's stream, behind the program's work, and e
 defines differently runs as in other groups.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 MPI knows no streams: a collective begins with an event of the kernels queued before, and ends with its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Kernels form the sums, and a message waits for its kernel's event. Several rings
 adds.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Collectives on device arrays through pinned host memory: copy down, an algorithm of the host, copy up."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 

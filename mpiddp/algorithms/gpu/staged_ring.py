@@ -4,8 +4,6 @@ A part arrives, is copied up, added to by a kernel, copied down and sent on. Sev
 for each kind of work.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections import deque

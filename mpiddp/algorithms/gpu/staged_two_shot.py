@@ -5,8 +5,6 @@ the others. As many bytes cross the bus as in a ring, but no rank copies them fr
 another: nothing goes through MPI but the tokens that say that they are there. Several pieces are on their way at once.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -12,8 +12,6 @@ There are three ways. The first one that can do a call does it.
 A group of one rank sends nothing: its all-reduces and exchanges stay on the device.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable

@@ -5,8 +5,6 @@ the solvers. ``train.py 1 BATCHES KEPT`` is what a stream replaces: it keeps the
 of a solver, and trains on them again and again.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The two shots through pinned memory, on the fake device."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from typing import Any

@@ -5,8 +5,6 @@ CuPy is: no NumPy array among its arrays, none of its arrays as a NumPy array, a
 only.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

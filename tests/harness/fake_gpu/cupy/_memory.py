@@ -4,8 +4,6 @@ What is freed into the pool is overwritten in the order of its stream, as the ne
 that still needs it comes out wrong.
 """
 
-from __future__ import annotations
-
 import ctypes
 import weakref
 from typing import Any

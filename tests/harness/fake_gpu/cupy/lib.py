@@ -1,7 +1,5 @@
 """CuPy's ``lib``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,6 @@
 # ruff: noqa: N802 - CuPy's names
 """``cupy.cuda.nccl`` of the fake device: what NCCL would do is done by MPI, as late as a stream does its work."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import tempfile

@@ -1,8 +1,6 @@
 # ruff: noqa: N802, N816 - CUDA's names
 """``cupy.cuda.runtime`` of the fake device: the calls that mpiddp makes, by CUDA's names."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import threading
