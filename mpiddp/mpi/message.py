@@ -7,8 +7,8 @@ objects, read-only outputs. Arrays of other libraries pass without a copy, and w
 
 from __future__ import annotations
 
-import ctypes
 import functools
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
@@ -151,46 +151,12 @@ _HOST = (1, 3, 11)  # kDLCPU, kDLCUDAHost and kDLROCMHost, the devices that NumP
 def _from_dlpack(x: Any) -> Array:
     try:
         return np.from_dlpack(x)
-    except (RuntimeError, BufferError) as error:  # such as "Unsupported dtype in DLTensor"
-        try:
-            bits: Array = np.from_dlpack(_Bfloat16Bits(x))
-        except (RuntimeError, BufferError):
-            raise error from None
-    return bits.view(bfloat16())
-
-
-_DTYPE_OFFSETS = ((b"dltensor_versioned", 52), (b"dltensor", 20))
-_UINT, _BFLOAT = 1, 4  # kDLUInt, kDLBfloat
-
-
-class _Bfloat16Bits:
-    """Offers a bfloat16 array as uint16, because NumPy's DLPack has no bfloat16.
-
-    It changes the dtype in the DLPack description, which belongs to the consumer of the capsule.
-    """
-
-    def __init__(self, x: Any) -> None:
-        self._x = x
-
-    def __dlpack_device__(self) -> Any:
-        return self._x.__dlpack_device__()
-
-    def __dlpack__(self, **options: Any) -> Any:
-        capsule = self._x.__dlpack__(**options)
-        for name, offset in _DTYPE_OFFSETS:
-            if _is_capsule(capsule, name):
-                code_and_bits = (ctypes.c_uint8 * 2).from_address(_pointer(capsule, name) + offset)
-                if tuple(code_and_bits) == (_BFLOAT, 16):
-                    code_and_bits[0] = _UINT
-        return capsule
-
-
-_is_capsule = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_IsValid", ctypes.pythonapi)
-)
-_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
+    except (RuntimeError, BufferError):  # such as "Unsupported dtype in DLTensor": NumPy's DLPack has no bfloat16
+        name = str(getattr(x, "dtype", ""))
+        if not name.endswith("bfloat16") or getattr(x, "requires_grad", False):
+            raise
+        bits = x.view(sys.modules["torch"].uint16 if name.startswith("torch.") else "uint16")
+    return np.from_dlpack(bits).view(bfloat16())
 
 
 def as_arrays(

@@ -116,7 +116,7 @@ def test_numpy_memory_under_torch_is_symmetric_still(world: Any) -> None:
             " result from y, or call tree_all_reduce",
         ),
         (lambda: old_export(torch.ones(3)), "that is read-only"),
-        (lambda: old_export(torch.ones(3, dtype=torch.bfloat16)), "that is read-only"),
+        (lambda: torch.ones(3, dtype=torch.bfloat16, requires_grad=True), "Can't export tensors that require gradient"),
         (lambda: interface(np.ones(3), data=(np.ones(3).ctypes.data, True)), "that is read-only"),
         (lambda: memoryview(b"abc"), "that is read-only"),
     ],
