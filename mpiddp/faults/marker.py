@@ -5,48 +5,30 @@ Exit codes do not: mpirun's is 0 when Open MPI has lost a node, and when a rank 
 
 import contextlib
 import os
-import socket
 import time
 from pathlib import Path
 
 from mpiddp import rank_process
 from mpiddp.errors import SetupError
-from mpiddp.mpi.processes import runs
 
 RUNNING, WATCHED, ENDED = "running", "watched", "ended"
-"""The first word of a marker. Rank 0 of a watched job renews the marker while it lives; its host and process are behind
-the word, unless other ranks survive it.
-"""
+"""The contents of a marker. Rank 0 of a watched job renews the marker while it lives."""
 _RENEW_S = 1.0
 
 _renewed_s = 0.0
 
 
-def begin(rank: int, watched: bool, survivable: bool) -> None:
-    """Write the marker; SetupError if it cannot: a job that ends well would count as failed.
-
-    A ``survivable`` job goes on without this process: another one becomes rank 0, and calls this again.
-    """
+def begin(rank: int, watched: bool) -> None:
+    """Write the marker; SetupError if it cannot: a job that ends well would count as failed."""
     path = _path(rank)
     if path is not None:
-        process = "" if survivable else f" {socket.gethostname()} {os.getpid()}"
         try:
-            path.write_text(f"{WATCHED}{process}" if watched else RUNNING)
+            path.write_text(WATCHED if watched else RUNNING)
         except OSError as error:
             raise SetupError(
                 f"MPIDDP_MARKER={path} cannot be written ({error}): start `python -m mpiddp run` in a folder that the"
                 " node of rank 0 sees, too"
             ) from error
-
-
-def is_watched(text: str) -> bool:
-    return text.split()[:1] == [WATCHED]
-
-
-def is_gone(text: str) -> bool:
-    """Return True if a watched job's rank 0 was a process of this host, and is none any more."""
-    word, host, pid = (*text.split(), "", "", "")[:3]
-    return word == WATCHED and host == socket.gethostname() and not runs(pid)
 
 
 def renew(rank: int) -> None:

@@ -132,7 +132,7 @@ def _begin(job: Job) -> Job:
     abort.set_this_rank(job.world.comm)
     why = why_unwatched(job)
     watched = job.world.size > 1 and not why
-    marker.begin(job.world.rank, watched, job.failures.survivable)
+    marker.begin(job.world.rank, watched)
     if watched:
         _leaving.stop = Watchdog(job, _jobs[:-1]).stop
     elif why and job.world.rank == 0:

@@ -35,8 +35,6 @@ _PAUSES_S = (1.0, 5.0, 25.0, 60.0)
 """Seconds to wait before each restart in a row; the last one repeats. A host that is away needs time to come back."""
 _LONG_S = 60.0
 """After a job that ran for longer, the pauses begin anew."""
-_GONE_S = 20.0
-"""Time for a launcher to notice that rank 0 is gone. Open MPI's may wait for ever when ranks of two hosts abort."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -211,10 +209,7 @@ class Supervisor:
             found, text = self._marker()
             if found != renewed:
                 renewed, since_s = found, time.monotonic()
-            silent_s = time.monotonic() - since_s
-            if silent_s < min(_GONE_S, self._lost_after_s):
-                continue
-            if marker.is_gone(text) or (marker.is_watched(text) and silent_s > self._lost_after_s):
+            if text == marker.WATCHED and time.monotonic() - since_s > self._lost_after_s:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_GRACE_S)

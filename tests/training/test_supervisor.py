@@ -1,4 +1,4 @@
-"""A launcher that stays when its ranks are gone; jobs with ranks are in test_supervisor_jobs."""
+"""Restarts, signals and the marker, without ranks; jobs with ranks are in test_supervisor_jobs."""
 
 import os
 import re
@@ -18,38 +18,6 @@ from mpiddp.training import supervisor
 
 def supervisor_of(tmp_path, words, lost_after_s=300.0):
     return supervisor.Supervisor(supervisor.Command(words), None, tmp_path / "marker", lost_after_s)
-
-
-# A rank 0 that lives for a moment, or stays, and a launcher that waits for ever.
-LAUNCHER = """
-import os, pathlib, subprocess, sys, time
-rank_0 = subprocess.Popen([sys.executable, "-c", "import time; time.sleep({seconds})"])
-marker = pathlib.Path(os.environ["MPIDDP_MARKER"])
-marker.write_text(f"{word} {{rank_0.pid}}")
-if {waits}:
-    rank_0.wait()
-time.sleep(60)
-"""
-
-
-@pytest.mark.parametrize(
-    ("host", "seconds", "waits", "ended"),
-    [
-        ("here", 0, True, True),
-        pytest.param("here", 0, False, True, id="zombie"),
-        ("elsewhere", 0, True, False),
-        ("here", 60, True, False),
-    ],
-)
-def test_launcher_whose_rank_0_is_gone_is_ended(monkeypatch, tmp_path, host, seconds, waits, ended):
-    monkeypatch.setattr(supervisor, "_GONE_S", 0.5)
-    monkeypatch.setattr("socket.gethostname", lambda: "here")
-    program = LAUNCHER.format(word=f"watched {host}", seconds=seconds, waits=waits)
-    words, lost_after_s = [sys.executable, "-c", program], 4.0 if ended else 1.5
-    began = time.monotonic()
-    end = supervisor_of(tmp_path, words, lost_after_s)._job(words)
-    assert end.lost and not end.well
-    assert (time.monotonic() - began < lost_after_s) == ended
 
 
 # The first start runs; the host is away at the next three, and the last one ends well.
@@ -80,22 +48,12 @@ def test_signal_in_a_pause_ends_the_attempts(monkeypatch, tmp_path):
     assert supervisor_of(tmp_path, ["false"]).run(9) == 1
 
 
-@pytest.mark.parametrize("survivable", [False, True])
-def test_job_whose_ranks_survive_rank_0_is_not_gone_with_it(monkeypatch, tmp_path, survivable):
-    monkeypatch.setenv("MPIDDP_MARKER", str(tmp_path / "marker"))
-    monkeypatch.setattr(marker, "runs", lambda pid: False)
-    marker.begin(0, True, survivable)
-    text = (tmp_path / "marker").read_text()
-    assert marker.is_watched(text) and marker.is_gone(text) != survivable
-
-
 @pytest.mark.parametrize("ends", [True, False])
-def test_marker_that_is_deleted_ends_no_supervisor(monkeypatch, tmp_path, ends):
-    monkeypatch.setattr(supervisor, "_GONE_S", 0.2)
+def test_marker_that_is_deleted_ends_no_supervisor(tmp_path, ends):
     program = "import os, pathlib, time; marker = pathlib.Path(os.environ['MPIDDP_MARKER']); marker.unlink();"
     program += f"time.sleep(0.6); {ends} and marker.write_text('{marker.ENDED}')"
     words = [sys.executable, "-c", program]
-    end = supervisor_of(tmp_path, words)._job(words)
+    end = supervisor_of(tmp_path, words, 0.2)._job(words)
     assert (end.code, end.lost, end.well) == (0, False, ends)
 
 
