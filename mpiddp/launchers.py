@@ -1,7 +1,6 @@
 """Launchers of MPI jobs: their facts, and what they announce to a process. Imports the standard library only."""
 
 import os
-import re
 from typing import NamedTuple
 
 
@@ -94,17 +93,9 @@ def launch() -> Launch | None:
 def local_ranks() -> int | None:
     """Return the number of the job's ranks on this node, if it is announced."""
     announced = (integer(launcher.local_size) for launcher in _LAUNCHERS)
-    tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    ranks_here = os.environ.get("SLURM_GTIDS", "")  # such as 4,5,6
     found = next((each for each in announced if each is not None), None)
-    return _slurm_tasks(tasks, integer("SLURM_NODEID") or 0) if found is None else found
-
-
-def _slurm_tasks(text: str, node: int) -> int | None:
-    """Return entry ``node`` of Slurm's list of tasks, e.g. ``8(x2),3``: 8, 8 and 3."""
-    counts: list[int] = []
-    for tasks, repeated in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
-        counts += [int(tasks)] * int(repeated or 1)
-    return counts[node] if node < len(counts) else None
+    return len(ranks_here.split(",")) if found is None and ranks_here else found
 
 
 def announce_ranks() -> None:

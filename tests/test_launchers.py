@@ -57,12 +57,10 @@ def test_announced_ranks_keep_what_is_set(environ):
     ("announced", "expected"),
     [
         ("", None),
-        ("OMPI_COMM_WORLD_LOCAL_SIZE=2 SLURM_STEP_TASKS_PER_NODE=4", 2),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE=2 SLURM_GTIDS=0,1,2,3", 2),
         ("MPI_LOCALNRANKS=3", 3),
-        ("SLURM_STEP_TASKS_PER_NODE=4(x2),1", 4),
-        ("SLURM_STEP_TASKS_PER_NODE=4(x2),1 SLURM_NODEID=1", 4),
-        ("SLURM_STEP_TASKS_PER_NODE=4(x2),1 SLURM_NODEID=2", 1),
-        ("SLURM_STEP_TASKS_PER_NODE=4(x2),1 SLURM_NODEID=3", None),
+        ("SLURM_GTIDS=8", 1),
+        ("SLURM_GTIDS=4,5,6", 3),
     ],
 )
 def test_local_ranks(monkeypatch, announced, expected):
