@@ -3,8 +3,6 @@
 Importing mpiddp does not start MPI, which aborts on many login nodes.
 """
 
-import contextlib
-import ctypes
 import importlib
 import sys
 import types
@@ -13,20 +11,6 @@ from typing import TYPE_CHECKING, Any
 from mpiddp.errors import SetupError
 
 from .start import start
-
-_DEBIANS = "libmpich.so.12"
-"""Debian's name of MPICH, which mpi4py's wheel does not know."""
-
-
-def _cure() -> str:
-    with contextlib.suppress(OSError):
-        ctypes.CDLL(_DEBIANS)
-        folder = f"{sys.prefix}/lib"
-        return (
-            f"there is {_DEBIANS}, Debian's name of MPICH, which mpi4py's wheel does not know: give it the other one by"
-            f" `ln -s /usr/lib/*/{_DEBIANS} {folder}/libmpi.so.12` and `export LD_LIBRARY_PATH={folder}`"
-        )
-    return "on a cluster load the site's module (`module load openmpi`), on a laptop run `pip install 'mpiddp[mpich]'`"
 
 
 def _load() -> types.ModuleType:
@@ -40,7 +24,12 @@ def _load() -> types.ModuleType:
         finally:
             rc.initialize = wanted
     except (ImportError, RuntimeError) as error:
-        raise SetupError(f"no MPI library could be loaded ({error}); {_cure()}") from error
+        raise SetupError(
+            f"no MPI library could be loaded ({error}); on a cluster load the site's module (`module load openmpi`), on"
+            " a laptop run `pip install 'mpiddp[mpich]'`; to Debian's MPICH give the name that mpi4py's wheel knows, by"
+            f" `ln -s /usr/lib/*/libmpich.so.12 {sys.prefix}/lib/libmpi.so.12` and `export"
+            f" LD_LIBRARY_PATH={sys.prefix}/lib`"
+        ) from error
     if wanted and not library.Is_initialized():
         start(library, rc)
     return library
