@@ -1,7 +1,6 @@
 """The command line. Parsing starts no MPI and imports neither NumPy nor CuPy."""
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -67,7 +66,6 @@ def build_parser() -> argparse.ArgumentParser:
     flight.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="the files of all ranks; the job has printed their names"
     )
-    flight.add_argument("--json", action="store_true", help="print the files as one JSON object, by rank")
     bench.add_parser(commands)
     return parser
 
@@ -125,7 +123,7 @@ def run_flight(arguments: argparse.Namespace) -> int:
     if not dumps:
         raise UsageError("; ".join(damaged))
     with refusing("", ValueError):
-        print(json.dumps({dump.rank: dump._asdict() for dump in dumps}) if arguments.json else flight.line_up(dumps))
+        print(flight.line_up(dumps))
     for each in damaged:
         print(f"mpiddp: left out: {each}", file=sys.stderr)
     return 0

@@ -34,11 +34,11 @@ def test_folders(tmp_path):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("x = 1\n")
     found = {folder: sizes.code for folder, sizes in count(tmp_path).items()}
-    assert found == {"mpiddp": 919, "mpiddp, all": 21_806, "mpiddp/nn": 1_083, "tests": 2_094, "tests, all": 1}
+    assert found == {"mpiddp": 917, "mpiddp, all": 21_804, "mpiddp/nn": 1_083, "tests": 2_094, "tests, all": 1}
 
 
 BUDGET = {
-    "mpiddp": 919,
+    "mpiddp": 917,
     "mpiddp/algorithms": 2_781,
     "mpiddp/autograd": 859,
     "mpiddp/bench": 1_145,
@@ -54,7 +54,7 @@ BUDGET = {
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_442,
     "mpiddp/training": 2_215,
-    "tests, all": 23_796,
+    "tests, all": 23_794,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
