@@ -3,14 +3,6 @@
 Only this package imports cupy, and only when a GPU is used.
 """
 
-from . import (
-    choice as choice,
-    dlpack as dlpack,
-    nccl as nccl,
-    pinned as pinned,
-    stream as stream,
-    transfer as transfer,
-)
 from .choice import (
     cuda_fault as cuda_fault,
     current_device as current_device,
