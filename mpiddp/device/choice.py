@@ -6,6 +6,8 @@ import sys
 
 from .namespace import cupy
 
+_FIRST_CUPY = 14
+"""The first version that has bfloat16."""
 _index: int | None = None
 
 
@@ -17,6 +19,8 @@ def cuda_fault() -> str | None:
     try:
         if not cupy().is_available():
             return "CuPy finds no usable GPU: check nvidia-smi, the driver's version and CUDA_VISIBLE_DEVICES"
+        if int(cupy().__version__.split(".")[0]) < _FIRST_CUPY:
+            return f"this is CuPy {cupy().__version__}, and mpiddp needs {_FIRST_CUPY} or later: upgrade it"
     except Exception as error:  # CUDA fails in many ways
         return f"CuPy cannot be imported: {error}"
     return None

@@ -6,7 +6,7 @@ from typing import Any
 from mpiddp.typing import Array
 
 from .choice import cuda_fault
-from .namespace import cupy, expect_bfloat16
+from .namespace import cupy
 
 
 def is_read_only(x: Any) -> bool:
@@ -25,6 +25,4 @@ def adopt(x: Any) -> Array:
     fault = cuda_fault()
     if fault is not None:
         raise TypeError(f"its memory is on a GPU, and arrays there are CuPy's to communicate: {fault}")
-    if str(getattr(x, "dtype", "")).endswith("bfloat16"):
-        expect_bfloat16()
     return cupy().from_dlpack(x) if hasattr(x, "__dlpack__") else cupy().asarray(x)  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpiddp.typing import Array, DTypeLike
 
-from .namespace import expect_known, is_device_array
+from .namespace import is_device_array
 
 _CHUNK = 1 << 15
 """Elements a pass, few enough that intermediate results stay in the cache."""
@@ -55,10 +55,7 @@ def assign(target: Array, source: Array) -> None:
 
 def converted(x: Array, dtype: DTypeLike) -> Array:
     """Return ``x.astype(dtype)``, fast between float32 and float16."""
-    if is_device_array(x):
-        expect_known(dtype)
-        return x.astype(dtype)
-    if {x.dtype, np.dtype(dtype)} != {_SINGLE, _HALF}:
+    if is_device_array(x) or {x.dtype, np.dtype(dtype)} != {_SINGLE, _HALF}:
         return x.astype(dtype)
     if not x.flags.c_contiguous:
         with np.errstate(over="ignore", under="ignore"):

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from mpiddp.typing import Array, DTypeLike
+from mpiddp.typing import Array
 
 
 def cupy() -> Any:
@@ -40,29 +40,8 @@ def array_namespace(x: object) -> Any:
     return sys.modules["cupy"] if is_device_array(x) else np
 
 
-_FIRST_WITH_BFLOAT16 = 14
-
-
-def expect_bfloat16() -> None:
-    """Raise `TypeError` if CuPy has no kernels for bfloat16; messages need none."""
-    version = cupy().__version__
-    if int(version.split(".")[0]) < _FIRST_WITH_BFLOAT16:
-        raise TypeError(
-            f"bfloat16 on a GPU needs CuPy {_FIRST_WITH_BFLOAT16} or later, and this is CuPy {version}: upgrade it, or"
-            " take float16"
-        )
-
-
-def expect_known(dtype: DTypeLike) -> None:
-    """Raise `TypeError` if CuPy is too old for a dtype."""
-    kind = np.dtype(dtype)
-    if kind.kind == "V" and kind.name == "bfloat16":
-        expect_bfloat16()
-
-
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Make an uninitialised array on the current device."""
-    expect_known(dtype)
     return cupy().empty(shape, dtype)  # type: ignore[no-any-return]
 
 

@@ -9,19 +9,12 @@ import contextlib
 import torch
 
 from mpiddp import device
-from mpiddp.device import namespace, stream
+from mpiddp.device import stream
 
 
 def usable(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor can be a CuPy array: on CUDA, with a CuPy that knows its dtype."""
-    if not tensor.is_cuda or device.cuda_fault() is not None:
-        return False
-    if tensor.dtype == torch.bfloat16:
-        try:
-            namespace.expect_bfloat16()
-        except TypeError:
-            return False
-    return True
+    """Return whether a tensor can be a CuPy array."""
+    return tensor.is_cuda and device.cuda_fault() is None
 
 
 def on_stream(place: torch.device) -> contextlib.AbstractContextManager[None]:

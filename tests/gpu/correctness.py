@@ -18,7 +18,7 @@ from .rows import say
 
 Op = dist.ReduceOp
 DTYPES = ["float32", "float64", "float16", "int8", "int64", "uint8", "bool", "complex64"]
-if importlib.util.find_spec("ml_dtypes") and int(cupy.__version__.split(".")[0]) >= 14:  # an extra; CuPy 13 lacks it
+if importlib.util.find_spec("ml_dtypes"):  # an extra
     DTYPES.append("bfloat16")
 OPS = [Op.SUM, Op.AVG, Op.PRODUCT, Op.MIN, Op.MAX, Op.BOR, Op.PREMUL_SUM(0.5)]
 
