@@ -34,10 +34,6 @@ _LAUNCHERS = (
         waits_for_lost_hosts=True,
     ),
     Launcher(
-        "mpirun (MVAPICH)",
-        *("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
-    ),
-    Launcher(
         "mpiexec (PALS)",
         *("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
     ),
@@ -56,7 +52,7 @@ _LAUNCHERS = (
         ),
     ),
 )
-_HYDRA, _SRUN = _LAUNCHERS[3], _LAUNCHERS[5]
+_HYDRA, _SRUN = _LAUNCHERS[2], _LAUNCHERS[4]
 
 
 class Launch(NamedTuple):

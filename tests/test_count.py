@@ -34,11 +34,11 @@ def test_folders(tmp_path):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("x = 1\n")
     found = {folder: sizes.code for folder, sizes in count(tmp_path).items()}
-    assert found == {"mpiddp": 917, "mpiddp, all": 21_773, "mpiddp/nn": 1_083, "tests": 2_094, "tests, all": 1}
+    assert found == {"mpiddp": 913, "mpiddp, all": 21_769, "mpiddp/nn": 1_083, "tests": 2_094, "tests, all": 1}
 
 
 BUDGET = {
-    "mpiddp": 917,
+    "mpiddp": 913,
     "mpiddp/algorithms": 2_781,
     "mpiddp/autograd": 859,
     "mpiddp/bench": 1_145,
