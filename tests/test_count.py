@@ -34,7 +34,7 @@ def test_folders(tmp_path):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("x = 1\n")
     found = {folder: sizes.code for folder, sizes in count(tmp_path).items()}
-    assert found == {"mpiddp": 913, "mpiddp, all": 21_769, "mpiddp/nn": 1_083, "tests": 2_094, "tests, all": 1}
+    assert found == {"mpiddp": 913, "mpiddp, all": 21_763, "mpiddp/nn": 1_083, "tests": 2_094, "tests, all": 1}
 
 
 BUDGET = {
@@ -47,14 +47,14 @@ BUDGET = {
     "mpiddp/distributed": 1_872,
     "mpiddp/examples": 596,
     "mpiddp/faults": 2_252,
-    "mpiddp/mpi": 2_239,
+    "mpiddp/mpi": 2_233,
     "mpiddp/nn": 1_083,
     "mpiddp/optim": 432,
     "mpiddp/parallel": 1_772,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_435,
     "mpiddp/training": 2_215,
-    "tests, all": 23_780,
+    "tests, all": 23_770,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

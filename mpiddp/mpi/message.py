@@ -287,24 +287,15 @@ def chunks(x: Array) -> Sequence[Array]:
     return [flat[start : start + MAX_COUNT] for start in range(0, x.size, MAX_COUNT)]
 
 
-_longs: dict[int, MPI.Datatype] = {}
-_MOST_LONGS = 64
-
-
+@functools.cache
 def _long(size_bytes: int) -> MPI.Datatype:
-    """Return a datatype of ``size_bytes``, more than MPI's count; the last ones used are kept."""
-    datatype = _longs.pop(size_bytes, None)
-    if datatype is None:
-        times, rest_bytes = divmod(size_bytes, MAX_COUNT)
-        largest, rest = MPI.BYTE.Create_contiguous(MAX_COUNT), MPI.BYTE.Create_contiguous(rest_bytes)
-        body = largest.Create_contiguous(times)
-        datatype = MPI.Datatype.Create_struct([1, 1], [0, times * MAX_COUNT], [body, rest]).Commit()
-        for part in (body, rest, largest):
-            part.Free()
-    _longs[size_bytes] = datatype
-    if len(_longs) > _MOST_LONGS:
-        # Pending messages are not disturbed: MPI keeps a freed datatype until they end.
-        _longs.pop(next(iter(_longs))).Free()
+    """Return a datatype of ``size_bytes``, more than MPI's count."""
+    times, rest_bytes = divmod(size_bytes, MAX_COUNT)
+    largest, rest = MPI.BYTE.Create_contiguous(MAX_COUNT), MPI.BYTE.Create_contiguous(rest_bytes)
+    body = largest.Create_contiguous(times)
+    datatype = MPI.Datatype.Create_struct([1, 1], [0, times * MAX_COUNT], [body, rest]).Commit()
+    for part in (body, rest, largest):
+        part.Free()
     return datatype
 
 

@@ -8,9 +8,8 @@ import pytest
 from distributed import test_objects as objects, test_p2p as p2p
 from faults import test_calls
 from harness.collectives import COLLECTIVES, REDUCTIONS, check
-from harness.inputs import OPS, both_ways, finish
+from harness.inputs import OPS, both_ways
 
-import mpiddp as dist
 from mpiddp.mpi import message
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 3), pytest.mark.core]
@@ -45,15 +44,3 @@ def test_messages(world, test):
 @pytest.mark.parametrize("expected", [10, 30, 20])  # the first is as long as a piece of what is sent
 def test_block_that_does_not_fit(world, monkeypatch, expected):
     test_calls.test_blocks_of_another_size_than_expected(world, monkeypatch, (60, expected), "pieces")
-
-
-def test_datatypes_are_not_kept_for_ever(world):
-    """Messages of more lengths than are kept, on their way at once."""
-    right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
-    lengths = range(6, 6 + 2 * message._MOST_LONGS)
-    outputs = [np.zeros(length) for length in lengths]
-    works = [dist.irecv(output, left) for output in outputs]
-    works += [dist.isend(np.full(length, float(length)), right) for length in lengths]
-    finish(works)
-    assert all((output == output.size).all() for output in outputs)
-    assert len(message._longs) == message._MOST_LONGS
