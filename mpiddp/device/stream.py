@@ -96,14 +96,6 @@ def on(stream: Any) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def external(pointer: int, device: int) -> Iterator[None]:
-    """Make another library's stream and its device current."""
-    cuda = cupy().cuda
-    with cuda.Device(device), cuda.ExternalStream(pointer, device):
-        yield
-
-
 def under(stream: Any, steps: Generator[Any, None, Any]) -> Generator[Any, None, Any]:
     while True:
         with on(stream):

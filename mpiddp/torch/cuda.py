@@ -9,7 +9,8 @@ import contextlib
 import torch
 
 from mpiddp import device
-from mpiddp.device import stream
+from mpiddp.device.namespace import cupy
+from mpiddp.device.place import at
 
 
 def usable(tensor: torch.Tensor) -> bool:
@@ -19,7 +20,7 @@ def usable(tensor: torch.Tensor) -> bool:
 
 def on_stream(place: torch.device) -> contextlib.AbstractContextManager[None]:
     """Make torch's current stream of a device CuPy's, and the device the current one."""
-    return stream.external(torch.cuda.current_stream(place).cuda_stream, place.index)
+    return at(place.index, cupy().cuda.ExternalStream(torch.cuda.current_stream(place).cuda_stream, place.index))
 
 
 def chosen() -> int | None:
