@@ -5,7 +5,6 @@ Exit codes do not: mpirun's is 0 when Open MPI has lost a node, and when a rank 
 
 import contextlib
 import os
-import time
 from pathlib import Path
 
 from mpiddp import rank_process
@@ -13,9 +12,6 @@ from mpiddp.errors import SetupError
 
 RUNNING, WATCHED, ENDED = "running", "watched", "ended"
 """The contents of a marker. Rank 0 of a watched job renews the marker while it lives."""
-_RENEW_S = 1.0
-
-_renewed_s = 0.0
 
 
 def begin(rank: int, watched: bool) -> None:
@@ -32,10 +28,8 @@ def begin(rank: int, watched: bool) -> None:
 
 
 def renew(rank: int) -> None:
-    global _renewed_s
     path = _path(rank)
-    if path is not None and time.monotonic() > _renewed_s + _RENEW_S:
-        _renewed_s = time.monotonic()
+    if path is not None:
         with contextlib.suppress(OSError):
             os.utime(path)
 
