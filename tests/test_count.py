@@ -34,27 +34,27 @@ def test_folders(tmp_path):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("x = 1\n")
     found = {folder: sizes.code for folder, sizes in count(tmp_path).items()}
-    assert found == {"mpiddp": 913, "mpiddp, all": 21_754, "mpiddp/nn": 1_083, "tests": 2_094, "tests, all": 1}
+    assert found == {"mpiddp": 1, "mpiddp, all": 3, "mpiddp/nn": 2, "tests": 1, "tests, all": 1}
 
 
 BUDGET = {
-    "mpiddp": 913,
-    "mpiddp/algorithms": 2_781,
+    "mpiddp": 928,
+    "mpiddp/algorithms": 2_782,
     "mpiddp/autograd": 859,
     "mpiddp/bench": 1_145,
     "mpiddp/data": 1_271,
-    "mpiddp/device": 471,
+    "mpiddp/device": 492,
     "mpiddp/distributed": 1_872,
     "mpiddp/examples": 596,
-    "mpiddp/faults": 2_247,
-    "mpiddp/mpi": 2_233,
+    "mpiddp/faults": 2_260,
+    "mpiddp/mpi": 2_267,
     "mpiddp/nn": 1_083,
     "mpiddp/optim": 432,
-    "mpiddp/parallel": 1_772,
+    "mpiddp/parallel": 1_651,
     "mpiddp/shm": 428,
-    "mpiddp/torch": 1_436,
-    "mpiddp/training": 2_215,
-    "tests, all": 23_770,
+    "mpiddp/torch": 1_363,
+    "mpiddp/training": 2_219,
+    "tests, all": 23_673,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

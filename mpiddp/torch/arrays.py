@@ -103,14 +103,13 @@ class Loan:
         x = self.memory(tensor)
         return self._view(self._usable(tensor)) if x is None else x
 
-    def output(self, tensor: torch.Tensor, also: Sequence[torch.Tensor] = ()) -> Array:
-        """Return the array of a tensor that is written, and may be read before; ``also`` get the result too."""
-        if not also and (x := self.memory(tensor)) is not None:
+    def output(self, tensor: torch.Tensor) -> Array:
+        """Return the array of a tensor that is written, and may be read before."""
+        if (x := self.memory(tensor)) is not None:
             return x
         lent = self._usable(tensor)
         if lent.data_ptr() != tensor.data_ptr() or lent.device != tensor.device:
-            also = [*also, tensor]
-        self._copies = [*self._copies, *((each, lent) for each in also)]
+            self._copies = [*self._copies, (tensor, lent)]
         return self._view(lent)
 
     def outputs(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
@@ -118,7 +117,10 @@ class Loan:
         spans = sorted((each.data_ptr(), each.data_ptr() + each.nbytes) for each in tensors)
         if all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)):
             return [self.output(each) for each in tensors]
-        return [self.output(each.detach().clone(), also=(each,)) for each in tensors]
+        copies = [each.detach().clone() for each in tensors]
+        arrays = [self.output(each) for each in copies]
+        self._copies = [*self._copies, *zip(tensors, copies, strict=True)]
+        return arrays
 
     def give_back(self) -> None:
         """Copy results to where they belong."""

@@ -86,14 +86,13 @@ class Operations:
         outputs: Tensors,
         loan: Loan,
         opts: Any,
-        lists: int = 1,
         **named: Any,
     ) -> Work | None:
         """Call a function of mpiddp, once or several times; return torch's Work of all, or None where they are over."""
         if loan.device is not None:
             device, loan.device = loan.device, None
             with cuda.on_stream(device):
-                return self._call(function, calls, outputs, loan, opts, lists, **named)
+                return self._call(function, calls, outputs, loan, opts, **named)
         averages = named.get("op") is _AVG and calls and calls[0][0].dtype.kind in "iu"
         if averages:
             named["op"] = distributed.ReduceOp.SUM
@@ -111,7 +110,7 @@ class Operations:
             for arguments, work in zip(calls, works, strict=True):
                 loan.divide(arguments[0], self._size, work)
         limit_s = seconds((opts or DEFAULTS).timeout) or self._timeout_s
-        return self._submitted(Work(works, outputs, loan, limit_s, lists))
+        return self._submitted(Work(works, outputs, loan, limit_s))
 
     def _blocks(self, opts: Any) -> bool:
         """Return whether a call may be over when it returns: it is not asynchronous, and has no timeout of its own."""
@@ -149,17 +148,11 @@ class Operations:
                 loan.fail(error)
                 raise
             return None
-        expect(len(tensors) > 0, "requires non-empty tensor list")
-        expect_alike(tensors[0], tensors)
-        total, also = tensors[0], tensors if len(tensors) > 1 else ()
-        for each in tensors[1:]:  # torch's functions have NumPy's names
-            total = getattr(torch, op._combining)(total.detach(), each.detach())
-        if not total.is_sparse:
-            return self._call(distributed.all_reduce, [(loan.output(total, also),)], tensors, loan, opts, op=op)
+        tensor = single(tensors, "tensor list")
+        if not tensor.is_sparse:
+            return self._call(distributed.all_reduce, [(loan.output(tensor),)], tensors, loan, opts, op=op)
         with translated(), torch.no_grad():  # a detached one would get indices and values of its own
-            total = _sparse_sum(total, op, self.group)
-            for each in tensors:
-                each.copy_(total)
+            tensor.copy_(_sparse_sum(tensor, op, self.group))
         return self._submitted(Work([], tensors, loan))
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work | None:
@@ -173,11 +166,9 @@ class Operations:
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work | None:
         loan, root = Loan(moved=True), root_of(opts, self._size)
-        expect(0 <= opts.rootTensor < len(tensors), "invalid root tensor")
-        tensor = tensors[opts.rootTensor]
-        others = [each for each in tensors if each is not tensor]
-        expect_alike(tensor, others)
-        x = loan.input(tensor) if root == self._rank and not others else loan.output(tensor, others)
+        expect(opts.rootTensor == 0, "invalid root tensor")
+        tensor = single(tensors, "tensor list")
+        x = loan.input(tensor) if root == self._rank else loan.output(tensor)
         return self._call(distributed.broadcast, [(x,)], tensors, loan, opts, group_src=root)
 
     def reduce(self, tensors: Tensors, opts: Any) -> Work | None:
@@ -195,20 +186,12 @@ class Operations:
             distributed.monitored_barrier(self.group, getattr(timeout, "timeout", timeout), wait_all_ranks)
 
     def allgather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None) -> Work | None:
-        """``output_tensors[any][rank * inputs + index]``: all lists receive all inputs of all ranks."""
-        count = len(input_tensors)
-        expect(count > 0, "requires non-empty input tensor list")
-        expect(len(output_tensors) == count, "requires input/output tensor lists to have the same length")
-        expect_alike(input_tensors[0], input_tensors[1:])
-        for mine in output_tensors:
-            expect(len(mine) == self._size * count, "invalid output tensor list: expected one for each rank and input")
-            expect_alike(input_tensors[0], mine)
-        loan, calls = Loan(moved=True), []
-        for index, tensor in enumerate(input_tensors):
-            copies = list(zip(*output_tensors, strict=True))[index::count]
-            calls.append(([loan.output(first, others) for first, *others in copies], loan.input(tensor)))
-        flat = [each for mine in output_tensors for each in mine]
-        return self._call(distributed.all_gather, calls, flat, loan, opts, lists=count)
+        tensor, outputs = single(input_tensors, "input tensor list"), single(output_tensors, "output list")
+        expect(len(outputs) == self._size, "invalid output tensor list: expected one for each rank")
+        expect_alike(tensor, outputs)
+        loan = Loan(moved=True)
+        arguments = [loan.output(each) for each in outputs], loan.input(tensor)
+        return self._call(distributed.all_gather, [arguments], outputs, loan, opts)
 
     def allgather_coalesced(
         self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None

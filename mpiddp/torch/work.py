@@ -59,8 +59,7 @@ class _Driven(Future[Any]):
 class Work(torch.distributed.Work):
     """One or more operations of mpiddp, their result tensors and the tensors lent to them.
 
-    `wait` takes ``timeout_s`` seconds at most by default. ``lists`` is the number of equally long lists into which the
-    future cuts the tensors.
+    `wait` takes ``timeout_s`` seconds at most by default.
     """
 
     kind = int(c10d.OpType.UNKNOWN)  # type: ignore[attr-defined]
@@ -71,7 +70,6 @@ class Work(torch.distributed.Work):
         tensors: Sequence[torch.Tensor],
         loan: Loan,
         timeout_s: float | None = None,
-        lists: int = 1,
     ) -> None:
         super().__init__()
         self._works = works
@@ -79,7 +77,6 @@ class Work(torch.distributed.Work):
         self._results: list[weakref.ref[torch.Tensor]] = []
         self._loan = loan
         self._timeout_s = timeout_s
-        self._lists = lists
         self._future: Future[Any] | None = None
         self._done = False
         self._error: Exception | None = None
@@ -180,11 +177,8 @@ class Work(torch.distributed.Work):
     def _complete(self, future: Future[Any], tensors: Sequence[torch.Tensor], error: Exception | None) -> None:
         if error is not None:
             future.set_exception(error)
-        elif self._lists == 1:
-            future.set_result(list(tensors))
         else:
-            length = len(tensors) // self._lists
-            future.set_result([list(tensors[at : at + length]) for at in range(0, len(tensors), length)])
+            future.set_result(list(tensors))
 
 
 @untraced
