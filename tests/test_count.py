@@ -44,7 +44,7 @@ BUDGET = {
     "mpiddp/bench": 1_145,
     "mpiddp/data": 1_271,
     "mpiddp/device": 492,
-    "mpiddp/distributed": 1_872,
+    "mpiddp/distributed": 1_863,
     "mpiddp/examples": 596,
     "mpiddp/faults": 2_260,
     "mpiddp/mpi": 2_267,

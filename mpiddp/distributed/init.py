@@ -39,16 +39,6 @@ def is_available() -> bool:
     return True
 
 
-def _check_init_method(init_method: str | None, store: object) -> None:
-    if store is not None and init_method is not None:
-        raise AssertionError("Cannot specify both init_method and store.")
-    if init_method is not None and not init_method.startswith(("env://", "tcp://", "file://")):
-        raise ValueError(
-            f"init_method must be None or begin with env://, tcp:// or file:// (all accepted, none needed: ranks come"
-            f" from MPI), got {init_method!r}"
-        )
-
-
 def _check_comm(comm: object) -> None:
     if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
         raise ValueError(
@@ -95,7 +85,7 @@ def init_process_group(
         ranks, after which the group can only be destroyed, or "abort", which ends the whole program. By default
         "raise" with ``comm``, and "abort" without.
     init_method, store, group_name, pg_options
-        Without effect; ``init_method`` and ``store`` are checked as in torch.
+        Without effect.
 
     Raises
     ------
@@ -117,7 +107,6 @@ def init_process_group(
     if groups.is_initialized():
         raise ValueError("trying to initialize the default process group twice!")
     kind = check_backend(backend)
-    _check_init_method(init_method, store)
     limit_s = seconds(timeout, of_group=True)
     timeout_s = settings.default_timeout_s() if limit_s is None else limit_s
     debug_level = settings.debug_level()
