@@ -39,12 +39,12 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 928,
-    "mpiddp/algorithms": 2_782,
+    "mpiddp/algorithms": 2_774,
     "mpiddp/autograd": 859,
     "mpiddp/bench": 1_145,
     "mpiddp/data": 1_271,
     "mpiddp/device": 492,
-    "mpiddp/distributed": 1_863,
+    "mpiddp/distributed": 1_864,
     "mpiddp/examples": 596,
     "mpiddp/faults": 2_260,
     "mpiddp/mpi": 2_267,
@@ -54,7 +54,7 @@ BUDGET = {
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_363,
     "mpiddp/training": 2_219,
-    "tests, all": 23_673,
+    "tests, all": 23_680,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

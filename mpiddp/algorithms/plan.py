@@ -10,7 +10,6 @@ data moves, unless the ranks' records in shared memory do that.
 """
 
 import functools
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType, SimpleNamespace
@@ -108,7 +107,6 @@ class Plans(Resource):
     def __init__(self, link: Link) -> None:
         self._plans: dict[Any, Plan] = {}
         self.get = self._plans.get
-        _all.add(self)
 
     def remember(self, key: Any, plan: Plan) -> Plan:
         if len(self._plans) >= self._MAX:
@@ -120,17 +118,6 @@ class Plans(Resource):
         self._plans.clear()
 
     close = drop = forget  # the next call finds an aborted group aborted
-
-
-_all: weakref.WeakSet[Plans] = weakref.WeakSet()
-
-
-def forget() -> None:
-    """Forget all plans, because settings may have changed."""
-    for plans in tuple(_all):
-        plans.forget()
-    _overrides.cache_clear()
-    _overrides()
 
 
 _ROWS_OF = {
@@ -202,7 +189,7 @@ def make(
         most_bytes = _PIECES_BYTES if link.size <= 4 else _PIECES_OF_MANY_BYTES
         if op is not None and op.factor is not None:
             most_bytes = min(most_bytes, _SCALED_PIECES_BYTES)
-        if x.nbytes <= most_bytes and (algorithm or _overrides().get(operation)) is None:
+        if x.nbytes <= most_bytes and (algorithm or overrides().get(operation)) is None:
             pieces = OneShot(link, call, one_shot.SHOTS[operation](link, output, x, op, root), places)
         direct = Direct(link, call, operation, x, op, root, pieces)
         shot = OneShot(link, call, direct.shots(), places, None if in_place else direct.apart, x.nbytes)
@@ -271,7 +258,7 @@ def _device_steps(
     in_pairs = op is not None and op._merges is not None
     name = "exchange" if in_pairs else algorithm_of(operation, link, x.nbytes, algorithm)
     host = _by_name(operation, name, link, x, op, replace(call)).steps
-    return device_table.choose(operation, link, x, op, host, algorithm or _overrides().get(operation))
+    return device_table.choose(operation, link, x, op, host, algorithm or overrides().get(operation))
 
 
 def moving(
@@ -355,7 +342,8 @@ def _checked(operation: str, name: str) -> str:
 
 
 @functools.cache
-def _overrides() -> dict[str, str]:
+def overrides() -> dict[str, str]:
+    """Return the algorithms of ``MPIDDP_ALGORITHM``."""
     try:
         return {operation: _checked(operation, name) for operation, name in settings.algorithms().items()}
     except ValueError as error:
@@ -364,7 +352,7 @@ def _overrides() -> dict[str, str]:
 
 def rows(operation: str, link: Link, algorithm: str | None = None) -> Rows:
     """Return the table's rows, or the one algorithm that was asked for."""
-    chosen = _overrides().get(operation) if algorithm is None else _checked(operation, algorithm)
+    chosen = overrides().get(operation) if algorithm is None else _checked(operation, algorithm)
     if link.size == 1:
         return ((ANY_SIZE, "native"),)
     if chosen is None or chosen in device_table.ALGORITHMS:

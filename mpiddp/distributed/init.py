@@ -124,7 +124,8 @@ def init_process_group(
     with contextlib.nullcontext() if raises else time_limit(timeout_s, "init_process_group"):
         assigned_by_mpi = backend is not None and backend.lower() == "mpi"
         debug.configure(debug_level)
-        planning.forget()  # the environment may have another choice of algorithms by now
+        planning.overrides.cache_clear()  # the environment may have another choice of algorithms by now
+        planning.overrides()
         claims = Claims(rank, world_size, comm is not None, "raise" if raises else "abort", assigned_by_mpi)
         _start(claims, comm, timeout_s, kind)
 

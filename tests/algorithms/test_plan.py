@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.world import forget_plans
 
 import mpiddp as dist
 from mpiddp import settings
@@ -22,10 +23,10 @@ pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 3)]
 def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("MPIDDP_ALGORITHM", raising=False)
     monkeypatch.delenv("MPIDDP_DETERMINISTIC", raising=False)
-    plan.forget()
+    forget_plans()
     yield
     monkeypatch.undo()
-    plan.forget()
+    forget_plans()
 
 
 TABLES = {"one node": plan.ONE_NODE, "crowded": plan.CROWDED, "several nodes": plan.SEVERAL_NODES}

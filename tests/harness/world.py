@@ -14,6 +14,7 @@ import pytest
 
 import mpiddp as dist
 from mpiddp.algorithms import plan
+from mpiddp.distributed import groups
 from mpiddp.faults import watchdog
 from mpiddp.mpi import requests
 from mpiddp.shm.eager import EagerBuffers
@@ -89,6 +90,14 @@ def alert(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "LOOK_S", 0.02)
 
 
+def forget_plans() -> None:
+    """Read the settings anew."""
+    plan.overrides.cache_clear()
+    for group in groups._groups:
+        group._plans.forget()
+    plan.overrides()
+
+
 @pytest.fixture
 def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Return a function that sets variables, named without MPIDDP_, which plans depend on."""
@@ -96,11 +105,11 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     def variables(**values: str) -> None:
         for name, value in values.items():
             monkeypatch.setenv(f"MPIDDP_{name}", value)
-        plan.forget()
+        forget_plans()
 
     yield variables
     monkeypatch.undo()
-    plan.forget()
+    forget_plans()
 
 
 @pytest.fixture
