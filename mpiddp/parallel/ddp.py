@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from mpiddp.autograd import Function, Tensor, is_grad_enabled, queue_callback
-from mpiddp.distributed.groups import default_group
 from mpiddp.nested import children
 from mpiddp.nn import Module
 from mpiddp.nn.random import set_step
@@ -25,8 +24,8 @@ class DistributedDataParallel(Wrapper, Module):
     """A replica of a model on every rank, with gradients averaged over all ranks, as torch's.
 
     Scaling is torch's, bit for bit: each gradient times ``fl(1/N)``, summed in rank order. Parameters that require a
-    gradient at construction are averaged: to train others later, `detach` and wrap again. ``copy.deepcopy`` and
-    unpickling wrap a copy with the same options and buckets, without hooks, collectively over the default group.
+    gradient at construction are averaged: to train others later, `detach` and wrap again. To copy or pickle a model,
+    take its ``module``, and wrap the copy on all ranks.
 
     Parameters
     ----------
@@ -190,28 +189,10 @@ class DistributedDataParallel(Wrapper, Module):
             with self.micro_batch(*place, n_samples=share.samples, total=share.global_samples):
                 yield batch
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self.process_group is not default_group():
-            raise RuntimeError(
-                "DDP Pickling/Unpickling are only supported when using DDP with the default process group: copy or"
-                " pickle ddp.module, and wrap the copy on all ranks"
-            )
-        return _wrapped_anew, (self.module, self._options._asdict(), self.training, self.bucket_order())
-
 
 def _copy_to(targets: Sequence[Array], sources: Sequence[Array]) -> None:
     for target, source in zip(targets, sources, strict=True):
         target[...] = source
-
-
-def _wrapped_anew(
-    module: Module, options: dict[str, Any], training: bool, order: list[int] | None
-) -> DistributedDataParallel:
-    ddp = DistributedDataParallel(module, init_sync=False, **options)
-    ddp.training = training
-    if order is not None:
-        ddp.install_bucket_order(order)
-    return ddp
 
 
 class _OutputHook(Function):

@@ -35,7 +35,7 @@ _UNUSED = (
 
 
 class Options(NamedTuple):
-    """Options of `DistributedDataParallel` that are equal on all ranks, and that its copies get, too."""
+    """Options of `DistributedDataParallel` that are equal on all ranks."""
 
     broadcast_buffers: bool | None
     bucket_cap_mb: float | None

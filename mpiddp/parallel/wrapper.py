@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NoReturn
 
 from mpiddp.distributed import ProcessGroup
 from mpiddp.distributed.groups import GroupLike, known
@@ -104,6 +104,12 @@ class Wrapper(Joinable):
         self._divide_by_all = True
         self._broadcast_after = 0
         """How many backward passes had reduced gradients when the buffers were made equal."""
+
+    def __reduce__(self) -> NoReturn:
+        raise RuntimeError(
+            "a DistributedDataParallel cannot be copied or pickled: copy or pickle ddp.module, and wrap the copy on all"
+            " ranks"
+        )
 
     def _check_trained(self, trained: Sequence[str]) -> None:
         """Refuse a module with nothing to average, or with parameters that an inner wrapper averages."""
