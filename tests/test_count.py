@@ -38,23 +38,23 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 923,
-    "mpiddp/algorithms": 2_774,
+    "mpiddp": 924,
+    "mpiddp/algorithms": 2_770,
     "mpiddp/autograd": 859,
     "mpiddp/bench": 1_145,
     "mpiddp/data": 1_271,
     "mpiddp/device": 492,
-    "mpiddp/distributed": 1_841,
+    "mpiddp/distributed": 1_772,
     "mpiddp/examples": 596,
     "mpiddp/faults": 2_260,
-    "mpiddp/mpi": 2_265,
+    "mpiddp/mpi": 2_264,
     "mpiddp/nn": 1_083,
     "mpiddp/optim": 432,
-    "mpiddp/parallel": 1_640,
+    "mpiddp/parallel": 1_636,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_363,
     "mpiddp/training": 2_219,
-    "tests, all": 23_618,
+    "tests, all": 23_510,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -1,14 +1,11 @@
 """The names of backends. Arrays travel by MPI; arrays on GPUs by NCCL if a group asks for it."""
 
-import logging
 from datetime import timedelta
 
 from mpiddp.algorithms.gpu import nccl
 from mpiddp.device.nccl import fault
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.recorder import warn
-
-logger = logging.getLogger("mpiddp")
 
 default_pg_timeout = timedelta(minutes=30)
 """The time limit of operations where neither ``timeout=`` nor ``MPIDDP_TIMEOUT`` says another."""
@@ -48,8 +45,6 @@ def check_backend(backend: str | None, default: str = "mpi") -> str:
         device, _, name = part.strip().rpartition(":")
         if name not in ("mpi", "gloo", "nccl") or device not in ("", "cpu", "cuda"):
             raise ValueError(f"Unknown backend {part.strip()!r}: backend must be one of {_NAMES}")
-        if name == "gloo":
-            logger.info("backend 'gloo' is an alias here: arrays go over MPI")
         if name == "nccl" and device != "cpu":
             kind = "nccl"
     return kind

@@ -4,7 +4,6 @@ All buckets of a dtype are slices of one array, laid out like the parameters' ar
 an optimizer steps over a whole model in a few operations.
 """
 
-import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -17,7 +16,6 @@ from mpiddp.distributed import ProcessGroup, broadcast, symmetric_empty
 from mpiddp.optim.flat import Parameter, address
 from mpiddp.typing import Array
 
-_logger = logging.getLogger("mpiddp")
 MIB = 1 << 20
 DEFAULT_CAP_BYTES = 25 * MIB
 LAST_CAP_BYTES = 1 * MIB
@@ -208,8 +206,6 @@ class Buckets:
     def _rebuild(self, order: list[int]) -> None:
         if list(map(set, self._assign(order))) != list(map(set, self._assign(self.order))):
             self._build(order)
-            if self._group.rank() == 0:
-                _logger.info("buckets follow the order of gradients from now on: %s bytes", self.sizes_bytes())
 
     def _build(self, order: list[int]) -> None:
         chosen = self._assign(order)
