@@ -50,7 +50,7 @@ BUDGET = {
     "mpiddp/mpi": 2_264,
     "mpiddp/nn": 1_083,
     "mpiddp/optim": 432,
-    "mpiddp/parallel": 1_636,
+    "mpiddp/parallel": 1_628,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_363,
     "mpiddp/training": 2_219,

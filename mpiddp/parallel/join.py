@@ -7,9 +7,6 @@ from typing import Any
 import numpy as np
 
 from mpiddp.distributed import ProcessGroup, ReduceOp, Work, all_reduce
-from mpiddp.mpi.recorder import warn
-
-_SKEWED = 1_000
 
 
 class JoinHook:
@@ -91,22 +88,16 @@ class Join:
             joinable._join = None
         if not self._enable or kind is not None:
             return
-        iterations = 0
+        is_last = True
         while _sum(0, self._group):
             if self._throw:
                 _sum(1, self._group)
                 raise RuntimeError(f"Rank {self._group.rank()} exhausted all inputs.")
             for hook in self._hooks:
                 hook.main_hook()
-            iterations += 1
-            if iterations == _SKEWED:
-                warn(
-                    f"Detected uneven input skew of greater than {_SKEWED}. This means that rank {self._group.rank()}"
-                    f" has at least {_SKEWED} fewer inputs than other currently-active ranks. This level of skew could"
-                    " lead to performance degradation during training."
-                )
+            is_last = False
         for hook in self._hooks:
-            hook.post_hook(is_last_joiner=iterations == 0)
+            hook.post_hook(is_last_joiner=is_last)
 
     @staticmethod
     def notify_join_context(joinable: Joinable) -> Work | None:
