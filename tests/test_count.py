@@ -38,23 +38,23 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 924,
-    "mpiddp/algorithms": 2_770,
-    "mpiddp/autograd": 859,
+    "mpiddp": 916,
+    "mpiddp/algorithms": 2_781,
+    "mpiddp/autograd": 826,
     "mpiddp/bench": 1_145,
     "mpiddp/data": 1_271,
-    "mpiddp/device": 492,
-    "mpiddp/distributed": 1_772,
+    "mpiddp/device": 500,
+    "mpiddp/distributed": 1_872,
     "mpiddp/examples": 596,
     "mpiddp/faults": 2_260,
-    "mpiddp/mpi": 2_264,
+    "mpiddp/mpi": 2_243,
     "mpiddp/nn": 1_083,
     "mpiddp/optim": 432,
-    "mpiddp/parallel": 1_628,
+    "mpiddp/parallel": 1_772,
     "mpiddp/shm": 428,
-    "mpiddp/torch": 1_363,
-    "mpiddp/training": 2_219,
-    "tests, all": 23_510,
+    "mpiddp/torch": 1_442,
+    "mpiddp/training": 2_025,
+    "tests, all": 23_677,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -2,7 +2,7 @@
 # mypy: disable-error-code="no-any-return"
 
 import math
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array
@@ -40,32 +40,6 @@ class Mean(Sum):
         return super().backward(grad / max(self.count, 1))
 
 
-class Extreme(Function):
-    """The largest or smallest of all values, by the array's method ``name``; equal ones share the gradient."""
-
-    def forward(self, a: Array, name: str) -> Any:
-        result = getattr(a, name)()
-        self.winners = a == result
-        return result
-
-    def backward(self, grad: Array) -> Array:
-        return self.winners * (grad / self.winners.sum().astype(grad.dtype))
-
-
-class TakeAlong(Function):
-    """The elements at integers ``index``, one for each line along ``dim``; the axis is kept."""
-
-    def forward(self, a: Array, index: Array, dim: int) -> Any:
-        self.index, self.dim, self.shape = index, dim, a.shape
-        return array_namespace(a).take_along_axis(a, index, axis=dim)
-
-    def backward(self, grad: Array) -> Array:
-        xp = array_namespace(grad)
-        result = xp.zeros(self.shape, dtype=grad.dtype)
-        xp.put_along_axis(result, self.index, grad, axis=self.dim)
-        return result
-
-
 class LogSoftmax(Function):
     def forward(self, x: Array, dim: int) -> Array:
         xp = array_namespace(x)
@@ -96,13 +70,6 @@ class Softmax(Function):
         return weighted
 
 
-class ValuesAndIndices(NamedTuple):
-    """Values and their positions along an axis."""
-
-    values: Any
-    indices: Any
-
-
 class Reductions(Shaping):
     """A tensor's reductions over axes."""
 
@@ -130,27 +97,6 @@ class Reductions(Shaping):
         """Return the logarithm of :meth:`softmax`, without overflow."""
         return LogSoftmax.apply(self, dim)
 
-    def max(self, dim: int | None = None, keepdim: bool = False) -> Any:
-        """Return the largest value, or `ValuesAndIndices` along ``dim``."""
-        return self._extreme("max", dim, keepdim)
-
-    def min(self, dim: int | None = None, keepdim: bool = False) -> Any:
-        """Return the smallest value, or `ValuesAndIndices` along ``dim``."""
-        return self._extreme("min", dim, keepdim)
-
-    def _extreme(self, name: str, dim: int | None, keepdim: bool) -> Any:
-        if dim is None:
-            return Extreme.apply(self, name)
-        index = getattr(self.data, f"arg{name}")(axis=dim, keepdims=True)
-        values = TakeAlong.apply(self, index, dim)
-        if keepdim:
-            return ValuesAndIndices(values, constant(index))
-        return ValuesAndIndices(values.squeeze(dim), constant(index.squeeze(dim)))
-
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Self:
         """Return the index of the largest value along an axis, or of all."""
         return constant(array_namespace(self.data).argmax(self.data, axis=dim, keepdims=keepdim))
-
-    def argmin(self, dim: int | None = None, keepdim: bool = False) -> Self:
-        """Return the index of the smallest value along an axis, or of all."""
-        return constant(array_namespace(self.data).argmin(self.data, axis=dim, keepdims=keepdim))

@@ -66,9 +66,6 @@ COMMON: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
     ("var, correction", lambda a: a.var(dim=(0, 1), correction=2, keepdim=True), draw((5, 7, 3))),
     ("softmax", lambda a: a.softmax(dim=1), draw((2, 3, 4))),
     ("log_softmax", lambda a: a.log_softmax(dim=-1), draw((2, 3, 4))),
-    ("max", lambda a: a.max(), draw((2, 3))),
-    ("max values", lambda a: a.max(dim=1)[0], draw((2, 3, 4))),
-    ("min values keepdim", lambda a: a.min(dim=-1, keepdim=True)[0], draw((2, 3, 4))),
     ("reshape", lambda a: a.reshape(3, -1), draw((2, 3, 2))),
     ("view tuple", lambda a: a.view((6, 2)), draw((2, 3, 2))),
     ("flatten", lambda a: a.flatten(start_dim=0, end_dim=1), draw((2, 3, 2))),
@@ -103,7 +100,6 @@ OTHERS: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
     ("product of no rows", lambda a, b: a @ b, draw((2, 0, 3), (3, 4))),
     ("dot product of nothing", lambda a, b: a @ b, draw((0,), (0,))),
     ("power at zero", lambda a, b: a**b, [np.array([0.0, 2.0]), np.zeros(2)]),
-    ("ties share the gradient", lambda a: a.max(), [np.array([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]])]),
     *(
         (f"{name} of {shape}, {dim}", lambda a, name=name, dim=dim: getattr(a, name)(dim), draw(shape))
         for name in ("sum", "mean", "var")
