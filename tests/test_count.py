@@ -40,7 +40,7 @@ def test_folders(tmp_path):
 BUDGET = {
     "mpiddp": 916,
     "mpiddp/algorithms": 2_781,
-    "mpiddp/autograd": 826,
+    "mpiddp/autograd": 802,
     "mpiddp/bench": 1_145,
     "mpiddp/data": 1_271,
     "mpiddp/device": 500,
@@ -54,7 +54,7 @@ BUDGET = {
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_442,
     "mpiddp/training": 2_025,
-    "tests, all": 23_677,
+    "tests, all": 23_671,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

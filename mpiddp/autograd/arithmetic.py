@@ -221,7 +221,3 @@ class Arithmetic(Variable):
 
     # Defining __eq__ removes it.
     __hash__ = object.__hash__
-
-    def eq(self, other: Operand) -> Self:
-        """Return where ``self == other``."""
-        return self == other

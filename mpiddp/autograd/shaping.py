@@ -7,7 +7,7 @@ from typing import Any, Self
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array, Shape
 
-from .arithmetic import Arithmetic, Operand
+from .arithmetic import Arithmetic
 from .function import Function, normalize_axis_index, values_of
 
 
@@ -95,10 +95,6 @@ class Shaping(Arithmetic):
         """Return the values in another shape; unlike torch's, may copy."""
         return Reshape.apply(self, _lengths(shape))
 
-    def view_as(self, other: Operand) -> Self:
-        """Return the values in the shape of ``other``."""
-        return self.view(tuple(other.shape))
-
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
         """Join the axes from ``start_dim`` to ``end_dim``."""
         shape = self.data.shape or (1,)
@@ -123,12 +119,6 @@ class Shaping(Arithmetic):
     def T(self) -> Self:  # noqa: N802
         """The axes reversed."""
         return Transpose.apply(self, tuple(range(self.data.ndim))[::-1])
-
-    def t(self) -> Self:
-        """Return a matrix transposed; a vector or number as it is."""
-        if self.data.ndim > 2:
-            raise RuntimeError(f"t() expects a tensor with <= 2 dimensions, but self is {self.data.ndim}D")
-        return self.T
 
     def transpose(self, dim0: int, dim1: int) -> Self:
         """Exchange two axes."""

@@ -112,18 +112,10 @@ class Tensor(Reductions):
         """Number of axes."""
         return self.data.ndim
 
-    def dim(self) -> int:
-        """Return the number of axes."""
-        return self.data.ndim
-
     @property
     def size(self) -> ElementCount:
         """Number of elements; called, torch's ``size()`` and ``size(dim)``."""
         return ElementCount(self.data.shape)
-
-    def numel(self) -> int:
-        """Return the number of elements."""
-        return self.data.size
 
     @property
     def device(self) -> str:
@@ -222,20 +214,6 @@ class Tensor(Reductions):
     __iadd__, __isub__ = _in_place("add"), _in_place("subtract")
     __imul__, __itruediv__ = _in_place("multiply"), _in_place("true_divide")
 
-    def copy_(self, src: Operand) -> Tensor:
-        """Write the values of ``src``, which broadcast."""
-        self[...] = src
-        return self
-
-    def fill_(self, value: float) -> Tensor:
-        """Write one value everywhere."""
-        self[...] = value
-        return self
-
-    def zero_(self) -> Tensor:
-        """Write zeros."""
-        return self.fill_(0)
-
     # -- the tape --------------------------------------------------------------------------------------------------
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
@@ -310,14 +288,6 @@ class Tensor(Reductions):
     def astype(self, dtype: DTypeLike) -> Tensor:
         """Return the values with another dtype."""
         return self.to(np.dtype(dtype))
-
-    def long(self) -> Tensor:
-        """Return the values as int64."""
-        return self.to(np.int64)
-
-    def float(self) -> Tensor:
-        """Return the values as float32."""
-        return self.to(np.float32)
 
 
 Function.output_type = Tensor

@@ -42,7 +42,7 @@ def test_data_is_kept_and_python_floats_are_float32() -> None:
 
 def test_conversions() -> None:
     x = Tensor([[1.5, 2.0]])
-    assert len(x) == 1 and x.ndim == 2 and x.size == x.numel() == 2 and x.is_leaf
+    assert len(x) == 1 and x.ndim == 2 and x.size == 2 and x.is_leaf
     assert x[0, 0].item() == 1.5 and float(x[0, 1]) == 2.0 and int(x[0, 1]) == 2 and x.tolist() == [[1.5, 2.0]]
     assert f"{x[0, 0]:.3f}" == "1.500"
     with pytest.raises(TypeError, match="unsized object"):
@@ -52,7 +52,7 @@ def test_conversions() -> None:
 
 def test_hash_is_by_identity() -> None:
     a, b = leaf(1, 2), leaf(1, 3)
-    assert len({a, b, a}) == 2 and (a == b).float().mean().item() == 0.5
+    assert len({a, b, a}) == 2 and (a == b).astype("float32").mean().item() == 0.5
 
 
 def test_deepcopy_takes_neither_slot_nor_hooks() -> None:

@@ -13,7 +13,7 @@ X, Y = draw((5, 7, 3), (5, 7, 3))
 MASK = Y > 0.3
 
 
-@pytest.mark.parametrize("name", ["eq", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"])
+@pytest.mark.parametrize("name", ["__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"])
 def test_comparisons(name: str) -> None:
     other = np.where(MASK, X, 0)
     for operand, theirs in ((other, torch.tensor(other)), (0.5, 0.5)):
@@ -28,16 +28,10 @@ def test_booleans() -> None:
         assert np.array_equal(mine.numpy(), theirs.numpy())
 
 
-def test_t_of_three_axes_is_an_error_as_in_torch() -> None:
-    for x in (Tensor(X), torch.tensor(X)):
-        with pytest.raises(RuntimeError):
-            x.t()
-
-
 def test_size_is_numpys_and_torchs() -> None:
     x = Tensor(X)
-    assert x.size == X.size == x.numel() and x.size() == X.shape and x.size(-1) == x.size(2) == 3
-    assert x.dim() == x.ndim == torch.tensor(X).dim() and tuple(torch.tensor(X).size()) == x.size()
+    assert x.size == X.size and x.size() == X.shape and x.size(-1) == x.size(2) == 3
+    assert x.ndim == torch.tensor(X).dim() and tuple(torch.tensor(X).size()) == x.size()
     with pytest.raises(IndexError):
         x.size(3)
     n, *_ = x.size()
@@ -52,7 +46,7 @@ def test_to_a_device_a_dtype_or_another_tensor() -> None:
         assert single.dtype == np.float32 and single.requires_grad
     x.to("cpu", "float32").sum().backward()
     assert x.grad is not None and x.grad.dtype == np.float64 and (x.grad == 1).all()
-    assert not x.long().requires_grad and x.long().dtype == np.int64 and x.astype(bool).dtype == bool
+    assert not x.astype(int).requires_grad and x.astype(int).dtype == np.int64 and x.astype(bool).dtype == bool
     with no_grad():
         assert not x.to(np.float32).requires_grad
     for wrong in ("gpu", "cuda:x", None, 1.5, True):
@@ -81,7 +75,8 @@ def test_in_place_operations_write_to_the_array() -> None:
     x[1] = 7
     x[Tensor([2, 3])] = Tensor([8.0, 9.0])
     assert array.tolist()[1:] == [7, 8, 9]
-    assert x.copy_(np.ones(4)).tolist() == [1] * 4 and x.fill_(2).tolist() == [2] * 4 and x.zero_().tolist() == [0] * 4
+    x[...] = np.arange(4)
+    assert array.tolist() == [0, 1, 2, 3]
     whole = Tensor(np.arange(3))
     with no_grad(), pytest.raises(TypeError):
         whole += 0.5
@@ -95,14 +90,14 @@ def test_in_place_operations_leave_the_tape_right() -> None:
         p -= 0.5 * p.grad
         p *= 2
     assert p.data is data and data.tolist() == [0, 0] and p.is_leaf and p.requires_grad
-    for wrong in (lambda: p.zero_(), lambda: p.__setitem__(0, 1), lambda: p.__iadd__(1)):
+    for wrong in (lambda: p.__setitem__(0, 1), lambda: p.__iadd__(1)):
         with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
             wrong()
     q = p * 2
     with pytest.raises(RuntimeError, match="backward needs"):
         q[0] = 1
     with pytest.raises(RuntimeError, match="backward needs"):
-        Tensor([1.0, 2.0]).copy_(p)
+        Tensor([1.0, 2.0])[...] = p
     total = Tensor(0.0)
     for _ in range(3):
         total += (p * 3).sum()  # a new tensor each time, as the tape needs
