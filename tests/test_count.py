@@ -49,12 +49,12 @@ BUDGET = {
     "mpiddp/faults": 2_260,
     "mpiddp/mpi": 2_243,
     "mpiddp/nn": 1_083,
-    "mpiddp/optim": 432,
+    "mpiddp/optim": 416,
     "mpiddp/parallel": 1_772,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_442,
     "mpiddp/training": 2_025,
-    "tests, all": 23_671,
+    "tests, all": 23_662,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -22,18 +22,19 @@ class LRScheduler(ABC):
     ----------
     optimizer : Optimizer
         The constructor and each :meth:`step` set its groups' ``lr``. A group's first rate is kept as ``initial_lr``.
-    last_epoch : int, default -1
-        Step at which to go on without a saved state; KeyError if a group then has no ``initial_lr``. As an attribute
-        it is the number of steps made; a step may be an epoch or a batch.
+
+    Attributes
+    ----------
+    last_epoch : int
+        The number of steps made; a step may be an epoch or a batch.
     """
 
-    def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
-
-        for group in optimizer.param_groups if last_epoch == -1 else ():
+    def __init__(self, optimizer: Optimizer) -> None:
+        for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
         self.optimizer = optimizer
         self.base_lrs: list[float] = [float(group["initial_lr"]) for group in optimizer.param_groups]
-        self.last_epoch = last_epoch + 1
+        self.last_epoch = 0
         self._apply()
 
     @abstractmethod
@@ -50,7 +51,6 @@ class LRScheduler(ABC):
         self._apply()
 
     def _apply(self) -> None:
-
         self._last_lr = [self.lr_at(self.last_epoch, base_lr, i) for i, base_lr in enumerate(self.base_lrs)]
         for group, lr in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             group["lr"] = lr
@@ -74,16 +74,13 @@ class LambdaLR(LRScheduler):
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]],
-        last_epoch: int = -1,
+        self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]]
     ) -> None:
         groups = len(optimizer.param_groups)
         self.lr_lambdas = [lr_lambda] * groups if callable(lr_lambda) else list(lr_lambda)
         if len(self.lr_lambdas) != groups:
             raise ValueError(f"Expected {groups} lr_lambdas, but got {len(self.lr_lambdas)}")
-        super().__init__(optimizer, last_epoch)
+        super().__init__(optimizer)
 
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
         return base_lr * self.lr_lambdas[index](step)
@@ -92,10 +89,10 @@ class LambdaLR(LRScheduler):
 class StepLR(LRScheduler):
     """The rate times ``gamma`` every ``step_size`` steps."""
 
-    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
+    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
         self.step_size = step_size
         self.gamma = gamma
-        super().__init__(optimizer, last_epoch)
+        super().__init__(optimizer)
 
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
         return float(base_lr * self.gamma ** (step // self.step_size))
@@ -104,12 +101,10 @@ class StepLR(LRScheduler):
 class MultiStepLR(LRScheduler):
     """The rate times ``gamma`` at each of the steps in ``milestones``; one given twice counts twice."""
 
-    def __init__(
-        self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1) -> None:
         self.milestones = sorted(milestones)
         self.gamma = gamma
-        super().__init__(optimizer, last_epoch)
+        super().__init__(optimizer)
 
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
         return float(base_lr * self.gamma ** bisect_right(self.milestones, step))
@@ -119,18 +114,12 @@ class LinearLR(LRScheduler):
     """A warm-up: the rate times a factor from ``start_factor`` to ``end_factor`` in ``total_iters`` steps."""
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        start_factor: float = 1 / 3,
-        end_factor: float = 1.0,
-        total_iters: int = 5,
-        last_epoch: int = -1,
+        self, optimizer: Optimizer, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5
     ) -> None:
-
         self.start_factor = start_factor
         self.end_factor = end_factor
         self.total_iters = total_iters
-        super().__init__(optimizer, last_epoch)
+        super().__init__(optimizer)
 
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
         way = min(step, self.total_iters) / self.total_iters
@@ -140,10 +129,10 @@ class LinearLR(LRScheduler):
 class CosineAnnealingLR(LRScheduler):
     """Half a cosine from the initial rate to ``eta_min`` in ``T_max`` steps, and back in as many (arXiv:1608.03983)."""
 
-    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
+    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0) -> None:
         self.T_max = T_max
         self.eta_min = eta_min
-        super().__init__(optimizer, last_epoch)
+        super().__init__(optimizer)
 
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
         return self.eta_min + (base_lr - self.eta_min) * (1 + math.cos(math.pi * step / self.T_max)) / 2
@@ -169,13 +158,7 @@ class SequentialLR(LRScheduler):
     >>> schedule = lr_scheduler.SequentialLR(sgd, [warm_up, cosine], milestones=[2])
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        schedulers: Sequence[LRScheduler],
-        milestones: Sequence[int],
-        last_epoch: int = -1,
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, schedulers: Sequence[LRScheduler], milestones: Sequence[int]) -> None:
         if len(milestones) != len(schedulers) - 1:
             raise ValueError(
                 "Sequential Schedulers expects number of schedulers provided to be one more than the number of "
@@ -184,7 +167,7 @@ class SequentialLR(LRScheduler):
 
         self._schedulers = list(schedulers)
         self._milestones = list(milestones)
-        super().__init__(optimizer, last_epoch)
+        super().__init__(optimizer)
 
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
         i = bisect_right(self._milestones, step)

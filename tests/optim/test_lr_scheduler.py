@@ -88,17 +88,6 @@ def test_resumes(make: Make, steps: int) -> None:
         assert rates(first) == rates(second) and schedule.last_epoch == resumed.last_epoch
 
 
-def test_resumes_by_last_epoch() -> None:
-    opt = optimizer()
-    with pytest.raises(KeyError, match="initial_lr"):
-        lr_scheduler.StepLR(opt, 2, last_epoch=3)
-    schedule = lr_scheduler.StepLR(opt, 2)
-    for _ in range(4):
-        schedule.step()
-    again = lr_scheduler.StepLR(opt, 2, last_epoch=3)
-    assert again.get_last_lr() == schedule.get_last_lr()
-
-
 def test_rates_reach_the_step_as_plain_numbers() -> None:
     param = Parameter(np.ones(2, np.float32), np.ones(2, np.float32))
     opt = SGD([param], lr=np.float64(0.5))  # type: ignore[arg-type]
