@@ -48,7 +48,7 @@ BUDGET = {
     "mpiddp/examples": 596,
     "mpiddp/faults": 2_260,
     "mpiddp/mpi": 2_243,
-    "mpiddp/nn": 1_083,
+    "mpiddp/nn": 1_068,
     "mpiddp/optim": 416,
     "mpiddp/parallel": 1_772,
     "mpiddp/shm": 428,

@@ -8,7 +8,7 @@ from mpiddp.autograd import Tensor
 from mpiddp.autograd.arithmetic import ReLU as ReLUFunction, Sigmoid as SigmoidFunction, Tanh as TanhFunction
 from mpiddp.autograd.reduction import LogSoftmax as LogSoftmaxFunction, Softmax as SoftmaxFunction
 
-from .module import Module
+from .module import Layer, Module
 
 
 def relu(input: Any, inplace: bool = False) -> Tensor:
@@ -67,13 +67,10 @@ class Sigmoid(Module):
         return sigmoid(input)
 
 
-class _AlongAxis(Module):
+class _AlongAxis(Layer):
     def __init__(self, dim: int | None = None) -> None:
         super().__init__()
         self.dim = dim
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}"
 
 
 class Softmax(_AlongAxis):

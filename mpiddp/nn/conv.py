@@ -15,7 +15,7 @@ from mpiddp.typing import Array, DTypeLike
 
 from . import init
 from .linear import check_dtypes
-from .module import Module
+from .module import Layer
 from .parameter import Parameter
 from .window import Pair, Window, batch_first, batch_last, pair
 
@@ -145,7 +145,7 @@ def conv2d(input: Any, weight: Any, bias: Any = None, stride: Pair = 1, padding:
     return Conv2dFunction.apply(input, weight, bias, window)
 
 
-class Conv2d(Module):
+class Conv2d(Layer):
     """Layer of :func:`mpiddp.nn.functional.conv2d`, for images (N, in_channels, H, W)."""
 
     def __init__(
@@ -168,9 +168,3 @@ class Conv2d(Module):
 
     def forward(self, input: Any) -> Tensor:
         return conv2d(input, self.weight, self.bias, self.stride, self.padding)
-
-    def extra_repr(self) -> str:
-        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
-        if any(self.padding):
-            text += f", padding={self.padding}"
-        return text if self.bias is not None else text + ", bias=False"

@@ -7,7 +7,7 @@ from typing import Any
 from mpiddp.autograd import Function, Tensor
 from mpiddp.typing import Array
 
-from .module import Module
+from .module import Layer
 from .random import keep_mask
 
 
@@ -43,7 +43,7 @@ def dropout2d(input: Any, p: float = 0.5, training: bool = True, inplace: bool =
     return _dropped(input, p, training, shared=2)
 
 
-class Dropout(Module):
+class Dropout(Layer):
     """Layer of :func:`mpiddp.nn.functional.dropout`, active in training."""
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
@@ -52,9 +52,6 @@ class Dropout(Module):
 
     def forward(self, input: Any) -> Tensor:
         return dropout(input, self.p, self.training)
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
 
 
 class Dropout2d(Dropout):

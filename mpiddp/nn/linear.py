@@ -14,7 +14,7 @@ from mpiddp.device import array_namespace
 from mpiddp.typing import Array, DTypeLike
 
 from . import init
-from .module import Module
+from .module import Layer
 from .parameter import Parameter
 
 
@@ -85,7 +85,7 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Tensor:
     return LinearFunction.apply(input, weight, bias)
 
 
-class Linear(Module):
+class Linear(Layer):
     """Layer of :func:`mpiddp.nn.functional.linear`, from (..., in_features) to (..., out_features)."""
 
     def __init__(
@@ -99,6 +99,3 @@ class Linear(Module):
 
     def forward(self, input: Any) -> Tensor:
         return linear(input, self.weight, self.bias)
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

@@ -333,6 +333,15 @@ class Module:
         return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
 
 
+class Layer(Module):
+    """Base of the layers: ``repr`` shows the options, and names the parameters that a layer does without."""
+
+    def extra_repr(self) -> str:
+        options: dict[str, Any] = {name: x for name, x in vars(self).items() if isinstance(x, int | float | tuple)}
+        options |= {name: None for name, parameter in self._parameters.items() if parameter is None}
+        return ", ".join(f"{name}={x}" for name, x in options.items() if name != "training")
+
+
 def _quoted(keys: Sequence[str]) -> str:
     return ", ".join(f'"{key}"' for key in keys)
 

@@ -14,7 +14,7 @@ from mpiddp.device import array_namespace
 from mpiddp.typing import Array, DTypeLike
 
 from .linear import check_dtypes
-from .module import Module
+from .module import Layer
 from .parameter import Parameter
 
 
@@ -136,7 +136,7 @@ def blend(running: Array, new: Array, momentum: float) -> None:
     running += new * momentum
 
 
-class BatchNorm(Module):
+class BatchNorm(Layer):
     """Base of the batch normalizations: parameters and running statistics.
 
     A subclass names its numbers of axes in ``ndims``, and may override ``normalize``. ``momentum`` is the share of a
@@ -185,12 +185,6 @@ class BatchNorm(Module):
         """Normalize by the batch's statistics, which move the running ones, or by the running ones."""
         return batch_norm(
             input, self.running_mean, self.running_var, self.weight, self.bias, training, self.momentum, self.eps
-        )
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
-            f"track_running_stats={self.track_running_stats}"
         )
 
 

@@ -11,7 +11,7 @@ from mpiddp.autograd import Function, Tensor
 from mpiddp.device import array_namespace
 from mpiddp.typing import Array
 
-from .module import Module
+from .module import Layer
 from .window import Pair, Window, batch_first, batch_last, pair
 
 
@@ -64,7 +64,7 @@ def max_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, paddin
     return MaxPool2dFunction.apply(input, window)
 
 
-class MaxPool2d(Module):
+class MaxPool2d(Layer):
     """Layer of :func:`mpiddp.nn.functional.max_pool2d`."""
 
     def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> None:
@@ -74,6 +74,3 @@ class MaxPool2d(Module):
 
     def forward(self, input: Any) -> Tensor:
         return max_pool2d(input, self.kernel_size, self.stride, self.padding)
-
-    def extra_repr(self) -> str:
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"

@@ -4,10 +4,10 @@ from typing import Any
 
 from mpiddp.autograd import Tensor
 
-from .module import Module
+from .module import Layer
 
 
-class Flatten(Module):
+class Flatten(Layer):
     """Joins the axes from ``start_dim`` to ``end_dim``, by default all but the batch's."""
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
@@ -17,6 +17,3 @@ class Flatten(Module):
     def forward(self, input: Any) -> Tensor:
         tensor = input if isinstance(input, Tensor) else Tensor(input)
         return tensor.flatten(self.start_dim, self.end_dim)
-
-    def extra_repr(self) -> str:
-        return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
