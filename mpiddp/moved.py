@@ -68,6 +68,7 @@ _GONE = {
     ),
     "clip_grad_value_": "use clip_grad_norm_, or numpy.clip of each p.grad",
     "_coalescing_manager": "use all_reduce_coalesced with the list of arrays",
+    "constant_ ones_ zeros_": "use p.data[...] = 0.0, or another value",
     "conv1d Conv1d": "use conv2d, on images of one row",
     "embedding": "use weight[indices]",
     "ExponentialLR": "use LambdaLR(optimizer, lambda step: gamma**step)",

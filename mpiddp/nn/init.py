@@ -26,22 +26,6 @@ def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     return _fill(tensor, value_generator().normal(mean, std, tensor.shape))
 
 
-def constant_(tensor: Tensor, val: float) -> Tensor:
-    """Fill with one value."""
-    tensor.data.fill(val)
-    return tensor
-
-
-def zeros_(tensor: Tensor) -> Tensor:
-    """Fill with zeros."""
-    return constant_(tensor, 0.0)
-
-
-def ones_(tensor: Tensor) -> Tensor:
-    """Fill with ones."""
-    return constant_(tensor, 1.0)
-
-
 def default_(weight: Tensor, bias: Tensor | None) -> None:
     """Fill a linear layer or convolution, with a weight (out, in, ...), as torch: uniform within 1 / sqrt(fan in)."""
     bound = 1 / math.sqrt(max(math.prod(weight.shape[1:]), 1))
