@@ -91,7 +91,7 @@ WRONG = {
     "option": (["train", "--epoch", "3"], "unknown argument --epoch; did you mean --epochs?"),
     "command": (["trian"], "invalid choice: 'trian'"),
     "nothing": ([], "COMMAND"),
-    "model": (["train", "--model", "json:Model"], "--model json:Model: 'Model' is not in json"),
+    "model": (["train", "--model", "json:Model"], "json:Model: AttributeError: module 'json' has no attribute 'Model'"),
     "data": (["train", "--data", "mnist", "--data-dir", "/nowhere"], "train-images-idx3-ubyte"),
     "batch": (["train", "--batch-size", "2"], "give 3 or more"),
     "output": (["train", "--output", "/proc/none"], "/proc/none"),
