@@ -54,6 +54,7 @@ _GONE = {
     "Adadelta Adagrad RMSprop": "use Adam or AdamW, or a subclass of Optimizer with an _update of your own",
     "all_gather_coalesced": "torch deprecates it: use all_gather of each array, with async_op",
     "avg_pool2d AvgPool2d": "use conv2d with equal weights",
+    "batch_norm": "use BatchNorm1d or BatchNorm2d",
     "batched_powerSGD_hook": "use powerSGD_hook",
     "bf16_compress_wrapper fp16_compress_wrapper": (
         "use fp16_compress_hook, bf16_compress_hook or powerSGD_hook alone, or a hook of your own"
@@ -73,7 +74,7 @@ _GONE = {
     "embedding": "use weight[indices]",
     "ExponentialLR": "use LambdaLR(optimizer, lambda step: gamma**step)",
     "gelu GELU": "use relu, or 0.5 * x * (1 + (0.7978846 * (x + 0.044715 * x**3)).tanh())",
-    "group_norm GroupNorm": "use batch_norm, or mean and var of a reshaped tensor",
+    "group_norm GroupNorm": "use BatchNorm2d, or mean and var of a reshaped tensor",
     "HierarchicalModelAverager ModelAverager PeriodicModelAverager PostLocalSGDOptimizer": (
         "use DiLoCo(params, period, lr=1, momentum=0), which averages parameters"
     ),

@@ -38,23 +38,23 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 917,
+    "mpiddp": 918,
     "mpiddp/algorithms": 2_781,
     "mpiddp/autograd": 802,
-    "mpiddp/bench": 1_145,
+    "mpiddp/bench": 1_135,
     "mpiddp/data": 1_271,
     "mpiddp/device": 500,
     "mpiddp/distributed": 1_872,
     "mpiddp/examples": 596,
     "mpiddp/faults": 2_260,
     "mpiddp/mpi": 2_243,
-    "mpiddp/nn": 1_061,
+    "mpiddp/nn": 1_022,
     "mpiddp/optim": 416,
-    "mpiddp/parallel": 1_772,
+    "mpiddp/parallel": 1_768,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_442,
-    "mpiddp/training": 2_006,
-    "tests, all": 23_659,
+    "mpiddp/training": 2_004,
+    "tests, all": 23_652,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -9,7 +9,6 @@ from .conv import conv2d as conv2d
 from .dropout import dropout as dropout, dropout2d as dropout2d
 from .linear import linear as linear
 from .loss import cross_entropy as cross_entropy, mse_loss as mse_loss, nll_loss as nll_loss
-from .normalization import batch_norm as batch_norm
 from .pooling import max_pool2d as max_pool2d
 
 moved.explain(__name__, gathers=True)

@@ -1,4 +1,4 @@
-"""Batch normalization, function and layers."""
+"""Batch normalization of the layers."""
 
 # mypy: disable-error-code="no-any-return"
 
@@ -22,15 +22,13 @@ class Normalization(Function):
     """``normal * weight + bias``. A subclass computes ``normal`` in its forward, and defines `gradient_of_input`."""
 
     normal: Array
-    weight: Any
-    """An array, or None."""
-    bias_shape: Any
+    weight: Array
 
     def backward(self, grad: Array) -> tuple[Array | None, ...]:
         return (
             self.gradient_of_input(grad) if self.needs(0) else None,
             unbroadcast(grad * self.normal, self.weight.shape) if self.needs(1) else None,
-            unbroadcast(grad, self.bias_shape) if self.needs(2) else None,
+            unbroadcast(grad, self.weight.shape) if self.needs(2) else None,
         )
 
     @abstractmethod
@@ -44,17 +42,10 @@ class NormalizeFunction(Normalization):
     """
 
     def forward(
-        self,
-        x: Array,
-        weight: Array | None,
-        bias: Array | None,
-        axes: tuple[int, ...],
-        eps: float,
-        statistics: list[Array],
+        self, x: Array, weight: Array, bias: Array, axes: tuple[int, ...], eps: float, statistics: list[Array]
     ) -> Array:
         xp = array_namespace(x)
         self.axes, self.weight = axes, weight
-        self.bias_shape = None if bias is None else bias.shape
         mean = x.mean(axis=axes, keepdims=True)
         centred = x - mean
         variance = xp.mean(centred * centred, axis=axes, keepdims=True)
@@ -66,69 +57,23 @@ class NormalizeFunction(Normalization):
 
     def gradient_of_input(self, grad: Array) -> Array:
         xp, normal = array_namespace(grad), self.normal
-        inner = grad if self.weight is None else grad * self.weight
+        inner = grad * self.weight
         for_x = inner - inner.mean(axis=self.axes, keepdims=True)
         for_x -= normal * xp.mean(inner * normal, axis=self.axes, keepdims=True)
         for_x *= self.inverse
         return for_x
 
 
-def affine(normal: Array, weight: Array | None, bias: Array | None) -> Array:
+def affine(normal: Array, weight: Array, bias: Array) -> Array:
     """Return ``normal * weight + bias``, in a new array."""
-    result = normal.copy(order="K") if weight is None else normal * weight
-    if bias is not None:
-        result += bias
+    result = normal * weight
+    result += bias
     return result
 
 
 def along_channels(value: Any, ndim: int) -> Any:
     """Reshape (C) to broadcast to (N, C, ...)."""
-    if value is None:
-        return None
     return value.reshape((1, value.shape[0], *(1,) * (ndim - 2)))
-
-
-def batch_norm(
-    input: Any,
-    running_mean: Array | None,
-    running_var: Array | None,
-    weight: Any = None,
-    bias: Any = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    """Normalize each channel of (N, C) or (N, C, ...) (S. Ioffe and C. Szegedy, arXiv:1502.03167).
-
-    ``training`` uses the batch's statistics, which takes more than one value a channel, and moves the running ones, in
-    place, towards mean and unbiased variance by the share ``momentum``; else the running ones are used. The parameters
-    and running statistics have shape (C).
-    """
-    check_dtypes("batch_norm", input, weight, bias)
-    scale, shift = along_channels(weight, input.ndim), along_channels(bias, input.ndim)
-    if not training:
-        if running_mean is None or running_var is None:
-            raise RuntimeError("Expected running_mean and running_var to be defined when training=False")
-        mean, variance = along_channels(running_mean, input.ndim), along_channels(running_var, input.ndim)
-        inverse = 1 / array_namespace(mean).sqrt(variance + variance.dtype.type(eps))
-        output = (input if isinstance(input, Tensor) else Tensor(input)) - mean
-        output *= inverse
-        if scale is not None:
-            output *= scale
-        if shift is not None:
-            output += shift
-        return output
-    axes = (0, *range(2, input.ndim))
-    count = math.prod(input.shape[axis] for axis in axes)
-    if count <= 1:
-        raise ValueError(f"Expected more than 1 value per channel when training, got input size {list(input.shape)}")
-    statistics: list[Array] = []
-    output = NormalizeFunction.apply(input, scale, shift, axes, eps, statistics)
-    if running_mean is not None:
-        blend(running_mean, statistics[0].reshape(-1), momentum)
-    if running_var is not None:
-        blend(running_var, statistics[1].reshape(-1) * (count / (count - 1)), momentum)
-    return output
 
 
 def blend(running: Array, new: Array, momentum: float) -> None:
@@ -137,39 +82,29 @@ def blend(running: Array, new: Array, momentum: float) -> None:
 
 
 class BatchNorm(Layer):
-    """Base of the batch normalizations: parameters and running statistics.
+    """Base of the batch normalizations (S. Ioffe and C. Szegedy, arXiv:1502.03167): parameters, running statistics.
 
-    A subclass names its numbers of axes in ``ndims``, and may override ``normalize``. ``momentum`` is the share of a
-    batch in the running statistics. Without ``track_running_stats`` evaluation uses the batch's statistics. ``affine``
-    learns weight and bias.
+    Training uses the batch's statistics, which takes more than one value a channel, and moves the running ones towards
+    mean and unbiased variance by the share ``momentum``; evaluation uses these. A subclass names its numbers of axes in
+    ``ndims``, and may override ``normalize``.
     """
 
     ndims: tuple[int, ...] = ()
-    running_mean: Array | None
-    running_var: Array | None
-    num_batches_tracked: Array | None
+    running_mean: Array
+    running_var: Array
+    num_batches_tracked: Array
 
     def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        *,
-        dtype: DTypeLike = np.float32,
+        self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, *, dtype: DTypeLike = np.float32
     ) -> None:
         super().__init__()
         if momentum is None:
             raise TypeError("momentum should be a float, got None: a mean over all batches is not there")
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
-        self.affine, self.track_running_stats = affine, track_running_stats
-        self.register_parameter("weight", Parameter(np.ones(num_features, dtype)) if affine else None)
-        self.register_parameter("bias", Parameter(np.zeros(num_features, dtype)) if affine else None)
-        tracked = track_running_stats
-        self.register_buffer("running_mean", np.zeros(num_features, dtype) if tracked else None)
-        self.register_buffer("running_var", np.ones(num_features, dtype) if tracked else None)
-        self.register_buffer("num_batches_tracked", np.zeros((), np.int64) if tracked else None)
+        self.weight, self.bias = Parameter(np.ones(num_features, dtype)), Parameter(np.zeros(num_features, dtype))
+        self.register_buffer("running_mean", np.zeros(num_features, dtype))
+        self.register_buffer("running_var", np.ones(num_features, dtype))
+        self.register_buffer("num_batches_tracked", np.zeros((), np.int64))
 
     def forward(self, input: Any) -> Tensor:
         if self.ndims and input.ndim not in self.ndims:
@@ -177,15 +112,33 @@ class BatchNorm(Layer):
             raise ValueError(f"expected {wanted} input (got {input.ndim}D input)")
         if input.shape[1] != self.num_features:
             raise RuntimeError(f"running_mean should contain {input.shape[1]} elements not {self.num_features}")
-        if self.training and self.num_batches_tracked is not None:
+        if self.training:
             self.num_batches_tracked += 1
-        return self.normalize(input, self.training or self.running_mean is None)
+        return self.normalize(input)
 
-    def normalize(self, input: Any, training: bool) -> Tensor:
-        """Normalize by the batch's statistics, which move the running ones, or by the running ones."""
-        return batch_norm(
-            input, self.running_mean, self.running_var, self.weight, self.bias, training, self.momentum, self.eps
-        )
+    def normalize(self, input: Any) -> Tensor:
+        """Normalize by the batch's statistics, or in evaluation by the running ones."""
+        check_dtypes("batch_norm", input, self.weight, self.bias)
+        scale, shift = along_channels(self.weight, input.ndim), along_channels(self.bias, input.ndim)
+        if not self.training:
+            mean, variance = (along_channels(x, input.ndim) for x in (self.running_mean, self.running_var))
+            inverse = 1 / array_namespace(mean).sqrt(variance + variance.dtype.type(self.eps))
+            output = (input if isinstance(input, Tensor) else Tensor(input)) - mean
+            output *= inverse
+            output *= scale
+            output += shift
+            return output
+        axes = (0, *range(2, input.ndim))
+        count = math.prod(input.shape[axis] for axis in axes)
+        if count <= 1:
+            raise ValueError(
+                f"Expected more than 1 value per channel when training, got input size {list(input.shape)}"
+            )
+        statistics: list[Array] = []
+        output = NormalizeFunction.apply(input, scale, shift, axes, self.eps, statistics)
+        blend(self.running_mean, statistics[0].reshape(-1), self.momentum)
+        blend(self.running_var, statistics[1].reshape(-1) * (count / (count - 1)), self.momentum)
+        return output
 
 
 class BatchNorm1d(BatchNorm):

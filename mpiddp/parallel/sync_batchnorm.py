@@ -27,11 +27,10 @@ class _NormalizeAcrossRanks(Normalization):
     """Normalises over all axes but the second, and over the batches of all ranks."""
 
     def forward(
-        self, x: Array, weight: Array | None, bias: Array | None, eps: float, group: ProcessGroup, statistics: list[Any]
+        self, x: Array, weight: Array, bias: Array, eps: float, group: ProcessGroup, statistics: list[Any]
     ) -> Array:
         xp = array_namespace(x)
         self.axes, self.weight, self.group = (0, *range(2, x.ndim)), weight, group
-        self.bias_shape = None if bias is None else bias.shape
         channels = x.shape[1]
         count = math.prod(x.shape[axis] for axis in self.axes)
         mine = xp.zeros(2 * channels + 1, dtype=np.float64)
@@ -72,7 +71,7 @@ class _NormalizeAcrossRanks(Normalization):
         sums = sums.astype(grad.dtype)
         for_x: Array = grad - along_channels(sums[:channels], grad.ndim)
         for_x -= normal * along_channels(sums[channels:], grad.ndim)
-        for_x *= self.inverse if self.weight is None else self.inverse * self.weight
+        for_x *= self.inverse * self.weight
         return for_x
 
 
@@ -85,7 +84,7 @@ class SyncBatchNorm(BatchNorm):
 
     Parameters
     ----------
-    num_features, eps, momentum, affine, track_running_stats, dtype
+    num_features, eps, momentum, dtype
         As in ``nn.BatchNorm2d``.
     process_group : ProcessGroup, optional
 
@@ -100,13 +99,11 @@ class SyncBatchNorm(BatchNorm):
         num_features: int,
         eps: float = 1e-5,
         momentum: float = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        process_group: GroupLike = None,
         *,
+        process_group: GroupLike = None,
         dtype: DTypeLike = np.float32,
     ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, dtype=dtype)
+        super().__init__(num_features, eps, momentum, dtype=dtype)
         if process_group is not None:
             resolve(process_group)  # a TypeError for what is no group
         self.process_group = process_group
@@ -118,16 +115,15 @@ class SyncBatchNorm(BatchNorm):
             raise ValueError("SyncBatchNorm number of input channels should be non-zero")
         return super().forward(input)
 
-    def normalize(self, input: Any, training: bool) -> Tensor:
+    def normalize(self, input: Any) -> Tensor:
         group = known(self.process_group) if is_initialized() else None
-        if not (training and self.training) or group is None or group.size() == 1:
-            return super().normalize(input, training)
+        if not self.training or group is None or group.size() == 1:
+            return super().normalize(input)
         scale, shift = along_channels(self.weight, input.ndim), along_channels(self.bias, input.ndim)
         statistics: list[Array] = []
         output: Tensor = _NormalizeAcrossRanks.apply(input, scale, shift, self.eps, group, statistics)
         for running, new in zip((self.running_mean, self.running_var), statistics, strict=True):
-            if running is not None:
-                blend(running, new.astype(running.dtype), self.momentum)
+            blend(running, new.astype(running.dtype), self.momentum)
         return output
 
     @classmethod

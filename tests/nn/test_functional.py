@@ -158,7 +158,11 @@ ERRORS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         call(F.conv2d, (1, 2, 5, 5), KERNEL),
     ),
     (RuntimeError, "Kernel size can't be greater than actual input size", call(F.conv2d, (1, 3, 2, 5), KERNEL)),
-    (ValueError, "Expected more than 1 value per channel", lambda: F.batch_norm(IMAGE[:1], None, None, training=True)),
+    (
+        ValueError,
+        "Expected more than 1 value per channel",
+        lambda: nn.BatchNorm1d(IMAGE.shape[1], dtype=IMAGE.dtype)(IMAGE[:1]),
+    ),
     (ValueError, "dropout probability has to be between 0 and 1", lambda: F.dropout(IMAGE, 1.5)),
 ]
 

@@ -27,19 +27,17 @@ def parts(world: World, kind: str) -> tuple[slice, int]:
 
 
 @pytest.mark.parametrize("kind", COUNTS)
-@pytest.mark.parametrize(
-    ("shape", "affine", "momentum"), [((5,), False, 0.1), ((5, 7), True, 0.3), ((2, 3, 4), True, 0.1)], ids=str
-)
+@pytest.mark.parametrize(("shape", "momentum"), [((5,), 0.1), ((5, 7), 0.3), ((2, 3, 4), 0.1)], ids=str)
 def test_forward_backward_and_statistics_are_those_of_the_joined_batch(
-    world: World, kind: str, shape: tuple[int, ...], affine: bool, momentum: float
+    world: World, kind: str, shape: tuple[int, ...], momentum: float
 ) -> None:
     mine, total = parts(world, kind)
     if total == 1 and len(shape) == 1:
         return
     channels = shape[0]
     plain_type = nn.BatchNorm2d if len(shape) == 3 else nn.BatchNorm1d
-    plain: Any = plain_type(channels, momentum=momentum, affine=affine, dtype="float64")
-    sync: Any = dist.SyncBatchNorm(channels, momentum=momentum, affine=affine, dtype="float64")
+    plain: Any = plain_type(channels, momentum=momentum, dtype="float64")
+    sync: Any = dist.SyncBatchNorm(channels, momentum=momentum, dtype="float64")
     for _ in range(2):
         x = 3 + 2 * world.rng.standard_normal((total, *shape))
         weights = world.rng.standard_normal(x.shape)
@@ -53,11 +51,10 @@ def test_forward_backward_and_statistics_are_those_of_the_joined_batch(
         for name in ("running_mean", "running_var"):
             np.testing.assert_allclose(getattr(sync, name), getattr(plain, name), rtol=1e-9)
         assert sync.num_batches_tracked == plain.num_batches_tracked
-        if affine:
-            for p, q in zip(sync.parameters(), plain.parameters(), strict=True):
-                total_gradient = p.grad.copy()
-                dist.all_reduce(total_gradient)
-                np.testing.assert_allclose(total_gradient, q.grad, rtol=1e-8, atol=1e-9)
+        for p, q in zip(sync.parameters(), plain.parameters(), strict=True):
+            total_gradient = p.grad.copy()
+            dist.all_reduce(total_gradient)
+            np.testing.assert_allclose(total_gradient, q.grad, rtol=1e-8, atol=1e-9)
     assert_same_bits_everywhere({"mean": sync.running_mean, "var": sync.running_var})
 
 
@@ -101,24 +98,19 @@ def test_a_converted_model_under_ddp_trains_as_one_process_does(world: World) ->
 
 
 def test_conversion_keeps_parameters_buffers_and_mode() -> None:
-    plain = nn.BatchNorm1d(4, eps=1e-3, momentum=0.3, affine=True).eval()
-    plain.running_mean[...] = 3  # type: ignore[index]
+    plain = nn.BatchNorm1d(4, eps=1e-3, momentum=0.3).eval()
+    plain.running_mean[...] = 3
     sync: Any = dist.SyncBatchNorm.convert_sync_batchnorm(plain)
     assert isinstance(sync, dist.SyncBatchNorm) and not sync.training
     assert sync.weight is plain.weight and sync.running_mean is plain.running_mean
     assert (sync.eps, sync.momentum) == (1e-3, 0.3)
     assert dist.SyncBatchNorm.convert_sync_batchnorm(sync) is sync
-    bare: Any = dist.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(2, affine=False, track_running_stats=False))
-    assert bare.weight is None and bare.running_var is None
 
 
 def test_evaluation_communicates_nothing(world: World) -> None:
     sync = dist.SyncBatchNorm(3).eval()
     if world.rank == 0:
         assert sync(np.ones((2, 3), np.float32)).shape == (2, 3)
-    untracked = dist.SyncBatchNorm(3, track_running_stats=False).eval()
-    if world.rank == 0:
-        assert untracked(np.eye(3, dtype=np.float32)).shape == (3, 3)
 
 
 def test_only_the_ranks_of_its_group_count(world: World) -> None:
