@@ -53,8 +53,8 @@ BUDGET = {
     "mpiddp/parallel": 1_768,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_442,
-    "mpiddp/training": 2_004,
-    "tests, all": 23_652,
+    "mpiddp/training": 2_006,
+    "tests, all": 23_658,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

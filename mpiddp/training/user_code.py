@@ -31,6 +31,8 @@ def call(option: str, name: str, kind: type[Any], **arguments: Any) -> Any:
         theirs = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
         at = f" ({theirs[-1].filename}, line {theirs[-1].lineno}, in {theirs[-1].name})" if theirs else ""
         near = nearest(str(error.name), dir(error.obj)) if isinstance(error, AttributeError) else ""
+        if isinstance(error, ImportError | ValueError) and not theirs:
+            near = "; give a module of this folder or an installed one, as in `import`, without path and .py"
         notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
         raise UsageError(f"{option} {name}: {type(error).__name__}: {error}{near}{notes}{at}") from error
     if not isinstance(found, kind):

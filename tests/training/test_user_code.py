@@ -34,9 +34,15 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("nowhere:make", "--model nowhere:make: ModuleNotFoundError: No module named 'nowhere'$"),
-        ("mine_here.inner:make", "No module named 'mine_here.inner'; 'mine_here' is not a package$"),
-        ("./mine_here:make", "ValueError: invalid format: './mine_here:make'$"),
+        (
+            "nowhere:make",
+            "--model nowhere:make: ModuleNotFoundError: No module named 'nowhere'; give a module of this folder or",
+        ),
+        ("mine_here.inner:make", "No module named 'mine_here.inner'; 'mine_here' is not a package; give"),
+        (
+            "./mine_here:make",
+            "invalid format: './mine_here:make'; give a module .*, as in `import`, without path and .py$",
+        ),
         ("mine_here:maek", "module 'mine_here' has no attribute 'maek'; did you mean make?$"),
         ("mine_here:number", "TypeError: 'int' object is not callable$"),
         ("needy_here:make", r"No module named 'nowhere_else' \(.*needy_here\.py, line 1, in <module>\)$"),
