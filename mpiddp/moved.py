@@ -96,6 +96,14 @@ _GONE = {
     "scaled_dot_product_attention": "use (q @ k.transpose(-2, -1) * scale).softmax(-1) @ v",
     "silu SiLU": "use x * x.sigmoid()",
     "smooth_l1_loss SmoothL1Loss": "use mse_loss, or the formula on tensors",
+    "Tensor.argmin Tensor.max Tensor.min": "use x.data.max(axis), or where of mpiddp.autograd for a gradient",
+    "Tensor.copy_ Tensor.fill_ Tensor.zero_": "use x[...] = value",
+    "Tensor.dim": "use x.ndim",
+    "Tensor.eq": "use ==",
+    "Tensor.float Tensor.long": "use x.astype('float32') or 'int64'",
+    "Tensor.numel": "use x.size",
+    "Tensor.t": "use x.T",
+    "Tensor.view_as": "use x.reshape(other.shape)",
     "training.Config training.EpochMetrics training.MLP training.Net training.ResNet training.Trainer": (
         "it is a part of `python -m mpiddp train`; a loop of your own, as in README.md, needs none of them"
     ),
@@ -140,6 +148,17 @@ def missing(module: str, name: str, also: str = "") -> AttributeError | ImportEr
     if cure and frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]:
         return ImportError(text)  # `from ... import` would replace the text of an AttributeError
     return AttributeError(text, name=name, obj=sys.modules[module])
+
+
+def explain_attributes(kind: type) -> None:
+    """Give a class the ``__getattr__`` that says what to use in place of what its instances had."""
+
+    def getattr_of_instance(self: object, name: str) -> NoReturn:
+        cure = _INSTEAD.get(f"{kind.__name__}.{name}")
+        text = f"{type(self).__name__!r} object has no attribute {name!r}" + (f": {cure}" if cure else "")
+        raise AttributeError(text, name=name, obj=self)
+
+    kind.__getattr__ = getattr_of_instance  # type: ignore[attr-defined]
 
 
 class _Modules:

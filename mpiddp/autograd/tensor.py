@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from mpiddp import moved
 from mpiddp.device import array_namespace, download
 from mpiddp.device.place import Conversion, conversion, place_of
 from mpiddp.errors import ArrayError
@@ -291,6 +292,7 @@ class Tensor(Reductions):
 
 
 Function.output_type = Tensor
+moved.explain_attributes(Tensor)
 
 
 def cat(tensors: Sequence[Any], dim: int = 0) -> Tensor:

@@ -118,15 +118,6 @@ def test_rank_and_world_size_of_the_backend_mpi_are_ignored_as_in_torch():
     assert text in done.stderr, done
 
 
-@pytest.mark.parametrize("ranks", [None, 2])
-def test_no_library(ranks, tmp_path):
-    (nothing := tmp_path / "libmpi.so").write_text("")
-    done = job("init", ranks=ranks, MPI4PY_LIBMPI=str(nothing), MPI4PY_MPIABI="impi")
-    assert done.rc not in (0, 124), done
-    cures = "pip install 'mpiddp[mpich]'", "module load", "ln -s /usr/lib/*/libmpich.so.12"
-    assert all(done.stderr.count(cure) == 1 for cure in cures), done
-
-
 def test_python_without_the_global_lock():
     done = job("init", "free-threaded")
     assert done.rc == 1 and "went on" not in done.stdout, done
