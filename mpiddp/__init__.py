@@ -13,7 +13,6 @@ from . import moved
 from .faults import uncaught
 from .launchers import announce_ranks, launch
 from .mpi import stdio
-from .settings import show_one_device
 
 if TYPE_CHECKING:
     from .data import DataPartitioner as DataPartitioner, DistributedSampler as DistributedSampler
@@ -60,7 +59,6 @@ def __dir__() -> list[str]:
 
 
 announce_ranks()
-show_one_device()
 if launch() is not None:
     uncaught.install()
     stdio.show_lines()

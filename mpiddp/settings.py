@@ -6,10 +6,9 @@ Each is read on request, so that a test or a script may set it until then.
 import difflib
 import math
 import os
-import re
 from pathlib import Path
 
-from .launchers import integer, launch
+from .launchers import integer
 from .rank_process import MARKERS, RANK_PROCESS, outside_of_jobs as outside_of_jobs
 
 
@@ -36,7 +35,7 @@ def _number(name: str, default: str) -> tuple[str, float]:
 
 _VARIABLES = (
     *("MPIDDP_ALGORITHM", "MPIDDP_CACHE", "MPIDDP_CUDA_AWARE", "MPIDDP_DEBUG", "MPIDDP_DETERMINISTIC", "MPIDDP_EAGER"),
-    *("MPIDDP_FLIGHT_RECORDER", "MPIDDP_NODES", "MPIDDP_ONE_DEVICE", "MPIDDP_TIMELINE", "MPIDDP_TIMEOUT"),
+    *("MPIDDP_FLIGHT_RECORDER", "MPIDDP_NODES", "MPIDDP_TIMELINE", "MPIDDP_TIMEOUT"),
     "MPIDDP_WARN_AFTER",
 )
 _OTHER_VARIABLES = ("MPIDDP_LAUNCH", "MPIDDP_RESTARTS", *MARKERS, RANK_PROCESS)  # the first two: of slurm/env.sh
@@ -52,21 +51,6 @@ def unknown_variables() -> list[str]:
         cure = f"did you mean {near[0]}?" if near else f"there are {', '.join(_VARIABLES)}"
         found.append(f"{name} is set, and mpiddp has no such variable: {cure}")
     return found
-
-
-def show_one_device() -> None:
-    """Leave only this rank's device in the variable that MPIDDP_ONE_DEVICE names, such as CUDA_VISIBLE_DEVICES.
-
-    It is the one of the rank's number on its node, out of those that the variable lists, or out of all.
-    """
-    name, found = os.environ.get("MPIDDP_ONE_DEVICE"), launch()
-    if not name:
-        return
-    if not re.fullmatch("[A-Z][A-Z_]+", name):
-        raise SettingError(f"MPIDDP_ONE_DEVICE must be the name of a variable, as CUDA_VISIBLE_DEVICES; got {name!r}")
-    if found is not None and found.local_rank is not None:
-        listed = os.environ.get(name, str(found.local_rank)).split(",")
-        os.environ[name] = listed[found.local_rank % len(listed)]
 
 
 def pretended_nodes() -> tuple[int, ...] | None:

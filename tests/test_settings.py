@@ -1,6 +1,5 @@
 """Settings from made-up environments."""
 
-import os
 import re
 from pathlib import Path
 
@@ -31,24 +30,6 @@ def test_values(environ):
 
 
 @pytest.mark.parametrize(
-    ("listed", "local_rank", "left"), [(None, 3, "3"), ("4,GPU-5,6", 1, "GPU-5"), ("4,5", 3, "5"), ("", 1, "")]
-)
-def test_one_device_of_those_that_are_listed(environ, listed, local_rank, left):
-    settings.show_one_device()
-    environ.setenv("MPIDDP_ONE_DEVICE", "ROCR_VISIBLE_DEVICES")
-    environ.setenv("ROCR_VISIBLE_DEVICES", listed or "")
-    if listed is None:
-        environ.delenv("ROCR_VISIBLE_DEVICES")
-    settings.show_one_device()
-    assert os.environ.get("ROCR_VISIBLE_DEVICES") == listed, "no launcher, no rank"
-    for name, value in {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": str(local_rank)}.items():
-        environ.setenv(name, value)
-    for _ in range(2):  # a program that the rank starts changes nothing
-        settings.show_one_device()
-        assert os.environ["ROCR_VISIBLE_DEVICES"] == left
-
-
-@pytest.mark.parametrize(
     ("name", "read"),
     [
         ("NODES", settings.pretended_nodes),
@@ -57,7 +38,6 @@ def test_one_device_of_those_that_are_listed(environ, listed, local_rank, left):
         ("WARN_AFTER", settings.warn_after_s),
         ("CUDA_AWARE", settings.takes_device_pointers),
         ("DETERMINISTIC", settings.deterministic),
-        ("ONE_DEVICE", settings.show_one_device),
     ],
 )
 def test_nonsense_is_named(environ, name, read):
