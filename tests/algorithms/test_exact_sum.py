@@ -84,12 +84,14 @@ def test_special_values(world, dtype):
     assert not np.signbit(x[5])
 
 
+@pytest.mark.parametrize("places", [(55,), (60, 90, 125)], ids=["floats", "integers"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_ties_are_decided_by_the_last_digit(world, dtype):
-    """Sums between two numbers, more or less by parts of an addend that are up to 200 binary places below."""
+def test_ties_are_decided_by_the_last_digit(world, dtype, places):
+    """Sums between two numbers, more or less by parts of an addend that are so many binary places below."""
     eps = np.finfo(dtype).eps
-    rows = [(1, eps / 2), (1 + eps, eps / 2), (-1 - eps, -eps / 2), (3, eps), (2.0**24 - 1, 0.5), (1, -eps / 4)]
-    least = [0, *(sign * 2.0**-places for places in (60, 90, 125) for sign in (1, -1))]
+    rows = [(1, eps / 2), (1 + eps, eps / 2), (-1 - eps, -eps / 2), (3, eps), (1, -eps / 4)]
+    rows += [(2.0**24 - 1, 0.5)] * (len(places) > 1)  # two parts have no room for it
+    least = [0, *(sign * 2.0**-place for place in places for sign in (1, -1))]
     x = np.zeros((world.size, len(rows), len(least)))
     x[0] += np.array(rows)[:, :1]
     x[-1] += np.array(rows)[:, 1:]
