@@ -114,10 +114,10 @@ class Blocks:
             ]
             for number in range(BUFFERS)
         ]
-        for received in self._received:  # not all read the same rank's memory at once
-            received.sort(key=lambda each: (each[-1][0] - me) % link.size)
         """For each buffer the number of an output, its slot, its size if it fits, the position of the size that the
         sender tells; the sender, and the positions of an offer, of its answer and of the time that it took."""
+        for received in self._received:  # not all read the same rank's memory at once
+            received.sort(key=lambda each: (each[-1][0] - me) % link.size)
         self._tables: list[tuple[Array, Array, memoryview]] = []
         """For each buffer the slots of all blocks, to write and to read them at once, and the sizes that are told."""
         if equal and inputs[0].nbytes <= most[ATTACH] >= outputs[0].nbytes:
