@@ -153,7 +153,7 @@ def _from_dlpack(x: Any) -> Array:
         return np.from_dlpack(x)
     except (RuntimeError, BufferError):  # such as "Unsupported dtype in DLTensor": NumPy's DLPack has no bfloat16
         name = str(getattr(x, "dtype", ""))
-        if not name.endswith("bfloat16") or getattr(x, "requires_grad", False):
+        if not (name.endswith("bfloat16") and hasattr(x, "view")) or getattr(x, "requires_grad", False):
             raise
         bits = x.view(sys.modules["torch"].uint16 if name.startswith("torch.") else "uint16")
     return np.from_dlpack(bits).view(bfloat16())
