@@ -69,3 +69,5 @@ def test_what_a_callable_raises_is_one_sentence_with_its_place(here):
         call("--model", "mine_here:fail", object)
     with pytest.raises(UsageError, match=r"^--model builtins:min: TypeError: min expected at least 1 argument"):
         call("--model", "builtins:min", object)
+    with pytest.raises(UsageError, match=r"ValueError: pow\(\) 3rd argument cannot be 0$"):
+        call("--model", "builtins:pow", object, base=2, exp=2, mod=0)
