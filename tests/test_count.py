@@ -47,14 +47,14 @@ BUDGET = {
     "mpiddp/distributed": 1_860,
     "mpiddp/examples": 596,
     "mpiddp/faults": 2_247,
-    "mpiddp/mpi": 2_233,
+    "mpiddp/mpi": 2_235,
     "mpiddp/nn": 1_022,
     "mpiddp/optim": 416,
     "mpiddp/parallel": 1_745,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_417,
     "mpiddp/training": 2_201,
-    "tests, all": 23_739,
+    "tests, all": 23_743,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy import may_share_memory, ndarray
 
-from mpiddp.device import dlpack, is_device_array, is_masked
+from mpiddp.device import cuda_fault, dlpack, is_device_array, is_masked
 from mpiddp.device.half import bfloat16
 from mpiddp.errors import ArrayError
 from mpiddp.typing import Array
@@ -72,6 +72,8 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
     held: Array | None = getattr(x, "__mpiddp_array__", None)
     ours = held is not None or isinstance(x, ndarray) or is_device_array(x)
     array: Array = held if held is not None else x if ours else _adopted(x, operation, writable, name)  # type: ignore[assignment]
+    if not isinstance(array, ndarray) and (fault := cuda_fault()) is not None:
+        raise TypeError(f"{operation} cannot take an array on a GPU as `{name}`: {fault}")
     if held is not None and not writable and not array.flags.c_contiguous:
         # autograd makes such layouts itself: the output of a linear layer is a transposed view.
         array = array.copy(order="C")

@@ -9,6 +9,7 @@ import pytest
 
 from mpiddp import device
 from mpiddp.device import choice, place, stream
+from mpiddp.mpi.message import as_array
 
 
 def test_a_device_that_has_failed_reaches_no_mark(cupy: Any) -> None:
@@ -66,7 +67,10 @@ def test_a_default_stream_of_each_thread(cupy: Any, monkeypatch: pytest.MonkeyPa
 
 def test_a_cupy_that_is_too_old(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cupy, "__version__", "13.6.0")
-    assert choice.cuda_fault.__wrapped__() == "this is CuPy 13.6.0, and mpiddp needs 14 or later: upgrade it"
+    choice.cuda_fault.cache_clear()
+    assert device.cuda_fault() == "this is CuPy 13.6.0, and mpiddp needs 14 or later: upgrade it"
+    with pytest.raises(TypeError, match=r"sum cannot take an array on a GPU as `x`: this is CuPy 13\.6\.0, and"):
+        as_array(cupy.zeros(5), "sum", name="x")
 
 
 def test_choice_by_local_rank(cupy: Any) -> None:
