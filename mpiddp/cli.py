@@ -61,7 +61,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     supervisor.add_options(add("run", supervisor.run, "run a job, and start it again when it ends badly"))
     where = add("where", run_where, "print what each rank of a running job does")
-    where.add_argument("job", nargs="?", help="the name of a job, of several on this machine; else all are printed")
+    where.add_argument(
+        "job", nargs="?", help="the name of the job, needed if several run on this machine; this command lists them"
+    )
     flight = add("flight", run_flight, "show where the ranks of a job went different ways, from its flight recorder")
     flight.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="the files of all ranks; the job has printed their names"
@@ -96,17 +98,24 @@ def run_info(arguments: argparse.Namespace) -> int:
 
 
 def run_where(arguments: argparse.Namespace) -> int:
-    """Print the state and the stacks of all ranks of your jobs that have a rank on this machine."""
+    """Print the state and the stacks of all ranks of a job that has a rank on this machine."""
     found = where_socket.ranks()
-    jobs = sorted({job for job, _ in found if arguments.job in (None, job)})
+    jobs = sorted({job for job, _ in found})
+    if arguments.job is not None and arguments.job not in jobs:
+        raise UsageError(
+            f"no job {arguments.job} of yours has a rank on this machine; there are: {', '.join(jobs) or 'none'}"
+        )
     if not jobs:
-        named = f" named {arguments.job}" if arguments.job else ""
-        raise UsageError(f"no job of yours{named} has a rank on this machine; run this on one of the job's nodes")
-    for name in jobs:
-        texts = (where_socket.ask(job, rank) for job, rank in found if job == name)
-        silence = f"no rank of job {name} on this machine answers: they may be stopped, or use MPI without threads"
-        print(next(filter(None, texts), silence))
-    return 0
+        raise UsageError("no job of yours has a rank on this machine; run this on one of the job's nodes")
+    if arguments.job is None and len(jobs) > 1:
+        raise UsageError(f"several jobs have ranks on this machine: name one of {', '.join(jobs)}")
+    job = arguments.job or jobs[0]
+    for _, rank in (each for each in found if each[0] == job):
+        text = where_socket.ask(job, rank)
+        if text:
+            print(text)
+            return 0
+    raise UsageError(f"no rank of job {job} on this machine answers: they may be stopped, or use MPI without threads")
 
 
 def run_flight(arguments: argparse.Namespace) -> int:
