@@ -1,14 +1,15 @@
 """Nested containers of arrays: dicts, lists, tuples and named tuples."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
 def children(value: Any) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
     """Return the values in a container, and a function that makes such a container of others; None for a leaf.
 
-    A dict's values come in the order of its sorted keys: the same on all ranks, whatever was inserted first.
+    A dict's values come in the order of its sorted keys: the same on all ranks, whatever was inserted first. None is a
+    container without values.
     """
     if isinstance(value, dict):
         keys = sorted(value, key=lambda key: (type(key).__name__, repr(key)))
@@ -22,16 +23,12 @@ def children(value: Any) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]]
     if isinstance(value, (list, tuple)):
         kind = type(value)
         return value, lambda new: kind(*new) if hasattr(kind, "_fields") else kind(new)
-    return None
+    return ((), lambda new: None) if value is None else None
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Any) -> list[Any]:
     found = children(value)
-    if found is None:
-        yield value
-    else:
-        for each in found[0]:
-            yield from leaves(each)
+    return [value] if found is None else [leaf for each in found[0] for leaf in leaves(each)]
 
 
 def map_nested(function: Callable[[Any], Any], value: Any, kind: type = object) -> Any:

@@ -71,8 +71,6 @@ def all_reduce_coalesced(
 
 def _node(tree: Any) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
     """Return a container's children and how to make it anew; None for a leaf."""
-    if tree is None:
-        return (), lambda _: None
     node = nested.children(tree)
     if node is not None:
         return node

@@ -220,6 +220,5 @@ def hooked(output: Any, reducer: Reducer) -> Any:
             # A frozen dataclass has no other setter.
             object.__setattr__(record, field.name, hooked(getattr(output, field.name), reducer))
         return record
-    if output is not None:
-        reducer.expect_backward()
+    reducer.expect_backward()
     return output
