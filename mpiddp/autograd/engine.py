@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from operator import attrgetter
 from typing import Any
 
@@ -44,7 +43,7 @@ def run_backward(root: Variable, gradient: Array, retain_graph: bool) -> None:
     outer, callbacks = _running.callbacks, list[Callable[[], object]]()
     _running.callbacks = callbacks
     try:
-        with no_grad(), returning() if cupy_is_loaded() else nullcontext():
+        with no_grad(), returning():
             if root.grad_fn is None:
                 leaves = _Leaves({root: 1})
                 leaves.add(root, gradient, owned=False)
@@ -80,16 +79,14 @@ def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
         for edge, result in zip(edges, results, strict=False):
             if edge is None:
                 continue
+            if on_devices:
+                stand_at(result)
             if isinstance(edge, Variable):
-                if on_devices:
-                    stand_at(result)
                 # A leaf must not keep an array that another node or input holds.
                 owned = result is not grad and sum(other is result for other in results) == 1
                 leaves.add(edge, result, owned)
             elif result is not None:
                 before = gradients.get(edge)
-                if on_devices:
-                    stand_at(before)
                 gradients[edge] = result if before is None else before + result
         if not retain_graph:
             node.release()
