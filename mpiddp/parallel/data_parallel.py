@@ -1,15 +1,15 @@
 """DataParallel: one process, one batch cut into parts, the model applied to them in parallel threads."""
 
 import copy
-import functools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mpiddp.autograd import Tensor, cat, enable_grad, is_grad_enabled, no_grad
-from mpiddp.device import array_namespace, device_count, is_device_array
+from mpiddp.device import device_count, is_device_array
 from mpiddp.device.place import Place, at, conversion, current_stream, moved, place_of
 from mpiddp.nested import children, leaves, map_nested
 from mpiddp.nn import Module
@@ -24,7 +24,7 @@ class DataParallel(Module):
     A part has ``ceil(n / devices)`` samples, the last one perhaps fewer; short batches make fewer parts. Every forward
     copies parts and parameters to the devices; on the host nothing is copied. Each part has a thread. Backward runs in
     one thread, and adds up the parameters' gradients on the first device, beginning with the last part. The first
-    replica shares its buffers with the model.
+    part runs the model itself, whose buffers it updates; the others run copies.
 
     Prefer `DistributedDataParallel`: here the first device holds more than others, and threads share an interpreter.
 
@@ -60,7 +60,7 @@ class DataParallel(Module):
             on_device = any(is_device_array(parameter.data) for parameter in module.parameters())
             device_ids = list(range(device_count())) if on_device else ["cpu", "cpu"]
         places: list[Any] = [conversion(device).place for device in device_ids]
-        if not places or "kept" in places or (None in places and set(places) != {None}):
+        if {type(place) for place in places} not in ({int}, {type(None)}):
             raise ValueError(
                 f'DataParallel needs device_ids of one or more GPUs, or of "cpu" once for each thread, got'
                 f" {list(device_ids)}; to use both start ranks, and use DistributedDataParallel"
@@ -79,11 +79,9 @@ class DataParallel(Module):
                     f" one of them on device: {_name(place_of(each))}"
                 )
         parts = scatter((inputs, kwargs), self._places, self.dim)
-        places = self._places[: len(parts)]
-        alone = len(parts) == 1
-        outputs = parallel_apply([self.module] if alone else replicate(self.module, places), parts, places)
-        there = alone and self._output_place == first
-        return outputs[0] if there else gather(outputs, self._output_place, self.dim)
+        outputs = _parallel(self.module, parts, self._places[: len(parts)])
+        alone = len(parts) == 1 and self._output_place == first
+        return outputs[0] if alone else gather(outputs, self._output_place, self.dim)
 
 
 def _name(place: object) -> str:
@@ -105,85 +103,73 @@ def scatter(value: Any, places: Sequence[Place], dim: int = 0) -> list[Any]:
     >>> [part.shape for part in scatter(np.zeros((30, 2)), [None] * 4)]
     [(8, 2), (8, 2), (8, 2), (6, 2)]
     """
-    length = max((int(x.shape[dim]) for x in leaves(value) if _is_batch(x)), default=0)
-    each = max(-(-length // len(places)), 1)
+    length = max((x.shape[dim] for x in leaves(value) if _is_batch(x)), default=0) or 1
+    each = -(-length // len(places))
 
-    def cut(start: int, place: Place, x: Any) -> Any:
+    def cut(x: Any, start: int, place: Place) -> Any:
         if not _is_batch(x):
             return x
         return _to(x[(slice(None),) * (dim % x.ndim) + (slice(start, start + each),)], place)
 
-    starts = range(0, max(length, 1), each)
-    return [
-        map_nested(functools.partial(cut, start, place), value) for start, place in zip(starts, places, strict=False)
-    ]
+    parts = zip(range(0, length, each), places, strict=False)
+    return [map_nested(partial(cut, start=start, place=place), value) for start, place in parts]
 
 
-def replicate(module: Module, places: Sequence[Place]) -> list[Module]:
-    """Return a replica for each place; replicas of one place share the memory of parameters."""
-    replicas = []
-    for index, place in enumerate(places):
-        twins = {id(original): copy.copy(original) for original in module.modules()}
-        tensors = {id(p): _to(p, place) for p in module.parameters()}
-        with at(place):
-            arrays = {id(b): b if index == 0 else moved(b, place).copy() for b in module.buffers()}
-        for twin in twins.values():
-            for registry, new in (("_parameters", tensors), ("_buffers", arrays), ("_modules", twins)):
-                old = vars(twin)[registry]
-                vars(twin)[registry] = {name: x if x is None else new[id(x)] for name, x in old.items()}
-        replicas.append(twins[id(module)])
-    return replicas
+def _replica(module: Module, place: Place) -> Module:
+    """Return a copy of a module at a place; in the same place it has the memory of the module's parameters."""
+    with at(place):
+        new: dict[int, Any] = {id(buffer): moved(buffer, place).copy() for buffer in module.buffers()}
+    new |= {id(p): _to(p, place) for p in module.parameters()} | {id(m): copy.copy(m) for m in module.modules()}
+    for original in module.modules():
+        state = vars(new[id(original)])
+        for registry in Module._registries:
+            state[registry] = {name: new.get(id(x)) for name, x in state[registry].items()}
+    return new[id(module)]  # type: ignore[no-any-return]
 
 
-def parallel_apply(
-    modules: Sequence[Module], arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], places: Sequence[Place]
-) -> list[Any]:
-    """Call each module in a thread.
+def _parallel(module: Module, parts: Sequence[tuple[Any, dict[str, Any]]], places: Sequence[Place]) -> list[Any]:
+    """Run the module on the first part in this thread, and its replicas on the others in threads.
 
-    A thread's current stream is the calling thread's, so that work keeps its order; threads' own default streams are
-    synchronised. The first module's error is raised, with a note of its number.
+    The current stream of all is that of this thread, so that work keeps its order.
     """
-    recording = is_grad_enabled()
-    streams = [current_stream(place) for place in places]
+    modules = [module, *(_replica(module, place) for place in places[1:])]
+    recording, streams = is_grad_enabled(), [_settled(place) for place in places]
 
     def call(index: int) -> Any:
-        inputs, kwargs = arguments[index]
+        inputs, kwargs = parts[index]
         with enable_grad() if recording else no_grad(), at(places[index], streams[index]):
-            output = modules[index](*inputs, **kwargs)
-            _settle(places[index])
+            try:
+                output = modules[index](*inputs, **kwargs)
+            except Exception as error:
+                error.add_note(f"Caught {type(error).__name__} in replica {index} of {len(modules)}.")
+                raise
+            _settled(places[index])
             return output
 
-    for place in places:
-        with at(place):
-            _settle(place)
-    if len(modules) == 1:
+    if len(parts) == 1:
         return [call(0)]
-    with ThreadPoolExecutor(len(modules), "mpiddp-data-parallel") as pool:
-        futures = [pool.submit(call, index) for index in range(len(modules))]
-    for index, future in enumerate(futures):
-        error = future.exception()
-        if error is not None:
-            error.add_note(f"Caught {type(error).__name__} in replica {index} of {len(modules)}.")
-            raise error
-    return [future.result() for future in futures]
+    with ThreadPoolExecutor(len(parts), "mpiddp-data-parallel") as pool:
+        others = pool.map(call, range(1, len(parts)))
+        return [call(0), *others]
 
 
-def _settle(place: Place) -> None:
-    """Wait for this thread's work where CUDA does not order other threads' work after it."""
+def _settled(place: Place) -> Any:
+    """Return the current stream, after this thread's work where CUDA does not order other threads' work after it."""
     stream = current_stream(place)
     if stream is not None and stream.ptr == _PER_THREAD:
-        stream.synchronize()
+        with at(place):
+            stream.synchronize()
+    return stream
 
 
 def gather(outputs: Sequence[Any], place: Any = None, dim: int = 0) -> Any:
     """Join outputs, nested alike; scalars become a vector."""
     first = outputs[0]
-    if first is None:
-        return None
     if _is_batch(first):
-        parts, axis = [_to(x.reshape(1) if x.ndim == 0 else x, place) for x in outputs], dim if first.ndim else 0
+        parts = [_to(x.reshape(1) if x.ndim == 0 else x, place) for x in outputs]
         with at(place):
-            return cat(parts, axis) if isinstance(first, Tensor) else array_namespace(parts[0]).concatenate(parts, axis)
+            whole = cat(parts, dim if first.ndim else 0)
+        return whole if isinstance(first, Tensor) else whole.data
     nested = [children(output) for output in outputs]
     if nested[0] is None:
         raise TypeError(
