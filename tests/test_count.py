@@ -50,7 +50,7 @@ BUDGET = {
     "mpiddp/mpi": 2_233,
     "mpiddp/nn": 1_022,
     "mpiddp/optim": 416,
-    "mpiddp/parallel": 1_731,
+    "mpiddp/parallel": 1_727,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_417,
     "mpiddp/training": 2_198,

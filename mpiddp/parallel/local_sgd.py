@@ -20,12 +20,6 @@ def parameters_of(params: Parameters) -> list[Parameter]:
     return list(chain.from_iterable(each["params"] if isinstance(each, dict) else [each] for each in params))
 
 
-def _check(name: str, value: int, least: int) -> int:
-    if whole(name, value) < least:
-        raise ValueError(f"Arg ``{name}`` must be a {'positive value' if least else 'non-negative number'}.")
-    return value
-
-
 class DiLoCo:
     """Distributed Low-Communication training: an outer Nesterov SGD steps every H local steps.
 
@@ -73,7 +67,7 @@ class DiLoCo:
     ) -> None:
         self.process_group = known(process_group)
         self.step = 0
-        self.period, self.warmup_steps = _check("period", period, 1), _check("warmup_steps", warmup_steps, 0)
+        self.period, self.warmup_steps = whole("period", period, 1), whole("warmup_steps", warmup_steps, 0)
         self._parameters = parameters_of(params)
         most = min(period, len(self._parameters))
         if not 1 <= fragments <= most:
