@@ -48,7 +48,7 @@ BUDGET = {
     "mpiddp/examples": 596,
     "mpiddp/faults": 2_247,
     "mpiddp/mpi": 2_233,
-    "mpiddp/nn": 1_022,
+    "mpiddp/nn": 1_016,
     "mpiddp/optim": 416,
     "mpiddp/parallel": 1_727,
     "mpiddp/shm": 428,

@@ -83,12 +83,13 @@ def _node(tree: Any) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | N
     return None if len(children) == 1 and children[0] is tree else (children, definition.unflatten)
 
 
-def _array(leaf: Any) -> Array:
-    if isinstance(leaf, int | float | complex | np.generic):
-        return np.asarray(leaf)
-    if (isinstance(leaf, np.ndarray) or is_device_array(leaf)) and not leaf.flags.c_contiguous:
-        leaf = leaf.copy(order="C")
-    return as_array(leaf, "tree_all_reduce", writable=False, name="tree")
+def contiguous(x: Any, operation: str, name: str = "tensor") -> Array:
+    """Return an array that is only read in C order, a copy if need be."""
+    if isinstance(x, np.generic):  # NumPy's arithmetic makes one of an array without dimensions
+        x = np.asarray(x)
+    if (isinstance(x, np.ndarray) or is_device_array(x)) and not x.flags.c_contiguous:
+        x = x.copy(order="C")
+    return as_array(x, operation, writable=False, name=name)
 
 
 def _like(leaf: Any, result: Array) -> Any:
@@ -137,7 +138,7 @@ def tree_all_reduce(tree: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = N
         if node is not None:
             kind = sorted(map(repr, part)) if isinstance(part, dict) else type(part).__name__
             return f"{kind}({','.join(map(collect, node[0]))})"
-        x = _array(part)
+        x = contiguous(np.asarray(part) if isinstance(part, int | float | complex) else part, "tree_all_reduce", "tree")
         leaves.append(part)
         arrays.append(x)
         return f"{x.dtype}{x.shape}"

@@ -19,10 +19,10 @@ import numpy as np
 
 from mpiddp.algorithms.local_reduce import premultiply
 from mpiddp.autograd import Function, Tensor, is_grad_enabled
-from mpiddp.device import array_namespace, is_device_array
+from mpiddp.device import array_namespace
 from mpiddp.distributed import ReduceOp, collectives
+from mpiddp.distributed.coalescing import contiguous
 from mpiddp.distributed.groups import GroupLike, ProcessGroup, member
-from mpiddp.mpi.message import as_array
 from mpiddp.typing import Array
 
 _recording = Tensor(0.0, requires_grad=True)
@@ -48,17 +48,6 @@ def record(group: ProcessGroup, operation: str, *inputs: Any, op: ReduceOp = Red
     if isinstance(op, ReduceOp) and op.name not in _DIFFERENTIABLE:
         raise ValueError(f"{operation} has no gradient for {op}: reduce tensor.detach(), or take SUM or AVG")
     return _recording
-
-
-def _is_strided(x: Any) -> bool:
-    return (isinstance(x, np.ndarray) or is_device_array(x)) and not x.flags.c_contiguous
-
-
-def contiguous(x: Any, operation: str) -> Array:
-    """Return an array in C order, a copy if need be."""
-    if isinstance(x, np.generic):  # NumPy's arithmetic makes one of an array without dimensions
-        x = np.asarray(x)
-    return as_array(x.copy(order="C") if _is_strided(x) else x, operation, writable=False)
 
 
 class _AllReduce(Function):
