@@ -50,11 +50,11 @@ BUDGET = {
     "mpiddp/mpi": 2_233,
     "mpiddp/nn": 1_016,
     "mpiddp/optim": 416,
-    "mpiddp/parallel": 1_727,
+    "mpiddp/parallel": 1_726,
     "mpiddp/shm": 428,
-    "mpiddp/torch": 1_417,
+    "mpiddp/torch": 1_413,
     "mpiddp/training": 2_198,
-    "tests, all": 23_755,
+    "tests, all": 23_752,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

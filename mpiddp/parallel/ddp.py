@@ -79,14 +79,8 @@ class DistributedDataParallel(Wrapper, Module):
 
     _is_grad_enabled = staticmethod(is_grad_enabled)
     _queue_callback = staticmethod(queue_callback)
+    _module_type = Module
     _sync_batchnorm_type = SyncBatchNorm
-
-    @staticmethod
-    def _check_module(module: object) -> None:
-        if not isinstance(module, Module):
-            kind = f"{type(module).__module__}.{type(module).__qualname__}"
-            also = "; mpiddp.torch.DistributedDataParallel takes torch's" if hasattr(module, "named_parameters") else ""
-            raise TypeError(f"mpiddp.DistributedDataParallel needs an mpiddp.nn.Module, got {kind}{also}")
 
     def _register_output_hook(self, output: Any) -> Any:
         return hooked(output, self._reducer)

@@ -25,7 +25,7 @@ def call(hook: CommHook, state: object, bucket: GradBucket) -> Future:
         return outcome.get_future()
     if not isinstance(outcome, Future):
         raise RuntimeError(
-            f"DDP communication hook's callback must return a Work or a Future object, but got {_kind(outcome)}"
+            f"DDP communication hook's callback must return a Work or a Future object, but got {kind_of(outcome)}"
         )
     return outcome
 
@@ -41,12 +41,12 @@ def averages(value: Any, bucket: GradBucket) -> Array:
         size = f" of {found.size} elements" if is_array else ""
         raise RuntimeError(
             f"a communication hook's future must hold an array of {length} elements (the gradients of bucket"
-            f" {bucket.index()}) or a list that begins with one, got {_kind(value)}{size}"
+            f" {bucket.index()}) or a list that begins with one, got {kind_of(value)}{size}"
         )
     return found  # type: ignore[no-any-return]
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from mpiddp.distributed import ProcessGroup
 from mpiddp.distributed.groups import GroupLike, known
 
-from .hooks import CommHook
+from .hooks import CommHook, kind_of
 from .join import Join, Joinable, JoinHook, agree
 from .reducer import Options, Reducer
 from .replicas import ModuleState, broadcast_arrays, check_equal_values, check_same_model
@@ -26,8 +26,7 @@ class Wrapper(Joinable):
     _state_type: type[ModuleState] = ModuleState
     _sync_batchnorm_type: type
 
-    _check_module: Callable[[Any], None]
-    """Raise TypeError for what is no module of the library."""
+    _module_type: type[Any]
     _is_grad_enabled: Callable[[], bool]
     _queue_callback: Callable[[Callable[[], object]], None]
     """Call back at the end of the running backward."""
@@ -59,7 +58,11 @@ class Wrapper(Joinable):
         virtual_ranks: int | None = None,
     ) -> None:
         super().__init__()
-        self._check_module(module)
+        if not isinstance(module, self._module_type):
+            raise TypeError(
+                "mpiddp.DistributedDataParallel takes an mpiddp.nn.Module, and mpiddp.torch.DistributedDataParallel a"
+                f" torch.nn.Module, got {kind_of(module)}"
+            )
         if device_ids is not None and len(device_ids) > 1:
             raise ValueError("device_ids can only be None or contain a single element.")
         if mixed_precision is not None:

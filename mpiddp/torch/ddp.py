@@ -108,13 +108,8 @@ class DistributedDataParallel(Wrapper, torch.nn.Module):
 
     _is_grad_enabled = staticmethod(torch.is_grad_enabled)
     _state_type = ModuleState
+    _module_type = torch.nn.Module
     _sync_batchnorm_type = torch.nn.SyncBatchNorm
-
-    @staticmethod
-    def _check_module(module: object) -> None:
-        if not isinstance(module, torch.nn.Module):
-            kind = f"{type(module).__module__}.{type(module).__qualname__}"
-            raise TypeError(f"mpiddp.torch.DistributedDataParallel needs a torch.nn.Module, got {kind}")
 
     @staticmethod
     def _queue_callback(callback: Callable[[], object]) -> None:
