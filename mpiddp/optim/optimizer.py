@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -71,15 +71,18 @@ class Optimizer(ABC):
             expect_array_or_option(param.data)
             if not getattr(param, "is_leaf", True):
                 raise ValueError("can't optimize a non-leaf Tensor")
-        known = {id(param) for group in self.param_groups for param in group["params"]}
+        known = set(map(id, self._parameters()))
         if len({id(param) for param in params} - known) < len(params):
             raise ValueError("some parameters appear twice, or in more than one parameter group")
         self.param_groups.append({**self.defaults, **param_group, "params": params})
         self._runs.append(ContiguousRuns(self.state.__getitem__))
 
+    def _parameters(self) -> Iterator[Any]:
+        return chain.from_iterable(group["params"] for group in self.param_groups)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set gradients to None, or with ``set_to_none=False`` to zero: then :meth:`step` does not skip them."""
-        for param in chain.from_iterable(group["params"] for group in self.param_groups):
+        for param in self._parameters():
             if set_to_none:
                 param.grad = None
             elif param.grad is not None:
@@ -117,7 +120,7 @@ class Optimizer(ABC):
         ``state`` has arrays, not copied, by the number of a parameter counted through all groups; ``param_groups`` has
         numbers in place of parameters.
         """
-        numbers = self._numbers()
+        numbers = {id(param): number for number, param in enumerate(self._parameters())}
         records = sorted((numbers[id(param)], record) for param, record in self.state.items() if record)
         return {
             "state": {number: dict(record) for number, record in records},
@@ -135,10 +138,10 @@ class Optimizer(ABC):
         theirs, mine = ([len(group["params"]) for group in groups] for groups in (saved, self.param_groups))
         if theirs != mine:
             raise ValueError(f"loaded state dict has groups of {theirs} parameters, and the optimizer has {mine}")
-        params = chain.from_iterable(group["params"] for group in self.param_groups)
+        numbers = chain.from_iterable(group["params"] for group in saved)
         records = {
             param: _like(param.data, state_dict["state"][number], number)
-            for param, number in zip(params, chain.from_iterable(group["params"] for group in saved), strict=True)
+            for param, number in zip(self._parameters(), numbers, strict=True)
             if number in state_dict["state"]
         }
         self.state.clear()
@@ -146,10 +149,6 @@ class Optimizer(ABC):
         for loaded, group, runs in zip(saved, self.param_groups, self._runs, strict=True):
             group.update({key: value for key, value in loaded.items() if key != "params"})
             runs.forget()
-
-    def _numbers(self) -> dict[int, int]:
-        params = chain.from_iterable(group["params"] for group in self.param_groups)
-        return {id(param): number for number, param in enumerate(params)}
 
 
 def _like(data: Array, record: Record, number: int) -> Record:

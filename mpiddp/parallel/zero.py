@@ -1,6 +1,6 @@
 """ZeroRedundancyOptimizer: each rank updates its share of the parameters, and holds their optimizer state."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
 
@@ -57,9 +57,6 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._owners: dict[int, int] = {}
         self._consolidated: dict[int, Any] | None = None
         super().__init__(self.optim.param_groups, self.optim.defaults)
-
-    def _parameters(self) -> Iterator[Parameter]:
-        return chain.from_iterable(group["params"] for group in self.param_groups)
 
     def _owns(self, parameter: Parameter) -> bool:
         return self._owners[id(parameter)] == self.process_group.rank()
