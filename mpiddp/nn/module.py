@@ -274,13 +274,8 @@ class Module:
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self, *, prefix: str = "") -> OrderedDict[str, Array]:
-        """Return the live arrays of parameters and persistent buffers by dotted name."""
+        """Return the live arrays of parameters and persistent buffers by dotted name, shared ones by each of theirs."""
         state: OrderedDict[str, Array] = OrderedDict()
-        self._collect(prefix, state)
-        return state
-
-    def _collect(self, prefix: str, state: OrderedDict[str, Array]) -> None:
-        """Add this module's arrays, a shared one under each of its names, as torch."""
         for name, parameter in self._parameters.items():
             if parameter is not None:
                 state[prefix + name] = parameter.data
@@ -288,7 +283,8 @@ class Module:
             if buffer is not None and name not in self._not_saved:
                 state[prefix + name] = buffer
         for name, module in self.named_children():
-            module._collect(f"{prefix}{name}.", state)
+            state.update(module.state_dict(prefix=f"{prefix}{name}."))
+        return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
         """Copy arrays into this module's, cast to its dtypes; RuntimeError, before any copy, if keys or shapes differ.
