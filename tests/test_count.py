@@ -50,7 +50,7 @@ BUDGET = {
     "mpiddp/mpi": 2_233,
     "mpiddp/nn": 1_014,
     "mpiddp/optim": 415,
-    "mpiddp/parallel": 1_724,
+    "mpiddp/parallel": 1_722,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_413,
     "mpiddp/training": 2_198,

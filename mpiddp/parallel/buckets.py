@@ -25,10 +25,6 @@ LEAST_BYTES = MIB // 4
 """A first bucket below this joins the second. For 784-256-256-10 a bucket's wait cost more than it hid."""
 
 
-class Handle(Protocol):
-    def remove(self) -> None: ...
-
-
 class ParameterLike(Parameter, Protocol):
     grad_slot: Array | None
     requires_grad: bool
@@ -39,7 +35,7 @@ class ParameterLike(Parameter, Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
 
-    def register_post_accumulate_grad_hook(self, hook: Callable[[Any], object]) -> Handle:
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Any], object]) -> Any:
         """Call ``hook(parameter)`` in each backward once ``grad`` is final."""
 
 

@@ -20,7 +20,7 @@ from mpiddp.mpi.reduction import in_pairs
 from mpiddp.mpi.requests import poll
 from mpiddp.typing import Array
 
-from .buckets import Buckets, GradBucket, Handle, ParameterLike, caps_in_bytes
+from .buckets import Buckets, GradBucket, ParameterLike, caps_in_bytes
 from .hooks import CommHook, averages, call, completed
 from .timeline import Timeline
 from .virtual_ranks import PartialSums
@@ -93,7 +93,7 @@ class Reducer:
         self._average = self._averaging(1 / self._size)
         caps_bytes = caps_in_bytes(options.bucket_cap_mb, options.bucket_cap_mb_list)
         self.buckets = Buckets(self._parameters, group, caps_bytes)
-        self._handles: list[Handle] = [
+        self._handles = [
             parameter.register_post_accumulate_grad_hook(functools.partial(self._mark_ready, index))
             for index, parameter in enumerate(self._parameters)
         ]
