@@ -50,9 +50,9 @@ BUDGET = {
     "mpiddp/mpi": 2_233,
     "mpiddp/nn": 1_014,
     "mpiddp/optim": 415,
-    "mpiddp/parallel": 1_722,
+    "mpiddp/parallel": 1_720,
     "mpiddp/shm": 428,
-    "mpiddp/torch": 1_413,
+    "mpiddp/torch": 1_410,
     "mpiddp/training": 2_198,
     "tests, all": 23_752,
 }

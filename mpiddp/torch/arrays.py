@@ -13,14 +13,13 @@ import numpy as np
 import torch
 
 from mpiddp import distributed
-from mpiddp.device import array_namespace, namespace
+from mpiddp.device import array_namespace, cuda_fault, namespace
 from mpiddp.device.half import bfloat16
 from mpiddp.distributed.groups import GroupLike
 from mpiddp.mpi import requests
 from mpiddp.mpi.lazy import MPI
 from mpiddp.typing import Array
 
-from . import cuda
 from .errors import RAISED, ArgumentError, translate
 
 _NUMPY = {
@@ -169,7 +168,7 @@ class Loan:
             raise ArgumentError(
                 f"this operation takes dense tensors, got one of layout {found.layout}; pass tensor.to_dense()"
             )
-        if not found.is_cpu and not cuda.usable(found):
+        if not (found.is_cpu or (found.is_cuda and cuda_fault() is None)):
             found = found.cpu()
         return found.resolve_conj().resolve_neg().contiguous()
 

@@ -13,11 +13,6 @@ from mpiddp.device.namespace import cupy
 from mpiddp.device.place import at
 
 
-def usable(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor can be a CuPy array."""
-    return tensor.is_cuda and device.cuda_fault() is None
-
-
 def on_stream(place: torch.device) -> contextlib.AbstractContextManager[None]:
     """Make torch's current stream of a device CuPy's, and the device the current one."""
     return at(place.index, cupy().cuda.ExternalStream(torch.cuda.current_stream(place).cuda_stream, place.index))
