@@ -172,8 +172,6 @@ def gather(outputs: Sequence[Any], place: Any = None, dim: int = 0) -> Any:
         return whole if isinstance(first, Tensor) else whole.data
     nested = [children(output) for output in outputs]
     if nested[0] is None:
-        raise TypeError(
-            f"outputs must be tensors, arrays, or tuples, lists and dicts of them, got {type(first).__name__}"
-        )
+        raise TypeError(f"outputs must be tensors, arrays, tuples, lists or dicts, got {type(first).__name__}")
     columns = zip(*(found[0] for found in nested if found is not None), strict=True)
     return nested[0][1]([gather(column, place, dim) for column in columns])
