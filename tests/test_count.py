@@ -48,7 +48,7 @@ BUDGET = {
     "mpiddp/examples": 596,
     "mpiddp/faults": 2_247,
     "mpiddp/mpi": 2_233,
-    "mpiddp/nn": 1_014,
+    "mpiddp/nn": 1_010,
     "mpiddp/optim": 415,
     "mpiddp/parallel": 1_720,
     "mpiddp/shm": 428,

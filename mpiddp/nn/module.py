@@ -68,16 +68,12 @@ class Module:
     _registries = ("_parameters", "_buffers", "_modules")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        state = vars(self)
-        if "_parameters" not in state:
-            if isinstance(value, Parameter | Module):
-                kind = "parameters" if isinstance(value, Parameter) else "module"
-                raise AttributeError(f"cannot assign {kind} before Module.__init__() call")
-            super().__setattr__(name, value)
-        elif isinstance(value, Parameter):
+        if isinstance(value, Parameter):
             self._register("_parameters", name, value)
         elif isinstance(value, Module):
             self._register("_modules", name, value)
+        elif "_parameters" not in vars(self):
+            super().__setattr__(name, value)
         elif name in self._parameters or name in self._modules:
             if value is not None:
                 kind, wanted = ("parameter", "Parameter") if name in self._parameters else ("child module", "Module")
@@ -93,13 +89,13 @@ class Module:
     def _register(self, registry: str, name: str, entry: Any) -> None:
         """Set an entry of a registry, in the place of an older one of that name, because the order counts."""
         self._forget(name, keep=registry)
-        vars(self)[registry][name] = entry
+        getattr(self, registry)[name] = entry
 
     def _forget(self, name: str, keep: str = "") -> None:
         vars(self).pop(name, None)
         for registry in self._registries:
             if registry != keep:
-                vars(self)[registry].pop(name, None)
+                getattr(self, registry).pop(name, None)
         self._not_saved.discard(name)
 
     def __getattr__(self, name: str) -> Any:
@@ -108,6 +104,8 @@ class Module:
             entries = state.get(registry, ())
             if name in entries:
                 return entries[name]
+        if name in self._registries:
+            raise AttributeError("cannot assign parameters, buffers or modules before Module.__init__() call")
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def __delattr__(self, name: str) -> None:
@@ -138,13 +136,11 @@ class Module:
     add_module = register_module
 
     def _check_name(self, name: str, kind: str) -> None:
-        if "_parameters" not in vars(self):
-            raise AttributeError(f"cannot assign {kind} before Module.__init__() call")
+        taken = any(name in getattr(self, registry) for registry in self._registries)
         if "." in name:
             raise KeyError(f'{kind} name can\'t contain ".", got: {name}')
         if name == "":
             raise KeyError(f'{kind} name can\'t be empty string ""')
-        taken = any(name in vars(self)[registry] for registry in self._registries)
         if hasattr(self, name) and not taken:
             raise KeyError(f"attribute '{name}' already exists")
 
