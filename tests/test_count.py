@@ -40,7 +40,7 @@ def test_folders(tmp_path):
 BUDGET = {
     "mpiddp": 925,
     "mpiddp/algorithms": 2_773,
-    "mpiddp/autograd": 801,
+    "mpiddp/autograd": 799,
     "mpiddp/bench": 1_145,
     "mpiddp/data": 1_271,
     "mpiddp/device": 471,

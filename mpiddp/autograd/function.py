@@ -19,10 +19,8 @@ from mpiddp.typing import Array, Shape
 _sequence = itertools.count()
 
 
-Hooks = dict[int, Callable[..., Any]]
-"""Hooks in the order of their registration, each under an id that is never used twice."""
-
-_ids = itertools.count()
+Hooks = dict["RemovableHandle", Callable[..., Any]]
+"""Hooks in the order of their registration, each under its handle."""
 
 
 class RemovableHandle(contextlib.AbstractContextManager["RemovableHandle"]):
@@ -30,12 +28,11 @@ class RemovableHandle(contextlib.AbstractContextManager["RemovableHandle"]):
 
     def __init__(self, hooks: Hooks, hook: Callable[..., Any]) -> None:
         self._hooks = hooks
-        self._id = next(_ids)
-        hooks[self._id] = hook
+        hooks[self] = hook
 
     def remove(self) -> None:
         """Remove the hook, if it is there."""
-        self._hooks.pop(self._id, None)
+        self._hooks.pop(self, None)
 
     def __exit__(self, *exception: object) -> None:
         self.remove()
