@@ -38,23 +38,23 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 925,
+    "mpiddp": 929,
     "mpiddp/algorithms": 2_773,
-    "mpiddp/autograd": 799,
+    "mpiddp/autograd": 804,
     "mpiddp/bench": 1_145,
-    "mpiddp/data": 1_271,
+    "mpiddp/data": 1_258,
     "mpiddp/device": 471,
-    "mpiddp/distributed": 1_858,
+    "mpiddp/distributed": 1_860,
     "mpiddp/examples": 596,
     "mpiddp/faults": 2_247,
     "mpiddp/mpi": 2_233,
-    "mpiddp/nn": 1_010,
-    "mpiddp/optim": 415,
-    "mpiddp/parallel": 1_720,
+    "mpiddp/nn": 1_022,
+    "mpiddp/optim": 416,
+    "mpiddp/parallel": 1_745,
     "mpiddp/shm": 428,
-    "mpiddp/torch": 1_410,
+    "mpiddp/torch": 1_417,
     "mpiddp/training": 2_198,
-    "tests, all": 23_752,
+    "tests, all": 23_753,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

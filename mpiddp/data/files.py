@@ -1,12 +1,11 @@
 """Arrays in files (npz, IDX), mapped where stored uncompressed, and labelled samples made of them."""
 
 import gzip
-import math
 import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -24,49 +23,45 @@ def read_idx(path: Path) -> Array:
     dimensions, their sizes as big-endian uint32 (http://yann.lecun.com/exdb/mnist/).
     """
     content = path.read_bytes()
-    if content[:2] == b"\x1f\x8b":
-        try:
+    try:
+        if content[:2] == b"\x1f\x8b":
             content = gzip.decompress(content)
-        except (OSError, EOFError) as error:
-            raise ValueError(f"{path} is a truncated or damaged gzip file ({error}); fetch it again") from error
-    if len(content) < 4 or content[:3] != b"\0\0\x08":
-        raise ValueError(
-            f"{path} is no IDX file of bytes: it starts with {content[:3].hex(' ') or 'nothing'}, expected 00 00 08;"
-            " fetch it again"
-        )
-    start = 4 + 4 * content[3]
-    shape = tuple(int.from_bytes(content[at : at + 4]) for at in range(4, start, 4))
-    if len(content) != start + math.prod(shape):
-        raise ValueError(
-            f"{path} holds {len(content)} bytes, its header speaks of {start + math.prod(shape)} (shape {shape}); "
-            "it is truncated or damaged, fetch it again"
-        )
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+        if content[:3] != b"\0\0\x08":
+            raise ValueError(f"it starts with {content[:3].hex(' ') or 'nothing'}, expected 00 00 08")
+        start = 4 + 4 * content[3]
+        shape = tuple(int.from_bytes(content[at : at + 4]) for at in range(4, start, 4))
+        return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+    except (OSError, EOFError, IndexError, ValueError, zlib.error) as error:
+        raise ValueError(f"{path} is no whole IDX file of bytes ({error}); fetch it again") from error
 
 
 _LOCAL_HEADER = struct.Struct("<26xHH")
 """Lengths of a zip member's name and extra field."""
-_DAMAGED = (ValueError, SyntaxError, tokenize.TokenError, struct.error, EOFError, zipfile.BadZipFile, zlib.error)
-"""NumPy reads the header of an array as a Python expression."""
+_DAMAGED = (
+    *(ValueError, KeyError, EOFError, struct.error, zipfile.BadZipFile, zlib.error),
+    *(SyntaxError, tokenize.TokenError),  # NumPy reads the header of an array as a Python expression
+)
 
 
-def open_npz(path: Path, names: Iterable[str]) -> list[Array]:
-    """Return arrays of a ``.npz`` file, mapped if stored uncompressed (``numpy.savez``), else read.
+def open_npz(path: Path, choose: Callable[[list[str]], Sequence[str]]) -> list[Array]:
+    """Return those arrays of a ``.npz`` file that ``choose`` chooses among its names.
 
-    KeyError for a missing name; ValueError if it is damaged, or holds Python objects.
+    They are mapped if stored uncompressed (``numpy.savez``), else read. ValueError if the file is damaged, or holds
+    Python objects.
     """
-    arrays = []
-    with _zip(path) as archive, path.open("rb") as file:
-        for name in names:
-            member = archive.getinfo(f"{name}.npy")
-            try:
+    arrays, reading = [], ""
+    try:
+        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+            for name in choose([each.removesuffix(".npy") for each in archive.namelist()]):
+                reading = f", array {name!r},"
+                member = archive.getinfo(f"{name}.npy")
                 if member.compress_type == zipfile.ZIP_STORED:
                     arrays.append(_mapped(path, file, member))
                 else:
                     with archive.open(member) as packed:
                         arrays.append(np.lib.format.read_array(packed, allow_pickle=False))
-            except _DAMAGED as error:
-                raise ValueError(f"{path}, array {name!r}, cannot be read ({error}); write it again") from error
+    except _DAMAGED as error:
+        raise ValueError(f"{path}{reading} cannot be read ({error}); write it by numpy.savez") from error
     return arrays
 
 
@@ -82,18 +77,6 @@ def _mapped(path: Path, file: IO[bytes], member: zipfile.ZipInfo) -> Array:
     if file.tell() + mapped.nbytes != start + member.file_size:
         raise ValueError("its header does not fit its size")
     return mapped
-
-
-def npz_names(path: Path) -> list[str]:
-    with _zip(path) as archive:
-        return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-
-
-def _zip(path: Path) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(path)
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"{path} is no .npz file, or is truncated ({error}); numpy.savez writes one") from error
 
 
 TEST_SHARE = 0.1
@@ -116,16 +99,16 @@ def open_labelled(path: str | Path) -> list[Array]:
     damaged, names are others, or labels do not fit the samples.
     """
     path = Path(path)
-    arrays = open_npz(path, _known_names(npz_names(path), path))
+    arrays = open_npz(path, _known_names)
     return [_checked(x, arrays[i - 1], path) if i % 2 else x for i, x in enumerate(arrays)]
 
 
-def _known_names(names: Sequence[str], path: Path) -> Sequence[str]:
+def _known_names(names: Sequence[str]) -> Sequence[str]:
     for known in NAMES:
         if set(known) <= set(names):
             return known
     wanted = " or ".join(", ".join(known) for known in NAMES)
-    raise ValueError(f"{path} has arrays {', '.join(names) or 'of no name'}; expected {wanted}")
+    raise ValueError(f"it has arrays {', '.join(names) or 'of no name'}; expected {wanted}")
 
 
 def _checked(labels: Array, samples: Array, path: Path) -> Array:

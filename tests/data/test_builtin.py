@@ -113,7 +113,7 @@ SIX_LABELS = idx(np.zeros(6, np.uint8))
     ("part", "content", "said"),
     [
         *(("images-idx3", content, r"train-images-idx3-ubyte is .*fetch it again") for content in ELSE),
-        ("labels-idx1", SIX_LABELS + b"\0", "holds 15 bytes, its header speaks of 14"),
+        ("labels-idx1", SIX_LABELS + b"\0", "reshape array of size 7 into shape"),
         ("images-idx3", SIX_LABELS, "should hold images"),
     ],
 )

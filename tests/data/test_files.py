@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpiddp.data.files import NAMES, as_inputs, labelled, npz_names, open_labelled, open_npz
+from mpiddp.data.files import NAMES, as_inputs, labelled, open_labelled, open_npz
 
 ARRAYS = {
     "plain": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
@@ -22,9 +22,7 @@ def test_npz_maps_what_is_stored_and_reads_what_is_packed(tmp_path: Path) -> Non
     np.savez_compressed(tmp_path / "packed.npz", **ARRAYS)
     for file, kind in (("stored", np.memmap), ("packed", np.ndarray)):
         path = tmp_path / f"{file}.npz"
-        assert npz_names(path) == list(ARRAYS)
-        names = list(reversed(ARRAYS))
-        for name, found in zip(names, open_npz(path, names), strict=True):
+        for name, found in zip(reversed(ARRAYS), open_npz(path, lambda names: names[::-1]), strict=True):
             assert type(found) is kind, (file, name)
             assert found.dtype == ARRAYS[name].dtype and np.array_equal(found, ARRAYS[name]), (file, name)
 
@@ -36,12 +34,12 @@ def test_damaged_npz_is_named(tmp_path: Path, packed: bool) -> None:
     whole = path.read_bytes()
     for cut in (0, 3, 50, len(whole) - 1):
         path.write_bytes(whole[:cut])
-        with pytest.raises(ValueError, match=r"a\.npz is no .npz file"):
-            open_npz(path, ["x"])
+        with pytest.raises(ValueError, match=r"a\.npz cannot be read"):
+            open_npz(path, list)
     start = whole.index(b"x.npy") + 40
     path.write_bytes(whole[:start] + bytes(30) + whole[start + 30 :])
     with pytest.raises(ValueError, match=r"a\.npz, array 'x', "):
-        open_npz(path, ["x"])
+        open_npz(path, list)
 
 
 @pytest.mark.parametrize(
@@ -59,14 +57,14 @@ def test_wrong_headers_are_found(tmp_path: Path, way: int, old: bytes, new: byte
         archive.writestr("x.npy", content.replace(old, new))
         archive.writestr("y.npy", content)
     with pytest.raises(ValueError, match=rf"a\.npz, array 'x', {said}"):
-        open_npz(tmp_path / "a.npz", ["x"])
-    assert open_npz(tmp_path / "a.npz", ["y"])[0][-1] == 999
+        open_npz(tmp_path / "a.npz", list)
+    assert open_npz(tmp_path / "a.npz", lambda _: ["y"])[0][-1] == 999
 
 
 def test_objects_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.array([{}], object), allow_pickle=True)
     with pytest.raises(ValueError, match=r"array 'x', cannot be read \(it holds Python objects"):
-        open_npz(tmp_path / "a.npz", ["x"])
+        open_npz(tmp_path / "a.npz", list)
 
 
 SAMPLES = np.random.default_rng(0).integers(0, 256, (20, 5, 5), dtype=np.uint8)
@@ -103,7 +101,7 @@ def test_other_samples_stay_as_they_are() -> None:
 
 def test_wrong_labelled_files_are_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=SAMPLES, z=LABELS)
-    with pytest.raises(ValueError, match=r"a\.npz has arrays x, z; expected x_train, y_train, x_test, y_test or "):
+    with pytest.raises(ValueError, match=r"a\.npz .*\(it has arrays x, z; expected x_train, y_train, x_test, "):
         open_labelled(tmp_path / "a.npz")
     with pytest.raises(FileNotFoundError, match=r"none\.npz"):
         open_labelled(tmp_path / "none.npz")
