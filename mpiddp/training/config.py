@@ -10,7 +10,7 @@ import dataclasses
 import json
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -172,14 +172,6 @@ class Config:
         yield self.sync_batchnorm, together
         yield self.device == "cuda", "--virtual-ranks: libraries of GPUs add in an order of their own"
 
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> "Config":
-        """Make a configuration of plain values, as from TOML or JSON; UsageError for unknown keys and wrong types."""
-        for key in values:
-            if key not in _KINDS:
-                raise UsageError(f"unknown configuration key {key!r}{nearest(key, _KINDS)}")
-        return cls(**{key: _converted(key, value) for key, value in values.items()})
-
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as values for JSON and TOML; those not set as None."""
         return {key: str(value) if isinstance(value, Path) else value for key, value in vars(self).items()}
@@ -187,21 +179,12 @@ class Config:
 
 _KINDS = {name: (typing.get_args(hint) or (hint,))[0] for name, hint in typing.get_type_hints(Config).items()}
 """The type of each option; None besides, where it is the default."""
-_TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
 
 
-def _converted(key: str, value: Any) -> Any:
-    """Check the type of a value; an int is taken as a float, and a string as a path."""
-    kind = _KINDS[key]
-    if value is None and getattr(Config, key) is None:
-        return None
-    if kind is Path and isinstance(value, str | Path) and value != "":
-        return Path(value)
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise UsageError(f"configuration key {key!r} has to be {_TYPES[kind]}, got {value!r}")
-    return value
+def _path(text: str) -> Path:
+    if not text:  # which would be the working directory
+        raise argparse.ArgumentTypeError("a path has to be given, got ''")
+    return Path(text)
 
 
 def _check_name(name: str, value: str, names: Iterable[str]) -> None:
@@ -231,20 +214,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         else:
             usual = "NAME" if kind is str else kind.__name__.upper()
             shown = "{" + ",".join(choices) + "}" if choices else metadata["metavar"] or usual
-            how = {"type": str if kind is Path else kind, "metavar": shown}  # `Path("")` would be the working directory
+            how = {"type": _path if kind is Path else kind, "metavar": shown}
         state = "" if kind is bool or each.default is None else f" (default: {each.default})"
         text = (metadata["help"] + state).replace("%", "%%")
         group.add_argument(flag(each.name), default=argparse.SUPPRESS, help=text, **how)
 
 
 def read_options(arguments: argparse.Namespace) -> "Config":
-    """Return the configuration of ``--config`` and the command line."""
+    """Return the configuration of ``--config``, whose keys are read as options, and the command line."""
     given = vars(arguments)
-    values: dict[str, Any] = {}
     if "config" in given:
-        with refusing(f"--config {given['config']}: ", OSError, ValueError):
-            values = tomllib.loads(given["config"].read_text())
-    return Config.from_mapping(values | {name: given[name] for name in _KINDS if name in given})
+        words, parser = [], argparse.ArgumentParser(exit_on_error=False)
+        add_options(parser)
+        with refusing(f"--config {given['config']}: ", OSError, ValueError, argparse.ArgumentError):
+            for key, value in tomllib.loads(given["config"].read_text()).items():
+                if key not in _KINDS:
+                    raise ValueError(f"unknown configuration key {key!r}{nearest(key, _KINDS)}")
+                switch = _KINDS[key] is bool and isinstance(value, bool)
+                words.append(flag(key if value else f"no_{key}") if switch else f"{flag(key)}={value}")
+            given = vars(parser.parse_args(words)) | given
+    return Config(**{name: given[name] for name in _KINDS if name in given})
 
 
 def resumed_threads(output: Path, ranks: int) -> int | None:

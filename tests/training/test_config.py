@@ -1,17 +1,17 @@
 """Options from command line and TOML file, and their errors; the BLAS threads of a run that is resumed."""
 
-import argparse
 import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
+from mpiddp.cli import Parser
 from mpiddp.training.config import Config, UsageError, add_options, read_options, resumed_threads
 
 
 def parse(*arguments: str) -> Config:
-    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser = Parser()
     add_options(parser)
     return read_options(parser.parse_args(arguments))
 
@@ -40,7 +40,7 @@ def test_option_becomes_field(arguments, name, value):
 
 
 def test_every_field_is_an_option_with_help():
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     add_options(parser)
     text = parser.format_help()
     for field in dataclasses.fields(Config):
@@ -50,10 +50,10 @@ def test_every_field_is_an_option_with_help():
 
 def test_the_command_line_overrides_the_file(tmp_path):
     file = tmp_path / "run.toml"
-    file.write_text('epochs = 3\nlr = 1\nmodel = "mlp"\noutput = "runs/a"\n')
+    file.write_text('epochs = 3\nlr = 1\nmodel = "mlp"\noutput = "runs/a"\nzero = true\nsync_batchnorm = false\n')
     for epochs in (5, Config().epochs):
         config = parse("--config", str(file), "--epochs", str(epochs))
-        assert config == Config(epochs=epochs, lr=1.0, model="mlp", output=Path("runs/a"))
+        assert config == Config(epochs=epochs, lr=1.0, model="mlp", output=Path("runs/a"), zero=True)
         assert type(config.lr) is float
 
 
@@ -62,11 +62,10 @@ def test_the_command_line_overrides_the_file(tmp_path):
     [
         ("epoch = 3", "unknown configuration key 'epoch'; did you mean epochs?"),
         ("[optimization]\nlr = 0.1", "unknown configuration key 'optimization'"),
-        ("output = 3", "'output' has to be a path, got 3"),
-        ('epochs = "3"', "'epochs' has to be a whole number, got '3'"),
-        ("epochs = true", "'epochs' has to be a whole number, got True"),
-        ("zero = 1", "'zero' has to be true or false, got 1"),
-        ("lr = true", "'lr' has to be a number, got True"),
+        ("epochs = 3.0", "run.toml: argument --epochs: invalid int value: '3.0'"),
+        ("epochs = false", "argument --epochs: invalid int value: 'False'"),
+        ("zero = 1", "argument --zero/--no-zero: ignored explicit argument '1'"),
+        ("lr = [1]", r"argument --lr: invalid float value: '\[1\]'"),
         ("epochs = ", "run.toml"),
         ('model = "nte"', "--model has to be net, mlp, resnet, MODULE:CALLABLE, got 'nte'; did you mean net?"),
     ],
@@ -82,13 +81,8 @@ def test_wrong_file_is_refused(tmp_path, content, said):
 def test_empty_path_is_not_the_working_directory(tmp_path, option):
     (tmp_path / "empty.toml").write_text(f'{option} = ""')
     for arguments in (f"--{option}", ""), ("--config", str(tmp_path / "empty.toml")):
-        with pytest.raises(UsageError, match=f"'{option}' has to be a path, got ''"):
+        with pytest.raises(UsageError, match=f"--{option}: a path has to be given, got ''"):
             parse(*arguments)
-
-
-def test_config_survives_json():
-    config = Config(lr=0.1, output=Path("a"), data="synthetic")
-    assert Config.from_mapping(json.loads(json.dumps(config.as_dict()))) == config
 
 
 EMPTY = "has an empty part: give MODULE:CALLABLE without gaps"
