@@ -93,7 +93,7 @@ WRONG = {
     "nothing": ([], "COMMAND"),
     "model": (["train", "--model", "json:Model"], "json:Model: AttributeError: module 'json' has no attribute 'Model'"),
     "data": (["train", "--data", "mnist", "--data-dir", "/nowhere"], "train-images-idx3-ubyte"),
-    "batch": (["train", "--batch-size", "2"], "give 3 or more"),
+    "batch": (["train", "--batch-size", "2"], "use 3 or more"),
     "output": (["train", "--output", "/proc/none"], "/proc/none"),
     "file as output": (["train", "--output", "/dev/null/run"], "Not a directory: '/dev/null/run"),
     "folder as metrics": (["train", "--metrics", "/dev"], "Is a directory: '/dev'"),

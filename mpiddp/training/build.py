@@ -16,7 +16,7 @@ from mpiddp.parallel import DistributedDataParallel, PowerSGDState, SyncBatchNor
 
 from .config import ALONE, Config
 from .models import MODELS
-from .options import UsageError
+from .options import UsageError, refusing
 from .ranks import gathered, raise_on_all_ranks
 from .trainer import Trainer
 from .user_code import call
@@ -110,7 +110,8 @@ def build_model(config: Config) -> DistributedDataParallel:
     """Return the model whose gradients are averaged."""
     module = build_module(config)
     if config.average == "ddp":
-        return DistributedDataParallel(module, virtual_ranks=config.virtual_ranks)
+        with refusing(f"--model {config.model}: ", ValueError):
+            return DistributedDataParallel(module, virtual_ranks=config.virtual_ranks)
     wrap = functools.partial(call, "--average", config.average, DistributedDataParallel, module=module)
     found: DistributedDataParallel = raise_on_all_ranks(wrap)
     if found.module is not module:
@@ -165,7 +166,8 @@ def build_trainer(
 ) -> Trainer:
     train, test = split
     virtual = config.virtual_ranks
-    sampler = data.GlobalBatchSampler(train, config.batch_size, seed=config.seed, virtual_ranks=virtual)
+    with refusing("--batch-size, --virtual-ranks: ", ValueError):
+        sampler = data.GlobalBatchSampler(train, config.batch_size, seed=config.seed, virtual_ranks=virtual)
     parts = virtual or dist.get_world_size()
     testing = data.GlobalBatchSampler(test, parts * TEST_BATCH, shuffle=False, virtual_ranks=virtual)
     device: Literal["cpu", "cuda"] = "cuda" if config.device == "cuda" else "cpu"

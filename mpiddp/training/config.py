@@ -163,13 +163,9 @@ class Config:
         yield spares and self.device == "cuda", "--spares: ranks on GPUs cannot go on after a death; use --resume auto"
         if virtual is None:
             return
-        too_few = f"--batch-size {self.batch_size} cannot be divided among --virtual-ranks {virtual}: give as many"
-        yield self.batch_size < virtual, f"{too_few} samples or more"
         several = "--accumulate: a step with --virtual-ranks is micro-batches already; give a larger --batch-size and"
         yield self.accumulate > 1, f"{several} more of them"
         yield self.average != "ddp", "--virtual-ranks is an option of --average ddp"
-        together = "--sync-batchnorm needs all micro-batches at once: --virtual-ranks has each normalized by itself"
-        yield self.sync_batchnorm, together
         yield self.device == "cuda", "--virtual-ranks: libraries of GPUs add in an order of their own"
 
     def as_dict(self) -> dict[str, Any]:

@@ -110,14 +110,6 @@ def check_request(config: Config, ranks: int) -> None:
         raise UsageError(f"--spares {config.spares} needs ranks that live on when one dies: {elastic.NEEDED}")
     if ranks < 1:
         raise UsageError(f"--spares {config.spares} leaves no rank to train: start {config.spares + 1} or more")
-    if config.virtual_ranks is not None and config.virtual_ranks < ranks:
-        raise UsageError(
-            f"--virtual-ranks {config.virtual_ranks} are fewer than {ranks} ranks: give more, or start fewer"
-        )
-    if config.batch_size < ranks:
-        raise UsageError(
-            f"--batch-size {config.batch_size} is that of all ranks together: give {ranks} or more, or start fewer"
-        )
 
 
 def _train(job: Job, change: elastic.Change | None) -> int:
