@@ -28,7 +28,7 @@ from mpiddp.mpi.reduction import REDUCTIONS, check
 from mpiddp.serialization import write_atomically
 from mpiddp.typing import Array
 
-from .options import UsageError
+from .options import UsageError, refusing
 from .ranks import of_any_rank
 
 RANKS = 2
@@ -82,24 +82,19 @@ def run(command: Callable[[str], Sequence[str]] = job_command, limit_s: float = 
 
 def _try(command: Sequence[str], limit_s: float) -> tuple[str, Support]:
     began = time.monotonic()
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=settings.outside_of_jobs(),
-        start_new_session=True,
-    ) as job:
-        try:
-            output, complaint = job.communicate(timeout=limit_s)
-            timed_out = False
-        except subprocess.TimeoutExpired:
-            output, complaint = _end(job)
-            timed_out = True
-    said = _said(output)
-    key, last = said.get("library"), _last_words(complaint)
+    with refusing("--probe-gpu: a process of the job cannot be ended: ", subprocess.TimeoutExpired):
+        job = subprocess.run(
+            ["timeout", "-k5", str(limit_s), *command],  # it ends all that the job has started
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=settings.outside_of_jobs(),
+            timeout=limit_s + 15,
+        )
+    took_s = time.monotonic() - began
+    said = _said(job.stdout)
+    key, last = said.get("library"), _last_words(job.stderr)
     if key is None or "tries" not in said:
         why = said.get("fault") or f"it ended with exit code {job.returncode}: {last}"
         raise UsageError(
@@ -107,28 +102,19 @@ def _try(command: Sequence[str], limit_s: float) -> tuple[str, Support]:
         )
     nodes = "one node" if said.get("nodes") == 1 else f"{said.get('nodes')} nodes"
     when = f"{RANKS} ranks on {nodes}, {time.strftime('%Y-%m-%d')}"
-    if timed_out:
+    if took_s > limit_s:
         return key, Support(False, f"a probe did not end in {limit_s:g} s ({when})")
     if "wrong" in said:
         return key, Support(False, f"a probe got wrong values: {said['wrong']} ({when})")
     if job.returncode or "right" not in said:
         return key, Support(False, f"a probe {_end_of(job.returncode)}: {last} ({when})")
-    return key, Support(True, f"a probe tried it ({when}, {time.monotonic() - began:.0f} s)")
+    return key, Support(True, f"a probe tried it ({when}, {took_s:.0f} s)")
 
 
 def _last_words(complaint: str) -> str:
     """Return the line that says how a job ended: Python's own, of a crash, stands before its list of modules."""
     lines = [line.strip() for line in complaint.splitlines() if line.strip()] or ["it said nothing"]
     return next((line for line in lines if line.startswith("Fatal Python error")), lines[-1])
-
-
-def _end(job: subprocess.Popen[str]) -> tuple[str, str]:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return job.communicate(timeout=5)
-    return "", ""
 
 
 def _end_of(code: int) -> str:
