@@ -110,7 +110,7 @@ def add_parser(commands: Any) -> None:
             help=f"time and bandwidth of {name} against size",
             description="Columns and bandwidths as in nccl-tests; time is the slowest rank's, median over iterations.",
         )
-        _add_options(operation, f"{_SWEEP} algorithm symmetric json", {})
+        _add_options(operation, f"{_SWEEP} algorithm symmetric json", {"rounds": 1})
         operation.set_defaults(run=_run, module="sweep", operation=name)
     for name, command in COMMANDS.items():
         found = kinds.add_parser(name, help=command.summary, description=f"Measure: {command.summary}.")

@@ -19,10 +19,8 @@ from .cli import ALL, OPERATIONS
 from .job import Bench, dtype, job, symmetric
 from .operations import REDUCING, Buffers, Contender, check_reduction, new_series
 from .results import Point, Series, format_size
-from .timing import Call, Way
+from .timing import BUDGET_S, Call, Way
 
-_ROUND_S = 0.02
-_FEWEST = 3
 SYMMETRIC = "symmetric"
 OURS = ("mpiddp", SYMMETRIC)
 RATIOS = (
@@ -88,7 +86,7 @@ def _compare(here: Bench, found: list[Contender], arguments: argparse.Namespace)
     here.say(f"# {operation}{redop} of {arguments.dtype}, written anew before each call; median time of the slowest")
     here.say("# rank in us, then ratios of times")
     here.say(_line("size", names, [f"{slow}/{fast}" for slow, fast in ratios], "algorithm"))
-    for measured in measure(here, found, arguments, arguments.rounds):
+    for measured in measure(here, found, arguments):
         for name, each in measured.items():
             series[name].points.append(each.point)
         times = [f"{measured[name].point.median_s * 1e6:.1f}" if name in measured else "-" for name in names]
@@ -121,15 +119,10 @@ def _ratio(measured: dict[str, Measured], slow: str, fast: str) -> str:
 
 
 def measure(
-    here: Bench,
-    contenders: list[Contender],
-    arguments: argparse.Namespace,
-    rounds: int,
-    budget_s: float = _ROUND_S,
-    fewest: int = _FEWEST,
+    here: Bench, contenders: list[Contender], arguments: argparse.Namespace, budget_s: float = BUDGET_S
 ) -> Iterator[dict[str, Measured]]:
     """Yield the results of each size by contender; the contenders have taken turns, and their results are checked."""
-    kind = dtype(arguments.dtype)
+    kind, rounds = dtype(arguments.dtype), arguments.rounds
     sizes = [0] if arguments.operation == "barrier" else arguments.sizes
     # Small sizes are rounded up to one element for each rank.
     most = max(sizes) + here.size * kind.itemsize
@@ -150,7 +143,7 @@ def measure(
             reset()
             call = prepare(arrays[in_shared])
             if call is not None:
-                count = arguments.iterations or here.clock.enough(call, arguments.warmup, reset, budget_s, fewest)
+                count = arguments.iterations or here.clock.enough(call, arguments.warmup, reset, budget_s, rounds)
                 ways[name] = Way(call, count, reset)
         took = here.clock.take_turns(ways, rounds)
         yield {

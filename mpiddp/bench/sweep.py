@@ -9,7 +9,6 @@ from .compare import measure
 from .job import dtype, job
 from .operations import ROOTED, Contender, check_reduction, new_series
 from .results import Point, Series
-from .timing import BUDGET_S, FEWEST
 
 _HEAD = (
     "#       size       count       type    redop  root       time        min        max    algbw    busbw  #wrong"
@@ -30,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
         series = new_series(name, here.size, arguments)
         contender = Contender("mpiddp", lambda b: operations.mpiddp(b, asked), asked, bool(arguments.symmetric))
         with refusing(f"--algorithm {arguments.algorithm}: ", ValueError):
-            for measured in measure(here, [contender], arguments, 1, BUDGET_S, FEWEST):
+            for measured in measure(here, [contender], arguments):
                 series.points.append(measured["mpiddp"].point)
                 here.say(_row(series, series.points[-1]))
         here.say(_footer(series))

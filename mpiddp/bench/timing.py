@@ -16,7 +16,8 @@ from mpiddp.mpi.lazy import MPI
 
 BUDGET_S = 0.1
 """Time for one size, if the number of iterations is not given."""
-FEWEST, MOST = 20, 2000
+_FEWEST, _MOST = 20, 10_000
+"""Iterations for one size."""
 
 Call = Callable[[], object]
 
@@ -53,10 +54,10 @@ class Clock:
         self._comm.Allreduce(MPI.IN_PLACE, took, MPI.MAX)
         return took.tolist()
 
-    def enough(self, call: Call, warmup: int, before: Call, budget_s: float, fewest: int) -> int:
-        """Warm up, and return how many iterations fit into a budget, on all ranks alike."""
+    def enough(self, call: Call, warmup: int, before: Call, budget_s: float, rounds: int) -> int:
+        """Warm up, and return the iterations of each of some rounds that fit into a budget, on all ranks alike."""
         took = self.each(call, max(warmup, 1), before)
-        return int(min(max(budget_s / max(min(took), 1e-7), fewest), MOST))
+        return -(-int(min(max(budget_s / max(min(took), 1e-7), _FEWEST), _MOST)) // rounds)
 
     def take_turns(self, ways: Mapping[str, Way], rounds: int) -> dict[str, list[list[float]]]:
         """Measure in turn, so that the machine's other load meets all alike.

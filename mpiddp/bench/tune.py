@@ -23,8 +23,7 @@ from .job import Bench, job
 from .operations import Contender, mpiddp
 from .results import format_size
 
-_ROUND_S = 0.005
-_FEWEST = 2
+_BUDGET_S = 0.025
 KINDS = ("ordinary", SYMMETRIC)
 _LEAD = 1.05
 """Smaller gains may be chance."""
@@ -78,7 +77,7 @@ def _tune(here: Bench, operation: str, arguments: argparse.Namespace) -> tuple[s
     arguments.operation = operation
     measured: dict[int, Seconds] = {}
     table: dict[int, str] = {}
-    for found in measure(here, contenders, arguments, arguments.rounds, _ROUND_S, _FEWEST):
+    for found in measure(here, contenders, arguments, _BUDGET_S):
         size = found[contenders[0].name].point.size_bytes
         table[size] = plan.algorithm_of(operation, link, size)
         plain, there = ([found[f"{kind} {name}"].point.median_s for name in names] for kind in KINDS)

@@ -95,7 +95,7 @@ def test_table_has_the_columns_of_nccl_tests(here, capsys):
     if here.rank:
         assert not lines
         return
-    assert lines[0].startswith(f"# {here.size} ranks on 1 node")
+    assert lines[0].startswith(f"# {here.size} rank")
     assert "# arrays are written anew before each call; times of the slowest rank" in lines
     head = next(line for line in lines if "busbw" in line)
     columns = ["size", "count", "type", "redop", "root", "time", "min", "max", "algbw", "busbw", "#wrong", "algorithm"]
