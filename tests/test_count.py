@@ -41,7 +41,7 @@ BUDGET = {
     "mpiddp": 929,
     "mpiddp/algorithms": 2_773,
     "mpiddp/autograd": 804,
-    "mpiddp/bench": 1_136,
+    "mpiddp/bench": 1_132,
     "mpiddp/data": 1_258,
     "mpiddp/device": 471,
     "mpiddp/distributed": 1_860,

@@ -16,7 +16,7 @@ class Panel(NamedTuple):
     x_label: str
     y_label: str
     lines: dict[str, dict[Any, float]]
-    """The points of each line, y by x, by its name. If x is a name, they are bars."""
+    """The points of each line, y by x, by its name."""
 
 
 _STEPS = ("alone", "ddp", "exposed", "torch", "torch-alone", "on-mpiddp", "in-ours")
@@ -75,16 +75,12 @@ def draw(found: list[Panel], path: Path) -> None:
         from matplotlib.figure import Figure
     rows = -(-len(found) // 2)
     figure = Figure(figsize=(12, 4.4 * rows), layout="constrained")
-    axes = figure.subplots(rows, 2, squeeze=False).flat
+    axes = list(figure.subplots(rows, 2, squeeze=False).flat)
     for each, panel in zip(axes, found, strict=False):
-        for number, (name, points) in enumerate(panel.lines.items()):
-            if panel.x_label == "network":
-                width = 0.8 / len(panel.lines)
-                each.bar([place + number * width for place in range(len(points))], points.values(), width, label=name)
-                each.set_xticks([place + 0.4 for place in range(len(points))], list(points))
-            else:
-                x = sorted(points)
-                each.plot(x, [points[value] for value in x], marker="o", markersize=4, label=name)
+        for name, points in panel.lines.items():
+            x = sorted(points)
+            style = "none" if panel.x_label == "network" else "-"
+            each.plot(x, [points[value] for value in x], linestyle=style, marker="o", markersize=4, label=name)
         if panel.x_label.startswith("size"):
             each.set_xscale("log", base=2)
             each.xaxis.set_major_formatter(lambda value, _: format_size(int(value)))
@@ -93,7 +89,7 @@ def draw(found: list[Panel], path: Path) -> None:
         each.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
         each.grid(color="0.9")
         each.legend(frameon=False, fontsize="small")
-    for each in list(axes)[len(found) :]:
+    for each in axes[len(found) :]:
         each.set_axis_off()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
