@@ -100,7 +100,7 @@ def test_by_hand_and_ddp_show_the_same():
     ("name", "ranks", "code", "said"),
     [
         ("hello", 2, 0, "rank 1 of 2 is local rank 1"),
-        ("helo", 2, 1, "there is no example 'helo': did you mean hello?"),
+        ("helo", 2, 1, "there is no example 'helo'; did you mean hello?"),
         ("model_parallel", None, 2, "mpirun -np 4 python -m mpiddp.examples.model_parallel"),
     ],
 )
