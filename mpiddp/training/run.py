@@ -47,12 +47,8 @@ def run(config: Config, version: str) -> int:
     with warnings_of(world.rank, world.size), StopRequest() as stop:
         job = Job(config, stop)
         prepare = functools.partial(_prepare, job, version, began_s, no_gpu)
-        if survivable():
-            train = functools.partial(_train, job)
-            code = elastic.go_on(train, prepare=prepare, spares=config.spares, survivable=job.survivable)
-        else:
-            prepare(dist.get_world_size() - config.spares)
-            code = _train(job, None)
+        train = functools.partial(_train, job)
+        code = elastic.go_on(train, prepare=prepare, spares=config.spares, survivable=job.survivable)
         if job.files is not None:
             job.files.close()
         if dist.is_initialized():
