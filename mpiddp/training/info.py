@@ -49,6 +49,7 @@ def collect(version: str) -> dict[str, Any]:
         "blas": {"name": _blas_name(), "threads": blas_threads() or available_cores()},
         "cuda": cuda_fault() or "usable",
         "ranks": gathered(_place(world)),
+        "crowded": world.crowded,
         "command": " ".join(sys.argv),
     }
 
@@ -62,14 +63,8 @@ def complaints(found: dict[str, Any]) -> list[str]:
             f"several MPI wheels are installed in this environment ({', '.join(wheels)}); they overwrite each other's"
             " files: pip uninstall all of them, then install one"
         )
-    threads = found["blas"]["threads"]
-    if _most_threads_per_core(found["ranks"], 1) > 1:
+    if found["crowded"]:
         said.append("more ranks than cores on a node: they wait for each other's turns; start fewer")
-    elif _most_threads_per_core(found["ranks"], threads) > 1:
-        said.append(
-            f"{threads} BLAS threads a rank are more than the node has cores: set OMP_NUM_THREADS to its cores over"
-            " its ranks"
-        )
     return said
 
 
@@ -195,10 +190,3 @@ def _up_to(limit: float, name: str) -> str:
 def _blas_name() -> str:
     blas: Any = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()
-
-
-def _most_threads_per_core(places: list[dict[str, Any]], threads: int) -> float:
-    nodes: dict[int, list[dict[str, Any]]] = {}
-    for place in places:
-        nodes.setdefault(place["node"], []).append(place)
-    return max(len(on_node) * threads / len(set().union(*(p["cores"] for p in on_node))) for on_node in nodes.values())
