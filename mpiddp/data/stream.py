@@ -1,7 +1,6 @@
 """``Stream``: batches of samples that solvers send while they run. The README beside it describes the messages."""
 
 import atexit
-import os
 import time
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +29,7 @@ TAG = 31000
 _TAGS = 4
 _MODES = ("wait", "drop", "stop")
 _STOP = _MODES.index("stop")
-_POLLS_BEFORE_YIELD, _POLLS_BEFORE_SLEEP, _SLEEP_S = 1_000, 4_000, 50e-6
+_POLLS_BEFORE_YIELD = 1_000
 _POLLS_OF_SAMPLES, _POLLS_PER_LOOK = 8, 64
 _LOOK_S = 1.0
 _open: "list[Stream]" = []
@@ -423,10 +422,8 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
             if others_too:
                 requests.poll()  # other ranks may wait for what is pending here
             polls += 1
-            if polls > _POLLS_BEFORE_SLEEP:
-                time.sleep(_SLEEP_S)
-            elif polls > _POLLS_BEFORE_YIELD:
-                os.sched_yield()
+            if polls > _POLLS_BEFORE_YIELD:
+                requests.pause(polls)
             if polls % _POLLS_PER_LOOK == 0:
                 self._look()
                 if time.monotonic() - began > self._timeout_s:
