@@ -132,10 +132,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
-            value, within, choices = getattr(self, each.name), each.metadata["within"], each.metadata["choices"]
-            if choices and value not in choices:
-                wanted = f"one of {', '.join(choices)}, got {value!r}{nearest(str(value), choices)}"
-                raise UsageError(f"{flag(each.name)} has to be {wanted}")
+            value, within = getattr(self, each.name), each.metadata["within"]
             if within and value is not None and not within.holds(value):
                 raise UsageError(f"{flag(each.name)} has to be {within.expected}, got {value}")
         names = {"model": MODELS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES, "average": ("ddp",), "data": DATA}
@@ -202,15 +199,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     for each in dataclasses.fields(Config):
         kind, metadata = _KINDS[each.name], each.metadata
-        choices = metadata["choices"]
         if metadata["begins"]:
             group = parser.add_argument_group(metadata["begins"])
         if kind is bool:
             how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         else:
             usual = "NAME" if kind is str else kind.__name__.upper()
-            shown = "{" + ",".join(choices) + "}" if choices else metadata["metavar"] or usual
-            how = {"type": _path if kind is Path else kind, "metavar": shown}
+            how = {"type": _path if kind is Path else kind, "choices": metadata["choices"] or None}
+            how["metavar"] = None if metadata["choices"] else metadata["metavar"] or usual
         state = "" if kind is bool or each.default is None else f" (default: {each.default})"
         text = (metadata["help"] + state).replace("%", "%%")
         group.add_argument(flag(each.name), default=argparse.SUPPRESS, help=text, **how)
