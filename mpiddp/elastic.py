@@ -107,13 +107,10 @@ def run(
     """
     if groups.default_group().size() != groups.default_group()._link.world.size:
         raise ValueError("elastic.run is for the group of all ranks; call init_process_group without comm")
-    if not 0 <= spares < MPI.COMM_WORLD.size:
-        raise ValueError(f"spares leave no rank: {spares} of {MPI.COMM_WORLD.size} ranks; start more, or give less")
-    copies = groups.default_group()._monitor.survivable
-    if spares and not copies:
-        raise DistError(f"spares need ranks that live on when one dies: {NEEDED}")
+    check_spares(spares)
     if every < 1:
         raise ValueError(f"every has to be at least 1 step, got {every}")
+    copies = groups.default_group()._monitor.survivable
     kept: tuple[int, Any] | None = None
     final: Stateful | None = None
 
@@ -137,6 +134,14 @@ def run(
 
     go_on(attempt, spares=spares)
     return final
+
+
+def check_spares(spares: int) -> None:
+    """Raise ValueError or DistError if a job of this size and launcher cannot have so many spares."""
+    if spares and not groups.default_group()._monitor.survivable:
+        raise DistError(f"spares need ranks that live on when one dies: {NEEDED}")
+    if not 0 <= spares < MPI.COMM_WORLD.size:
+        raise ValueError(f"spares leave no rank: {spares} of {MPI.COMM_WORLD.size} ranks; start more, or give less")
 
 
 def farthest(moment: tuple[int, ...] | int | None) -> int | None:

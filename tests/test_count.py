@@ -38,7 +38,7 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 929,
+    "mpiddp": 927,
     "mpiddp/algorithms": 2_773,
     "mpiddp/autograd": 804,
     "mpiddp/bench": 1_132,
@@ -53,8 +53,8 @@ BUDGET = {
     "mpiddp/parallel": 1_745,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_417,
-    "mpiddp/training": 2_150,
-    "tests, all": 23_735,
+    "mpiddp/training": 2_145,
+    "tests, all": 23_736,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

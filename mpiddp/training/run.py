@@ -13,8 +13,7 @@ from mpiddp import elastic, nn
 from mpiddp.device import cuda_fault
 from mpiddp.device.allocator import tune_allocator
 from mpiddp.distributed.groups import default_group
-from mpiddp.distributed.shrink import survivable
-from mpiddp.errors import EXIT_CHECKPOINTED, EXIT_INTERRUPTED
+from mpiddp.errors import EXIT_CHECKPOINTED, EXIT_INTERRUPTED, DistError
 from mpiddp.serialization import save
 
 from . import info
@@ -23,7 +22,7 @@ from .checkpointer import Checkpointer, RestorePoint
 from .config import Config
 from .console import configuration_lines, epoch_line, say, warnings_of
 from .metrics_files import MetricsFiles
-from .options import RunError, UsageError, refusing
+from .options import RunError, refusing
 from .ranks import broadcasted, gathered, raise_on_all_ranks
 from .run_folder import describe
 from .stop import StopRequest, seconds_left
@@ -88,7 +87,8 @@ def _prepare(job: Job, version: str, began_s: float, no_gpu: str | None, ranks: 
     job.config = dataclasses.replace(config, device="cuda" if on_gpu else "cpu")
     if first:
         say(configuration_lines(job.config, ranks, len(set(default_group()._link.world.nodes))))
-    raise_on_all_ranks(lambda: check_request(config, ranks))
+    with refusing(f"--spares {config.spares}: ", ValueError, DistError):
+        elastic.check_spares(config.spares)
     job.data = load_data(config)
     if config.output is not None:
         job.surroundings = info.collect(version)
@@ -98,14 +98,6 @@ def _prepare(job: Job, version: str, began_s: float, no_gpu: str | None, ranks: 
         lambda: seconds_left(config.max_time, began_s) if first and config.max_time else math.inf
     )
     job.stop.listen(time.monotonic() + broadcasted(left_s, 0), config.margin)
-
-
-def check_request(config: Config, ranks: int) -> None:
-    """Refuse a configuration that ``ranks`` ranks, without spares, cannot run."""
-    if config.spares and not survivable():
-        raise UsageError(f"--spares {config.spares} needs ranks that live on when one dies: {elastic.NEEDED}")
-    if ranks < 1:
-        raise UsageError(f"--spares {config.spares} leaves no rank to train: start {config.spares + 1} or more")
 
 
 def _train(job: Job, change: elastic.Change | None) -> int:

@@ -7,12 +7,13 @@ import pytest
 from harness.configured import BATCH, SAMPLES, SEED, batches, configured, data, distance, trained
 from harness.world import everybody
 
-from mpiddp import nn
+from mpiddp import elastic, nn
 from mpiddp.data import ArrayDataset, GlobalBatchSampler
+from mpiddp.errors import DistError
 from mpiddp.nn import functional as F  # noqa: N812
 from mpiddp.optim import SGD
 from mpiddp.parallel import SyncBatchNorm
-from mpiddp.training import run, trainer as trainer_module
+from mpiddp.training import trainer as trainer_module
 from mpiddp.training.build import build_module, build_trainer
 from mpiddp.training.config import Config, UsageError
 from mpiddp.training.models import MLP, ResNet
@@ -75,9 +76,9 @@ def test_divergence_names_the_parameters(world):
 
 
 def test_spares_are_refused_where_they_cannot_help(world):
-    run.check_request(Config(batch_size=world.size), world.size)
-    with pytest.raises(UsageError, match="--spares 1 needs ranks that live on when one dies: start with Open MPI's"):
-        run.check_request(Config(spares=1), world.size)
+    elastic.check_spares(0)
+    with pytest.raises(DistError, match="spares need ranks that live on when one dies: start with Open MPI's"):
+        elastic.check_spares(1)
     with pytest.raises(UsageError, match=r"running statistics of batch norms .* give --sync-batchnorm"):
         build_module(Config(model="resnet", spares=1))
     build_module(Config(model="resnet", spares=1, sync_batchnorm=True))
