@@ -45,7 +45,7 @@ BUDGET = {
     "mpiddp/data": 1_255,
     "mpiddp/device": 471,
     "mpiddp/distributed": 1_860,
-    "mpiddp/examples": 595,
+    "mpiddp/examples": 593,
     "mpiddp/faults": 2_247,
     "mpiddp/mpi": 2_233,
     "mpiddp/nn": 1_022,

@@ -5,9 +5,7 @@ from mpiddp import launchers
 
 
 def on_first_rank() -> bool:
-    """Return True on rank 0, and in a program that no launcher has started."""
-    if dist.is_initialized():
-        return dist.get_rank() == 0
+    """Return True on the launcher's rank 0, and in a program that no launcher has started."""
     launched = launchers.launch()
     return launched is None or launched.rank == 0
 
