@@ -86,8 +86,9 @@ class Trainer:
     Examples
     --------
     >>> trainer = Trainer(ddp, optimizer, train_loader, test_loader, Config())  # doctest: +SKIP
-    >>> trainer.fit(epochs=20)[-1].accuracy  # doctest: +SKIP
-    0.98
+    >>> for ended in trainer.moments(epochs=20):  # doctest: +SKIP
+    ...     if ended == "epoch":
+    ...         print(trainer.history[-1].accuracy)
     """
 
     model: DistributedDataParallel
@@ -114,12 +115,6 @@ class Trainer:
         self._epoch_s = self._epoch_exposed_s = 0.0
         self._on_device = any(is_device_array(p.data) for p in self.model.module.parameters())
         self._mixes_samples = any(isinstance(module, SyncBatchNorm) for module in self.model.module.modules())
-
-    def fit(self, epochs: int) -> list[EpochMetrics]:
-        """Train as `moments` does; return the metrics of all epochs."""
-        for _ in self.moments(epochs):
-            pass
-        return self.history
 
     def moments(self, epochs: int) -> Iterator[Literal["step", "epoch"]]:
         """Train until ``epochs`` epochs are completed, or `stop` is true; yield what has just ended.

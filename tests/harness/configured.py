@@ -29,7 +29,7 @@ def configured(**options) -> Config:
 def trained(**options) -> Trainer:
     config = configured(**options)
     trainer = build_trainer(config, data())
-    trainer.fit(config.epochs)
+    list(trainer.moments(config.epochs))
     return trainer
 
 

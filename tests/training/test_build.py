@@ -29,7 +29,7 @@ class Regression(nn.Sequential):
 
 def test_a_model_brings_its_own_loss(world):
     trainer = build_trainer(configured(model=f"{__name__}:Regression", dropout=None, lr=1e-4), data())
-    trainer.fit(1)
+    list(trainer.moments(1))
     assert trainer.history[0].accuracy == 0.5 and trainer.history[0].loss > 5
 
 

@@ -69,12 +69,12 @@ def test_checkpoint_that_does_not_fit_is_refused(world, tmp_path):
 @pytest.mark.parametrize("planned", [{"schedule": "cosine"}, {"schedule": BY_EPOCH}])
 def test_schedule_of_another_batch_size_goes_on_at_its_epoch(world, planned):
     stopped, _ = make(epochs=4, **planned)
-    stopped.fit(2)
+    list(stopped.moments(2))
     other = {"epochs": 4, "batch_size": 2 * BATCH, **planned}
     resumed, unbroken = make(**other)[0], make(**other)[0]
     resumed.load_state_dict(stopped.state_dict(), stopped.arrays())
-    resumed.fit(4)
-    unbroken.fit(4)
+    list(resumed.moments(4))
+    list(unbroken.moments(4))
     assert [m.lr for m in resumed.history[2:]] == [m.lr for m in unbroken.history[2:]]
 
 
@@ -82,7 +82,7 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(world, tmp_path, caplog):
     trainer, config = make(stop_after=2, output=tmp_path, resume="auto")
     checkpointer = Checkpointer(config)
     checkpointer.save(trainer)
-    trainer.fit(1)
+    list(trainer.moments(1))
     checkpointer.save(trainer)
     checkpointer.finish()
     damaged = tmp_path / "checkpoints" / "step-0000000002" / "arrays.safetensors"
@@ -137,21 +137,21 @@ def several_buckets(stop_after: int | None = None) -> tuple[Trainer, list[list[i
 @pytest.mark.parametrize("step", [1, STEPS_AN_EPOCH, 2 * STEPS_AN_EPOCH - 1])
 def test_resumed_run_has_the_buckets_of_an_unbroken_one(world, tmp_path, step):
     unbroken, its = several_buckets()
-    unbroken.fit(EPOCHS)
+    list(unbroken.moments(EPOCHS))
     assert len(its[0]) > 1 and its[1] != its[0], "rearranged after the first backward"
     stopped, _ = several_buckets(stop_after=step)
     assert stopped.state_dict()["bucket_order"] is None
-    stopped.fit(EPOCHS)
+    list(stopped.moments(EPOCHS))
     Checkpoint(stopped.arrays(), stopped.state_dict()).frozen().write(tmp_path / "c")
     read = read_checkpoint(tmp_path / "c")
     resumed, then = several_buckets()
     resumed.load_state_dict(read.state, read.arrays)
-    resumed.fit(EPOCHS)
+    list(resumed.moments(EPOCHS))
     assert then == its[step:]
     assert bits(resumed) == bits(unbroken) and timeless(resumed) == timeless(unbroken)
     forgotten, _ = several_buckets()
     forgotten.load_state_dict(read.state | {"bucket_order": None}, read.arrays)
-    forgotten.fit(EPOCHS)
+    list(forgotten.moments(EPOCHS))
     assert bits(forgotten) != bits(unbroken), "or this test could not fail"
 
 
@@ -176,7 +176,7 @@ RESUMED = {
 def test_a_run_that_was_stopped_in_a_window_goes_on_to_the_same_bits(world, folder, name):
     config = configured(**RESUMED[name], output=folder, resume="auto")
     unbroken = build_trainer(config, data())
-    unbroken.fit(EPOCHS)
+    list(unbroken.moments(EPOCHS))
 
     stopped = build_trainer(config, data())
     loss_fn, asked = stopped.loss_fn, []
@@ -189,7 +189,7 @@ def test_a_run_that_was_stopped_in_a_window_goes_on_to_the_same_bits(world, fold
     stopped.loss_fn = counted
     at = {1: 6, 2: 4, 3: 3}[config.accumulate]
     stopped.stop = lambda: world.rank == 0 and at in asked
-    stopped.fit(EPOCHS)
+    list(stopped.moments(EPOCHS))
     # A step of one batch begins with the question, so there the signal came behind it.
     reached = at + 1 + (config.accumulate == 1)
     assert stopped.stopped and stopped.step == reached
@@ -199,7 +199,7 @@ def test_a_run_that_was_stopped_in_a_window_goes_on_to_the_same_bits(world, fold
     resumed = build_trainer(config, data())
     Checkpointer(config).resume(resumed)
     assert resumed.step == reached
-    resumed.fit(EPOCHS)
+    list(resumed.moments(EPOCHS))
     assert resumed.step == unbroken.step and resumed.skipped == unbroken.skipped
     assert resumed.history[-1].lr == unbroken.history[-1].lr
     assert bits(resumed) == bits(unbroken)
@@ -217,7 +217,7 @@ def test_a_changed_plan_holds_from_the_step_that_was_reached(world, folder, opti
     options = {"schedule": "cosine", "output": folder, "resume": "auto", **options}
     trainer, config = make(**options)
     resumed, other = make(**options | changed)
-    trainer.fit(1)
+    list(trainer.moments(1))
     save(trainer, config)
     Checkpointer(other).resume(resumed)
     (group,) = resumed.optimizer.param_groups
@@ -264,7 +264,7 @@ def make_sharded(config, sharded=True, stop_after=None):
 
 def train_and_save(config, sharded=True):
     trainer, _ = make_sharded(config, sharded, stop_after=4)
-    trainer.fit(2)
+    list(trainer.moments(2))
     save(trainer, config)
 
 
@@ -297,12 +297,12 @@ def test_owners_write_their_shards(world, folder):
 def test_resumed_run_has_the_bits_of_an_unbroken_one(world, folder, before, after):
     config = config_in(folder)
     unbroken, memory = make_sharded(config, sharded=False)
-    unbroken.fit(2)
+    list(unbroken.moments(2))
     train_and_save(config, sharded=before)
     resumed, its = make_sharded(config, sharded=after)
     Checkpointer(config).resume(resumed)
     assert resumed.step == its.iter == 4 and its.error_dict[0].tolist() == [10 * world.rank + 4] * 3
-    resumed.fit(2)
+    list(resumed.moments(2))
     assert model_bits(resumed) == model_bits(unbroken)
     assert its.iter == memory.iter and np.array_equal(its.error_dict[0], memory.error_dict[0])
 
@@ -312,7 +312,7 @@ def test_shards_of_another_number_of_ranks(world, folder, then):
     """The shards of `then` ranks are made here of a whole state, in an order of their own."""
     config = config_in(folder)
     stopped, _ = make_sharded(config, sharded=False, stop_after=4)
-    stopped.fit(2)
+    list(stopped.moments(2))
     state, arrays = stopped.state_dict(), stopped.arrays()
     shards = [
         {
@@ -342,7 +342,7 @@ def test_shards_of_another_number_of_ranks(world, folder, then):
 def test_a_shard_that_cannot_be_written_costs_a_checkpoint_and_not_the_run(world, folder, caplog, monkeypatch):
     config = config_in(folder)
     trainer, _ = make_sharded(config, stop_after=3)
-    trainer.fit(1)
+    list(trainer.moments(1))
     checkpointer = Checkpointer(config)
     last = world.size - 1
 
@@ -371,7 +371,7 @@ def test_of_two_checkpoints_in_a_row_each_has_its_own_shards(world, folder):
     """The next one begins while the first is completed, under the same name when an epoch ends with a step's."""
     config = config_in(folder, keep=9)
     trainer, memory = make_sharded(config, stop_after=3)
-    trainer.fit(1)
+    list(trainer.moments(1))
     checkpointer = Checkpointer(config)
     for moment in range(8):
         memory.error_dict[0] = np.full(3, 100.0 * moment + world.rank)

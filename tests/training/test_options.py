@@ -152,6 +152,6 @@ def test_power_sgd_forgets_a_gradient_that_is_not_finite(world):
     loss_fn = trainer.loss_fn
     trainer.loss_fn = lambda output, y: loss_fn(output, y) * (np.float32(np.inf) if trainer.step == 4 else 1.0)
     with np.errstate(invalid="ignore", over="ignore"):
-        trainer.fit(EPOCHS)
+        list(trainer.moments(EPOCHS))
     assert trainer.skipped == 1 and np.isfinite(trainer.history[-1].loss)
     assert all(np.isfinite(error).all() for error in trainer.compression.error_dict.values())

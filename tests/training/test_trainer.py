@@ -65,14 +65,14 @@ def test_loss_that_is_no_number_stops_all_ranks_and_names_one(world):
     broken[order[2 * config.batch_size + guilty]] = np.nan  # the third batch, whose last rank gets it
     trainer = build_trainer(config, (ArrayDataset(broken, labels), test))
     with pytest.raises(FloatingPointError, match=rf"rank {guilty} at step 3 \(epoch 1\), with finite parameters"):
-        trainer.fit(1)
+        list(trainer.moments(1))
 
 
 def test_divergence_names_the_parameters(world):
     trainer = build_trainer(configured(), data())
     trainer.model.module.layers[7].bias.data[0] = np.inf
     with pytest.raises(FloatingPointError, match=r"at step 1 .*not finite: layers\.7\.bias"):
-        trainer.fit(1)
+        list(trainer.moments(1))
 
 
 def test_spares_are_refused_where_they_cannot_help(world):
@@ -130,7 +130,7 @@ def skipping(broken: int = 0, **options) -> Trainer:
 
 def test_a_sample_that_is_no_number_costs_its_steps(world):
     trainer = skipping(broken=1)
-    trainer.fit(4)
+    list(trainer.moments(4))
     assert (trainer.step, trainer.skipped) == (4 * STEPS, 4)
     assert all(np.isfinite(each.loss) for each in trainer.history)
 
@@ -141,7 +141,7 @@ def test_an_epoch_that_is_left_out_ends_the_run(world, accumulate, n):
     trainer = skipping(broken=STEPS * BATCH, accumulate=accumulate)
     said = rf"^{n} steps in a row were left out: the loss is not finite on rank 0.* at step {n} \(epoch 1\), with"
     with pytest.raises(FloatingPointError, match=said):
-        trainer.fit(9)
+        list(trainer.moments(9))
     assert trainer.skipped == n - 1 and not trainer.history
 
 
@@ -149,7 +149,7 @@ def test_long_epochs_end_sooner_and_across_a_checkpoint(world, monkeypatch):
     monkeypatch.setattr(trainer_module, "MAX_SKIPPED", 4)
     trainer = skipping(broken=STEPS * BATCH)
     trainer.stop = lambda: trainer.step == 2
-    trainer.fit(9)
+    list(trainer.moments(9))
     assert (trainer.step, trainer.skipped) == (3, 3)
     resumed, state = skipping(broken=STEPS * BATCH), trainer.state_dict()
     with pytest.raises(KeyError, match="step"):
@@ -157,7 +157,7 @@ def test_long_epochs_end_sooner_and_across_a_checkpoint(world, monkeypatch):
     resumed.load_state_dict(state, trainer.arrays())
     assert resumed.skipped == 3
     with pytest.raises(FloatingPointError, match=r"^4 steps in a row .* at step 4 \(epoch 1\)"):
-        resumed.fit(9)
+        list(resumed.moments(9))
 
 
 def test_steps_that_are_made_in_between_begin_the_row_anew(world, monkeypatch):
@@ -165,7 +165,7 @@ def test_steps_that_are_made_in_between_begin_the_row_anew(world, monkeypatch):
     trainer = skipping()
     healthy = trainer.loss_fn
     trainer.loss_fn = lambda output, y: healthy(output, y) * (1.0 if trainer.step % 3 == 2 else float("nan"))
-    trainer.fit(3)
+    list(trainer.moments(3))
     assert trainer.skipped == 2 * STEPS and trainer.step == 3 * STEPS
 
 
@@ -181,5 +181,5 @@ def test_whose_gradient_is_not_finite_is_named(world):
 
     bias.post_accumulate_grad_hooks = {-1: spoil, **bias.post_accumulate_grad_hooks}  # before DDP sends it
     with pytest.raises(FloatingPointError, match=rf"gradient of .* is not finite at step 3 .*that of rank {guilty},"):
-        trainer.fit(1)
+        list(trainer.moments(1))
     assert np.isfinite(bias.data).all() and not np.array_equal(bias.data, before)
