@@ -53,8 +53,8 @@ BUDGET = {
     "mpiddp/parallel": 1_745,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_417,
-    "mpiddp/training": 2_141,
-    "tests, all": 23_735,
+    "mpiddp/training": 2_137,
+    "tests, all": 23_738,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -5,7 +5,6 @@ import math
 import re
 import signal
 import time
-from collections.abc import Iterator
 from types import FrameType
 
 from mpiddp import settings
@@ -29,23 +28,6 @@ def parse_duration(text: str) -> float | None:
     if seconds <= 0:
         raise UsageError(f"--max-time has to be longer than no time, got {text!r}")
     return seconds
-
-
-def deadline(end_s: float, margin_s: float) -> Iterator[bool]:
-    """Yield True if the current step has to be the last; asked once a step.
-
-    The run has to stop at ``end_s`` by ``time.monotonic()``, less ``margin_s``. A step is taken to last as long as the
-    longest one so far.
-
-    >>> next(deadline(time.monotonic() + 60, margin_s=30))
-    False
-    """
-    asked_s, longest_s = math.inf, 0.0
-    while True:
-        now_s = time.monotonic()
-        asked_s, longest_s = now_s, max(longest_s, now_s - asked_s)
-        # Twice: the current step has to end, and another one would follow.
-        yield now_s + 2 * longest_s + margin_s >= end_s
 
 
 def seconds_left(max_time: str, began_s: float) -> float:
@@ -78,12 +60,16 @@ class StopRequest(contextlib.ExitStack):
         self.number = 0
         self.late = False
         self._interrupted = False
-        self._deadline = deadline(math.inf, 0)
+        self._latest_s = self._asked_s = math.inf
+        self._longest_s = 0.0
         self._take(signal.SIGUSR1)
 
     def listen(self, end_s: float = math.inf, margin_s: float = 0) -> None:
-        """Take all signals, and stop in time for a `deadline`."""
-        self._deadline = deadline(end_s, margin_s)
+        """Take all signals, and stop ``margin_s`` before ``time.monotonic()`` is ``end_s``.
+
+        A step is taken to last as long as the longest one so far.
+        """
+        self._latest_s = end_s - margin_s
         self._take(*STOP_SIGNALS)
 
     def _take(self, *numbers: signal.Signals) -> None:
@@ -92,7 +78,10 @@ class StopRequest(contextlib.ExitStack):
 
     def __call__(self) -> bool:
         """Return True if this rank is asked to stop; called once a step."""
-        self.late = next(self._deadline) or self.late
+        now_s = time.monotonic()
+        self._asked_s, self._longest_s = now_s, max(self._longest_s, now_s - self._asked_s)
+        # Twice: the current step has to end, and another one would follow.
+        self.late = self.late or now_s + 2 * self._longest_s >= self._latest_s
         return self.number != 0 or self.late
 
     @property

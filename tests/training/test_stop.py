@@ -5,7 +5,7 @@ import time
 import pytest
 
 from mpiddp.training.config import Config, UsageError
-from mpiddp.training.stop import STOP_SIGNALS, StopRequest, deadline, parse_duration, seconds_left
+from mpiddp.training.stop import STOP_SIGNALS, StopRequest, parse_duration, seconds_left
 
 
 @pytest.mark.parametrize(
@@ -32,19 +32,25 @@ def clock(monkeypatch):
     return now
 
 
+def stopping_at(end_s, margin_s):
+    with StopRequest() as stop:
+        stop.listen(end_s, margin_s)
+    return stop
+
+
 def test_it_is_due_when_the_longest_step_so_far_would_end_too_late(clock):
-    due, asked = deadline(1100.0, margin_s=20), []
+    due, asked = stopping_at(1100.0, margin_s=20), []
     for pause_s in (0, 10, 3, 3, 10, 10, 6, 10, 7, 0.9, 0.1, 3):
         clock[0] += pause_s
-        asked.append((clock[0], next(due)))
+        asked.append((clock[0], due()))
     # Steps of up to 10 s: two more and the margin need 40 s.
     assert asked == [(time_s, time_s >= 1060) for time_s, _ in asked]
     assert [last for _, last in asked[-3:]] == [False, True, True]
 
 
 def test_only_the_margin_is_known_at_first(clock):
-    assert not next(deadline(1031.0, margin_s=30))
-    assert next(deadline(1030.0, margin_s=30))
+    assert not stopping_at(1031.0, margin_s=30)()
+    assert stopping_at(1030.0, margin_s=30)()
 
 
 def test_slurms_end(clock, monkeypatch):
@@ -57,18 +63,17 @@ def test_slurms_end(clock, monkeypatch):
 
 def test_a_clock_that_is_set_meanwhile_does_not_count(clock, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_END_TIME", "1600")
-    deadlines = [deadline(clock[0] + seconds_left(said, began_s=1000.0), 20) for said in ("100", "slurm")]
+    stops = [stopping_at(clock[0] + seconds_left(said, began_s=1000.0), 20) for said in ("100", "slurm")]
     for wall in (1501.0, 9501.0, 10.0):
         clock[0] += 1
         monkeypatch.setattr(time, "time", lambda wall=wall: wall)
-        assert not any(map(next, deadlines))
+        assert not any(stop() for stop in stops)
     clock[0] = 1080.0
-    assert all(map(next, deadlines))
+    assert all(stop() for stop in stops)
 
 
 def test_a_stop_request_says_why(clock):
-    with StopRequest() as stop:
-        stop.listen(1100.0, margin_s=20)
+    stop = stopping_at(1100.0, margin_s=20)
     assert not stop() and stop.reason is None
     clock[0] = 1090.0
     assert stop() and stop.reason == "--max-time" and stop.number == 0
