@@ -54,7 +54,7 @@ BUDGET = {
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_417,
     "mpiddp/training": 2_137,
-    "tests, all": 23_738,
+    "tests, all": 23_739,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

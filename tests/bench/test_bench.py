@@ -88,6 +88,7 @@ def options(*given: str) -> argparse.Namespace:
     return found
 
 
+@pytest.mark.mpi(min_size=2)
 def test_table_has_the_columns_of_nccl_tests(here, capsys):
     given = ("all_reduce", "-b", "64", "-e", "2K", "-n", "2", "--dtype", "float64", "--symmetric")
     assert sweep.run(options(*given, "--algorithm", "two_shot")) == 0
@@ -95,7 +96,7 @@ def test_table_has_the_columns_of_nccl_tests(here, capsys):
     if here.rank:
         assert not lines
         return
-    assert lines[0].startswith(f"# {here.size} rank")
+    assert lines[0].startswith(f"# {here.size} ranks on 1 node")
     assert "# arrays are written anew before each call; times of the slowest rank" in lines
     head = next(line for line in lines if "busbw" in line)
     columns = ["size", "count", "type", "redop", "root", "time", "min", "max", "algbw", "busbw", "#wrong", "algorithm"]
