@@ -42,7 +42,7 @@ def warnings_of(rank: int, size: int) -> Iterator[None]:
     """Print this rank's warnings and logged errors on stderr, with the rank in front of each."""
     root, handler = logging.getLogger(), logging.StreamHandler(sys.stderr)
     handler.setLevel(logging.WARNING)
-    handler.setFormatter(_RankFormatter(f"[rank {rank}/{size}] %(lowered)s: %(message)s"))
+    handler.setFormatter(logging.Formatter(f"[rank {rank}/{size}] warning: %(message)s"))
     root.addHandler(handler)
     logging.captureWarnings(True)
     try:
@@ -50,9 +50,3 @@ def warnings_of(rank: int, size: int) -> Iterator[None]:
     finally:
         logging.captureWarnings(False)
         root.removeHandler(handler)
-
-
-class _RankFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        record.lowered = record.levelname.lower()
-        return super().format(record)
