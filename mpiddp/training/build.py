@@ -36,16 +36,12 @@ def load_data(config: Config) -> Split:
     """
     train, test = raise_on_all_ranks(lambda: _load(config))
     lengths = gathered((len(train), len(test)))
-    for rank, found in enumerate(lengths):
-        if found != lengths[0]:
-            raise UsageError(
-                f"--data {config.data} gave {lengths[0]} samples (for training and for the test) on rank 0, and {found}"
-                f" on rank {rank}: it has to give all of them on every rank, each of which takes its share"
-            )
-    if 0 in lengths[0]:
+    wrong = next((rank for rank, found in enumerate(lengths) if found != lengths[0] or 0 in found), None)
+    if wrong is not None:
         raise UsageError(
-            f"--data {config.data} gave {lengths[0]} samples (for training and for the test): at least one of each is"
-            " needed"
+            f"--data {config.data} gave {lengths[0]} samples (for training and for the test) on rank 0, and"
+            f" {lengths[wrong]} on rank {wrong}: it has to give all of them, at least one of each, on every rank, each"
+            " of which takes its share"
         )
     return train, test
 
