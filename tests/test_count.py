@@ -42,7 +42,7 @@ BUDGET = {
     "mpiddp/algorithms": 2_773,
     "mpiddp/autograd": 804,
     "mpiddp/bench": 1_132,
-    "mpiddp/data": 1_255,
+    "mpiddp/data": 1_253,
     "mpiddp/device": 471,
     "mpiddp/distributed": 1_860,
     "mpiddp/examples": 593,

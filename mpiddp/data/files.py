@@ -113,13 +113,11 @@ def _known_names(names: Sequence[str]) -> Sequence[str]:
 
 def _checked(labels: Array, samples: Array, path: Path) -> Array:
     fits = samples.ndim > 1 and labels.shape in ((len(samples),), (len(samples), 1))
-    if not fits or labels.dtype.kind not in "iub":
+    if not fits or labels.dtype.kind not in "iub" or samples.dtype.kind not in "iufb":
         raise ValueError(
-            f"{path}: expected samples (n, ...) and integer labels (n,), got {samples.dtype} "
+            f"{path}: expected samples (n, ...) of real numbers and integer labels (n,), got {samples.dtype} "
             f"{samples.shape} and {labels.dtype} {labels.shape}"
         )
-    if samples.dtype.kind not in "iufb":
-        raise ValueError(f"{path}: expected samples of real numbers, got {samples.dtype}")
     return np.array(labels, np.int64).reshape(-1)
 
 
