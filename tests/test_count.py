@@ -53,7 +53,7 @@ BUDGET = {
     "mpiddp/parallel": 1_745,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_417,
-    "mpiddp/training": 2_126,
+    "mpiddp/training": 2_123,
     "tests, all": 23_739,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""

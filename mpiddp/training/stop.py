@@ -20,13 +20,10 @@ def parse_duration(text: str) -> float | None:
     """
     if text == "slurm":
         return None
-    if not re.fullmatch(r"(\d+:)?(\d+:)?\d+(\.\d*)?", text):
-        raise UsageError(f"--max-time has to be seconds, M:SS, H:MM:SS or slurm, got {text!r}")
-    seconds = 0.0
-    for part in text.split(":"):
-        seconds = seconds * 60 + float(part)
+    parts = text.split(":") if re.fullmatch(r"(\d+:)?(\d+:)?\d+(\.\d*)?", text) else []
+    seconds = sum(float(part) * 60.0**place for place, part in enumerate(reversed(parts)))
     if seconds <= 0:
-        raise UsageError(f"--max-time has to be longer than no time, got {text!r}")
+        raise UsageError(f"--max-time has to be seconds, M:SS, H:MM:SS, above 0, or slurm, got {text!r}")
     return seconds
 
 
