@@ -38,23 +38,23 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 927,
-    "mpiddp/algorithms": 2_773,
+    "mpiddp": 929,
+    "mpiddp/algorithms": 2_768,
     "mpiddp/autograd": 804,
-    "mpiddp/bench": 1_132,
-    "mpiddp/data": 1_253,
+    "mpiddp/bench": 1_145,
+    "mpiddp/data": 1_271,
     "mpiddp/device": 471,
     "mpiddp/distributed": 1_860,
-    "mpiddp/examples": 593,
-    "mpiddp/faults": 2_247,
+    "mpiddp/examples": 596,
+    "mpiddp/faults": 2_249,
     "mpiddp/mpi": 2_233,
     "mpiddp/nn": 1_022,
     "mpiddp/optim": 416,
     "mpiddp/parallel": 1_745,
-    "mpiddp/shm": 428,
+    "mpiddp/shm": 406,
     "mpiddp/torch": 1_417,
-    "mpiddp/training": 2_123,
-    "tests, all": 23_739,
+    "mpiddp/training": 2_198,
+    "tests, all": 23_754,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

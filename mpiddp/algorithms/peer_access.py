@@ -7,7 +7,6 @@ Of symmetric arrays it has `Views`. Calls between nodes reach ordinary arrays by
 from collections.abc import Callable, Iterator, Sequence
 
 from mpiddp.mpi.link import Link
-from mpiddp.mpi.requests import Steps
 from mpiddp.shm.cma import CrossMemory, UnreachableError
 from mpiddp.shm.segment import Location, address_of, find
 from mpiddp.typing import Array
@@ -131,12 +130,10 @@ class Copies:
 PeerAccess = Views | Copies
 
 
-def copied(link: Link, x: Array, entries: Entries) -> Steps:
-    """Return `Copies`, or None where the kernel makes none. Collective."""
+def copied(link: Link, x: Array, entries: Entries) -> Copies | None:
+    """Return access to ordinary arrays, or None where the kernel does not copy, on all ranks alike."""
     memory = link.resource(CrossMemory)
-    if not (yield from memory.prepare()):
-        return None
-    return Copies(memory, link.node.rank, x.reshape(-1), entries.offsets.tolist())
+    return None if memory.fault else Copies(memory, link.node.rank, x.reshape(-1), entries.offsets.tolist())
 
 
 def place_of(x: Array) -> Location:
