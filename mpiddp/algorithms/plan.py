@@ -72,20 +72,14 @@ ONE_NODE: dict[str, Rows] = dict.fromkeys(
     ((64 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
 )
 CROWDED: dict[str, Rows] = {
-    "all_reduce": ((256 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-    "reduce": ((256 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-    "reduce_scatter": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-    "all_gather": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
-    "broadcast": ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot")),
+    **dict.fromkeys(ONE_NODE, ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot"))),
+    **dict.fromkeys(("all_reduce", "reduce"), ((256 * _KIB, "one_shot"), (ANY_SIZE, "two_shot"))),
 }
 """Rows where a round takes long: with more ranks than cores, and by MPI's messages where no eager buffers are."""
 _SHORT = (handshake.SLOT_BYTES, "short")
 SEVERAL_NODES: dict[str, Rows] = {
+    **dict.fromkeys(ONE_NODE, (_SHORT, (ANY_SIZE, "native"))),
     "all_reduce": (_SHORT, (256 * _KIB, "native"), (ANY_SIZE, "hierarchical")),
-    "reduce": (_SHORT, (ANY_SIZE, "native")),
-    "reduce_scatter": (_SHORT, (ANY_SIZE, "native")),
-    "all_gather": (_SHORT, (ANY_SIZE, "native")),
-    "broadcast": (_SHORT, (ANY_SIZE, "native")),
 }
 
 ONE_ORDER: dict[str, Rows] = {"all_reduce": ((0, "short"), (ANY_SIZE, "hierarchical"))}
