@@ -33,7 +33,6 @@ _ENTRY = struct.Struct("<qQqqqqdq")
 SLOT_BYTES = 1 << 10
 """Room for a short array, in every handshake between nodes."""
 SLOT_START = _ENTRY.size
-_MAX_VIEWS = 256
 ROW_BYTES = SLOT_START + SLOT_BYTES
 _DIRECT_RANKS = 4
 """In smaller groups each rank sends its row to each other one, which takes less than MPI's all-gather."""
@@ -126,7 +125,7 @@ def before(algorithm: Callable[..., Steps]) -> Callable[..., Steps]:
 class Slot:
     """The buffers of one handshake in a small group on several nodes: a row from each rank."""
 
-    __slots__ = ("_comm", "_messages", "_mine", "_row", "_starts", "_views", "told")
+    __slots__ = ("_comm", "_messages", "_mine", "_row", "_starts", "rows", "told")
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm, self.told = comm, bytearray(ROW_BYTES * comm.size)
@@ -137,7 +136,8 @@ class Slot:
         receives = [comm.Recv_init(rows[rank], rank, Tag.HANDSHAKE) for rank in others]
         self._messages = All(receives + [comm.Send_init(self._row, rank, Tag.HANDSHAKE) for rank in others])
         """Persistent ones between all ranks; none in larger groups."""
-        self._views: dict[tuple[np.dtype[Any], int, int], list[Array]] = {}
+        self.rows = functools.lru_cache(maxsize=256)(functools.partial(_rows, self.told, self._starts))
+        """Returns ``count`` elements of a dtype, from number ``first`` on, of each rank's array."""
 
     def begin(self, mine: bytes, x: Array | None) -> Awaited:
         """Send this rank's entry, and ``x`` of at most `SLOT_BYTES`, to all."""
@@ -161,16 +161,10 @@ class Slot:
                 return False
         return True
 
-    def rows(self, dtype: np.dtype[Any], count: int, first: int = 0) -> list[Array]:
-        """Return ``count`` elements from number ``first`` on of each rank's array."""
-        found = self._views.get((dtype, count, first))
-        if found is None:
-            skipped = SLOT_START + first * dtype.itemsize
-            found = [np.frombuffer(self.told, dtype, count, start + skipped) for start in self._starts]
-            if len(self._views) >= _MAX_VIEWS:
-                self._views.clear()
-            self._views[dtype, count, first] = found
-        return found
+
+def _rows(told: bytearray, starts: range, dtype: np.dtype[Any], count: int, first: int = 0) -> list[Array]:
+    skipped = SLOT_START + first * dtype.itemsize
+    return [np.frombuffer(told, dtype, count, start + skipped) for start in starts]
 
 
 class Slots(Resource):

@@ -67,7 +67,7 @@ def reduce_rows(
             parts, targets = [row[chunk] for row in rows], [out[chunk] for out in outs]
         if chain:
             accumulator = targets[0] if in_place else spare[0, : parts[0].size]
-            _combine_in_order(join, parts, accumulator)
+            combine_in_order(join, parts, accumulator)
         else:
             buffers = list(spare[:, : parts[0].size])
             if in_place:
@@ -91,7 +91,7 @@ def _common_scale(factors: Sequence[float] | None) -> float | None:
     return factors[0]
 
 
-def _combine_in_order(join: Callable[..., Any], parts: Sequence[Array], accumulator: Array) -> None:
+def combine_in_order(join: Callable[..., Any], parts: Sequence[Array], accumulator: Array) -> None:
     """Do what `_combine` does where no element is changed, in a fraction of its time for a chunk."""
     if len(parts) == 1:
         accumulator[...] = parts[0]

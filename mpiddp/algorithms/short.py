@@ -14,7 +14,7 @@ from mpiddp.typing import Array
 
 from . import handshake
 from .handshake import Slots
-from .local_reduce import finish, reduce_rows
+from .local_reduce import combine_in_order, finish, reduce_rows
 
 _BYTE = np.dtype(np.uint8)
 
@@ -39,10 +39,7 @@ def _reduce(link: Link, call: Call, x: Array, op: ReduceOp, out: Array | None, f
         if factors is not None or is_half(x.dtype):
             reduce_rows(op, rows, (flat,), link.size, factors)
         else:
-            combine = getattr(np, op._combining)
-            combine(rows[0], rows[1], out=flat)  # positional is deprecated for maximum and minimum
-            for row in rows[2:]:
-                combine(flat, row, out=flat)
+            combine_in_order(getattr(np, op._combining), rows, flat)
             finish(op, flat, link.size)
     slots.give(slot, link.now)
 
