@@ -15,7 +15,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import as_bytes, as_message, chunks, countable, counted, movable, size_of, spans_of
 from mpiddp.mpi.reduction import ReduceOp, mpi_op
-from mpiddp.mpi.requests import READY, All, Steps, matched_probe
+from mpiddp.mpi.requests import READY, All, Awaited, Steps
 from mpiddp.mpi.work import meet
 from mpiddp.typing import Array
 
@@ -159,7 +159,7 @@ def overlap(outputs: Sequence[Array], inputs: Sequence[Array]) -> bool:
     return meet([*spans_of(written)], [*spans_of(sent)])
 
 
-class _Probe:
+class _Probe(Awaited):
     """The next block from any sender: a probe for each would search all unexpected messages each time."""
 
     message: Any = None
@@ -170,9 +170,6 @@ class _Probe:
     def Test(self) -> bool:  # noqa: N802
         self.message = self._comm.Improbe(MPI.ANY_SOURCE, Tag.BLOCK, self.status)
         return self.message is not None
-
-    def Wait(self) -> None:  # noqa: N802
-        self.message = matched_probe(self._comm, MPI.ANY_SOURCE, Tag.BLOCK, self.status)
 
 
 def wrong_size(link: Channel, operation: str, source: int, sent_bytes: int, expected_bytes: int) -> str:

@@ -25,7 +25,6 @@ from typing import Any, Protocol, TypeVar
 
 from mpiddp.errors import DistError, DistTimeoutError
 
-from .lazy import MPI
 from .operation import Operation, waiting
 
 T = TypeVar("T")
@@ -38,8 +37,11 @@ class Awaited(Protocol):
         ...
 
     def Wait(self) -> Any:  # noqa: N802 - MPI's name
+        polls = 0
         while not self.Test():
-            os.sched_yield()
+            polls += 1
+            if polls > _LOOKS:
+                pause(polls - _LOOKS)
 
 
 Steps = Generator[Awaited, None, Any]
@@ -191,7 +193,7 @@ def seconds(timeout: timedelta | float | None, *, of_group: bool = False) -> flo
 _POLLS_BEFORE_SLEEP = 20_000
 _SLEEP_S = 50e-6
 _LOOKS = 50
-"""Looks of a blocking receive without a yield. They take about as long as a short message between two cores."""
+"""Looks of a wait without a yield. They take about as long as a short message between two cores."""
 _CHECK_S = 1e-3
 """Time between two looks for faults of other ranks. A look takes as long as several polls."""
 
@@ -227,18 +229,6 @@ def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -
         raise
     finally:
         end_wait(*began)
-
-
-def matched_probe(comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status) -> MPI.Message:
-    """Wait for a message. MPI's own Mprobe never yields the core, which the sender may need."""
-    polls = 0
-    while True:
-        message = comm.Improbe(source, tag, status)
-        if message is not None:
-            return message
-        polls += 1
-        if polls > _LOOKS:
-            pause(polls - _LOOKS)
 
 
 def begin_wait(operation: Operation) -> tuple[int, Operation | None]:
