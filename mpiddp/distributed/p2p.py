@@ -6,7 +6,7 @@ an `ArrayError` on the receiver and is removed, so that the next one is received
 
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 from numpy import ndarray
 
@@ -22,9 +22,6 @@ from mpiddp.typing import Array, ArrayLike
 
 from .dispatch import begin_message, root_rank
 from .groups import GroupLike, ProcessGroup, as_rank, default_group, known, member
-
-T = TypeVar("T")
-_NO_OPS = "Invalid ``p2p_op_list``. Each op is expected to be of type P2POp."
 
 
 def _message(
@@ -65,12 +62,12 @@ def _at_once(mailbox: Mailbox, x: Array) -> bool:
     return not (requests.pending or mailbox.polls) and type(x) is ndarray
 
 
-def _wait(wait: Callable[..., T], entry: list[Any], *args: Any) -> T:
+def _wait(wait: Callable[[], object], entry: list[Any]) -> None:
     """Wait in MPI, seen by the watchdog."""
     operation = Operation(*entry)  # a name that the report of a Ctrl-C looks for
     began = requests.begin_wait(operation)
     try:
-        return wait(*args)
+        wait()
     finally:
         requests.end_wait(*began)
 
@@ -284,15 +281,13 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     >>> [work.wait() for work in works], y.item() == peer
     ([True, True], True)
     """
-    if not isinstance(p2p_op_list, (list, tuple)):
-        raise ValueError(_NO_OPS)
+    if not isinstance(p2p_op_list, (list, tuple)) or not all(isinstance(each, P2POp) for each in p2p_op_list):
+        raise ValueError("Invalid ``p2p_op_list``. Each op is expected to be of type P2POp.")
     if not p2p_op_list:
         raise ValueError("batch_isend_irecv needs at least one P2POp")
     messages: list[Any] = []
     works: list[Work] = []
     for each in p2p_op_list:
-        if not isinstance(each, P2POp):
-            raise ValueError(_NO_OPS)
         if each.group is not p2p_op_list[0].group:
             raise ValueError("All ops need to use the same group.")
         name = "isend" if each.op is isend else "irecv"
