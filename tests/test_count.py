@@ -39,12 +39,12 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 929,
-    "mpiddp/algorithms": 2_750,
+    "mpiddp/algorithms": 2_743,
     "mpiddp/autograd": 804,
     "mpiddp/bench": 1_145,
     "mpiddp/data": 1_271,
     "mpiddp/device": 471,
-    "mpiddp/distributed": 1_860,
+    "mpiddp/distributed": 1_842,
     "mpiddp/examples": 596,
     "mpiddp/faults": 2_249,
     "mpiddp/mpi": 2_226,
@@ -54,7 +54,7 @@ BUDGET = {
     "mpiddp/shm": 406,
     "mpiddp/torch": 1_417,
     "mpiddp/training": 2_198,
-    "tests, all": 23_754,
+    "tests, all": 23_748,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -7,7 +7,7 @@ Of symmetric arrays it has `Views`. Calls between nodes reach ordinary arrays by
 from collections.abc import Callable, Iterator, Sequence
 
 from mpiddp.mpi.link import Link
-from mpiddp.shm.cma import CrossMemory, UnreachableError
+from mpiddp.shm.cma import CrossMemory
 from mpiddp.shm.segment import Location, address_of, find
 from mpiddp.typing import Array
 
@@ -20,8 +20,6 @@ CACHE_BYTES = 1 << 20
 """All ranks' copies, which have to stay in a core's second-level cache."""
 Reduce = Callable[[Sequence[Array], Sequence[Array]], None]
 """Reduces rows into outputs: `reduce_rows` of one call."""
-_abandoned: list[Array] = []
-"""Arrays of operations that have failed here. They are kept, because other ranks may still write to them."""
 
 
 class Views:
@@ -107,7 +105,7 @@ class Copies:
     def read(self, rank: int, first: int, into: Array) -> None:
         """Read elements of a rank's array, from number ``first`` on."""
         there = self._addresses[rank] + first * into.itemsize
-        self._move(self._memory.read, rank, there, address_of(into), into.nbytes)
+        self._memory.read(rank, there, address_of(into), into.nbytes)
 
     def write(self, first: int, values: Array, ranks: Sequence[int] | None = None) -> None:
         """Write to the arrays of all ranks, or of ``ranks``, from element number ``first`` on.
@@ -117,14 +115,7 @@ class Copies:
         here, offset = address_of(values), first * values.itemsize
         for rank in self._others:
             if ranks is None or rank in ranks:
-                self._move(self._memory.write, rank, self._addresses[rank] + offset, here, values.nbytes)
-
-    def _move(self, move: Callable[[int, int, int, int], None], *where: int) -> None:
-        try:
-            move(*where)
-        except UnreachableError:
-            _abandoned.append(self._own)
-            raise
+                self._memory.write(rank, self._addresses[rank] + offset, here, values.nbytes)
 
 
 PeerAccess = Views | Copies

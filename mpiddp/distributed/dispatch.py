@@ -24,6 +24,7 @@ from mpiddp.mpi.operation import Call, Operation, waiting
 from mpiddp.mpi.p2p import Route
 from mpiddp.mpi.requests import IN_TURN, Steps, drive
 from mpiddp.mpi.work import Work, abandon
+from mpiddp.shm.cma import UnreachableError
 from mpiddp.typing import Array
 
 from . import debug
@@ -143,7 +144,7 @@ def perform(group: ProcessGroup, plan: Plan, args: tuple[Any, ...], outputs: Seq
         try:
             steps = plan.steps(link, operation.call, *args)
             return drive(steps)
-        except MPI.Exception as error:
+        except (MPI.Exception, UnreachableError) as error:  # other ranks may still write to the arrays, too
             abandon(steps, error)
             raise
         finally:

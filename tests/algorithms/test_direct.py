@@ -10,7 +10,7 @@ import pytest
 from harness.collectives import check
 
 import mpiddp as dist
-from mpiddp.algorithms import direct, one_shot, peer_access, ways
+from mpiddp.algorithms import direct, one_shot, ways
 from mpiddp.distributed.groups import default_group
 from mpiddp.errors import DistError
 from mpiddp.mpi.link import Link
@@ -99,4 +99,10 @@ def test_memory_that_is_gone_ends_the_call_with_an_error(link: Link, monkeypatch
         with pytest.raises(UnreachableError, match="gone"):
             work = dist.all_reduce(np.zeros(COUNT), group=group, async_op=async_op)
             work.wait()
-    peer_access._abandoned.clear()
+    x = np.zeros(COUNT)
+    kept = weakref.ref(x)
+    with pytest.raises(UnreachableError, match="gone"):
+        dist.all_reduce(x, group=group, algorithm="attach")
+    del x
+    gc.collect()
+    assert kept() is not None, "another rank may still write to it"
