@@ -38,23 +38,23 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 929,
+    "mpiddp": 924,
     "mpiddp/algorithms": 2_743,
-    "mpiddp/autograd": 804,
-    "mpiddp/bench": 1_145,
-    "mpiddp/data": 1_271,
+    "mpiddp/autograd": 799,
+    "mpiddp/bench": 1_132,
+    "mpiddp/data": 1_253,
     "mpiddp/device": 471,
-    "mpiddp/distributed": 1_842,
-    "mpiddp/examples": 596,
+    "mpiddp/distributed": 1_855,
+    "mpiddp/examples": 593,
     "mpiddp/faults": 2_249,
-    "mpiddp/mpi": 2_226,
-    "mpiddp/nn": 1_022,
-    "mpiddp/optim": 416,
-    "mpiddp/parallel": 1_745,
+    "mpiddp/mpi": 2_228,
+    "mpiddp/nn": 1_010,
+    "mpiddp/optim": 415,
+    "mpiddp/parallel": 1_720,
     "mpiddp/shm": 406,
-    "mpiddp/torch": 1_417,
-    "mpiddp/training": 2_198,
-    "tests, all": 23_748,
+    "mpiddp/torch": 1_410,
+    "mpiddp/training": 2_126,
+    "tests, all": 23_724,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
