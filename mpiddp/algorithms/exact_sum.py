@@ -3,11 +3,12 @@
 The ranks agree on the largest and the smallest binary digit of all addends. Each addend is cut into parts that are
 multiples of a common power of two and have so few digits that no sum of them is ever rounded, whatever algorithm adds.
 
-Parts are float64, one for each 50 binary places between those digits, if two are enough. Of more parts the larger two
-might cancel, and their sum would have to be carried. Each is what the parts before it have lost in an addition to a
-large number (S. Rump, T. Ogita and S. Oishi, "Accurate floating-point summation", SIAM Journal on Scientific Computing
-2008). Other addends are cut into int64, a superaccumulator that has no more words than its data need (U. Kulisch and W.
-Miranker, "The arithmetic of the digital computer", SIAM Review 1986).
+If one or two parts are enough, they are float64. A part holds 50 binary places on two ranks, and fewer on more. To add
+an addend to a large number and subtract that number again gives its first part, and the second part is what this
+addition has lost (S. Rump, T. Ogita and S. Oishi, "Accurate floating-point summation", SIAM Journal on Scientific
+Computing 2008). Of more than two such parts the larger two might cancel, and their sum would need a carry. So all other
+addends are cut into int64, and so are float64 that are too large for the addition: a superaccumulator that has no more
+words than its data need (U. Kulisch and W. Miranker, "The arithmetic of the digital computer", SIAM Review 1986).
 """
 
 import functools

@@ -19,7 +19,7 @@ PIECE_BYTES = 1 << 18
 CACHE_BYTES = 1 << 20
 """All ranks' copies, which have to stay in a core's second-level cache."""
 Reduce = Callable[[Sequence[Array], Sequence[Array]], None]
-"""Reduces rows into outputs: `reduce_rows` of one call."""
+"""Reduces rows into outputs: `reduce_rows`, bound to the reduction of one call."""
 
 
 class Views:

@@ -297,7 +297,7 @@ def torch(b: Buffers, td: Any, group: Any, tensor: Callable[[Any], Any], **how: 
 
 
 def memcpy(b: Buffers, comm: MPI.Intracomm) -> Call | None:
-    """Make one copy of S bytes by all ranks at once: the bound of memory.
+    """Return a call in which each rank copies S bytes, all at once: the limit that memory sets. None without bytes.
 
     The barrier at its end counts: ranks that share a core copy one after the other.
     """

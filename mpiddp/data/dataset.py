@@ -153,7 +153,7 @@ class Partition(Subset):
 
 
 class DataPartitioner:
-    """Cut a data set into random parts, as torch's tutorial on distributed applications.
+    """Cut a data set into random parts, as torch's tutorial on distributed applications does.
 
     A rank sees the same samples in every epoch; :class:`~mpiddp.data.DistributedSampler` draws others. Part ``i`` has
     ``int(sizes[i] * len(data))`` samples; the sum of ``sizes`` may be below 1. Source:

@@ -55,7 +55,10 @@ def install() -> None:
 
 
 def _left_to_host(error: BaseException) -> bool:
-    """Return True if a program in another language has started Python, and goes on; tell the guest's other ranks."""
+    """Return True if this process is of a program in another language, which started Python and goes on after an error.
+
+    The other ranks of this rank's groups are told then that it has given them up.
+    """
     found = ending.reports
     if sys.orig_argv or (found is not None and not found.liveness.raises):
         return False

@@ -15,7 +15,7 @@ from mpiddp.nested import children, leaves, map_nested
 from mpiddp.nn import Module
 
 _PER_THREAD = 2
-"""The address of each thread's own default stream (``CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1``)."""
+"""CUDA's handle of each thread's own default stream (``CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1``)."""
 
 
 class DataParallel(Module):

@@ -271,9 +271,10 @@ class Wrapper(Joinable):
         module._ddp_params_and_buffers_to_ignore = frozenset(params_and_buffers_to_ignore)
 
     def bucket_order(self) -> list[int] | None:
-        """Return the buckets' order of trained parameters, by registration; None before the first reduced backward.
+        """Return the order of the trained parameters in the buckets, as their numbers in the order of registration.
 
-        It decides how sums are formed: a checkpoint needs it to resume to the same bits.
+        It is None until the first reduced backward, or `install_bucket_order`, has settled it. The order decides how
+        sums are formed, so a checkpoint needs it to resume to the same bits.
         """
         buckets = self._reducer.buckets
         return list(buckets.order) if buckets.settled else None

@@ -141,7 +141,10 @@ def _our_kernels(name: str) -> Iterator[None]:
 
 @functools.cache
 def _kernels() -> list[tuple[str, str, Callable[..., Any]]]:
-    """Return operations, dispatch keys and our kernels, which know torch's: call it before ours are in place."""
+    """Return operations, dispatch keys and our kernels.
+
+    Each of these holds torch's own kernel. So the first call comes before ours are in place.
+    """
     found: list[tuple[str, str, Callable[..., Any]]] = []
     for full_name in torch._C._dispatch_get_all_op_names():
         schema = torch._C._get_schema(full_name, "") if full_name[:6] == "c10d::" else None

@@ -97,7 +97,8 @@ class Landing(Resource):
 class Lane:
     """Passes pieces of one call, one after the other, on three streams.
 
-    ``slots`` are the lane's of all ranks: ``slots[r][q]`` is rank r's for q.
+    `_slots` holds this lane's slots of all ranks. Rank r writes to ``_slots[r][q]`` what it adds to rank q's sum, and
+    to ``_slots[r][r]`` the sum of its own slice.
     """
 
     def __init__(self, link: Link, index: int, sides: Sequence[Any], op: ReduceOp, factors: list[float] | None) -> None:
