@@ -5,8 +5,8 @@ In the handshake the ranks tell each other where their arrays lie, which decides
 - Symmetric arrays are reduced without a copy, in about the time that one copy would take.
 - Other arrays go the way that was the fastest on this machine (see `ways`). One way is cross-memory attach, by which a
   rank reads its slice of the others' arrays piece by piece into its cache, and writes the result to them. The other one
-  passes chunks through a scratch. For two ranks this is done in one shot, in which every rank reduces everything. That
-  saves a barrier; in two, more ranks read less.
+  passes chunks through a scratch. Two ranks do this in one shot for `reduce` and for short arrays: every rank reduces
+  everything, which saves a barrier. In two shots each rank reads less.
 
 The barriers are MPI's, because a rank that polls a flag in memory would not see that another has failed. The two shots
 are those of PyTorch's symmetric memory and NVIDIA's TensorRT-LLM.
@@ -37,6 +37,8 @@ from .ways import ATTACH, MPIS, SCRATCH, Kind, Ways
 
 CHUNK_BYTES = 1 << 19
 """The bytes that a pipeline moves at once: a part of the array and its copy stay in a core's cache."""
+_FEW_CHUNKS = 8
+"""Arrays of two ranks that have no more are reduced in one shot."""
 MPIS_BYTES = 1 << 21
 """Below, the handshake takes what MPI's own operation might save."""
 _BEGUN = Location(-1, 0)
@@ -147,7 +149,8 @@ class Part(NamedTuple):
             return _copying(self)
         if self.operation == "reduce_scatter":
             return _scattering(self.link, self.x, self.output.reshape(-1), self.op)
-        shots = _in_one_shot if self.link.size == 2 else _in_two_shots
+        one = self.link.size == 2 and (self.root != NO_ROOT or self.x.nbytes <= _FEW_CHUNKS * CHUNK_BYTES)
+        shots = _in_one_shot if one else _in_two_shots
         return shots(self.link, self.x, self.op, self.root)
 
     def by(self, module: ModuleType, link: Link, *call: Call, **named: Any) -> Steps:
