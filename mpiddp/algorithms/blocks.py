@@ -2,12 +2,13 @@
 
 Blocks may differ in size between ranks. In one round every sender writes, for each receiver, the size of its block and
 the block itself. In place of a block that is longer than its slot of the buffer it writes where the block lies. The
-receiver reads it there by cross-memory attach, and says so. If it says that it cannot, and for the longest blocks, the
-sender sends a message, which the receiver begins when it knows the size: MPI may crash in a receive that is too short.
+receiver reads it there by cross-memory attach, and says so. If the receiver says that it cannot, or if the group has no
+cross-memory attach, the sender sends a message. The receiver posts its receive when it knows the size, because MPI may
+crash in a receive that is too short.
 
-A long block that fits its slot may go either way. Each sender chooses, because ranks may have blocks of other sizes: it
-compares its own time to write with its slowest receiver's to read in place. To read from a slot takes little beside
-these.
+A long block that fits its slot may go either way. Each sender chooses for itself, because ranks may have blocks of
+different sizes. It compares the time in which it writes to the slots with the time in which its slowest receiver reads
+in place. Reading from a slot takes little time beside these.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _ALIGNED = 64
 _CHOICE_BYTES = 1 << 16
 """Longer blocks may be offered even if they fit their slots. Their sizes are told as negative numbers then."""
 _NO_BYTES = -1
-"""Stands for the size of a block that is too long for its slot, where no sender tells it."""
+"""The receiver expects this number if a block is too long for its slot. No sender tells it, so it never matches."""
 Cut = Callable[[Any], Sequence[Array]]
 _Offer = tuple[int, int, Array]
 """A block that its receiver may read: the position of the answer, the receiver, and the block."""
@@ -53,16 +54,16 @@ class _Shown(NamedTuple):
     written: list[tuple[int, slice]]
     """The numbers of the inputs that go into their slots, and their places in the memory."""
     offered: list[tuple[int, int, int, int]]
-    """The numbers of those that are offered, each other rank, and the positions of the offer and of its answer."""
+    """For each offered input and receiver: the input's number, the receiver, the positions of offer and answer."""
     costs: list[int]
-    """The positions at which receivers of those that would fit their slots tell the nanoseconds of their reading."""
+    """For offered blocks that would fit their slots: the positions at which receivers tell how many ns they read."""
 
 
 class Blocks:
     """The blocks that one rank sends and receives in calls with arrays like ``inputs`` and ``outputs``.
 
-    ``cuts`` make lists of a call's output and input, if these are none. ``equal``: they are the rows of one array on
-    each side.
+    ``cuts`` make lists of a call's output and input; None if they are lists already. ``equal`` says that the outputs
+    are equal rows of one array, and so are the inputs.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Blocks:
         ]
         most = {PIECES: self._slot_bytes, ATTACH: min(self._slot_bytes, _CHOICE_BYTES)}
         self.shown = {way: [self._shown_in(number, sent, most[way]) for number in range(BUFFERS)] for way in most}
-        """For each way of the long blocks that fit their slots, and each buffer."""
+        """How this rank's blocks go: for each way of the long blocks that fit their slots, and for each buffer."""
         self._choice = Choice(link) if self.shown[ATTACH][0].costs else None
         self._tries: list[tuple[str, int] | None] = [None] * BUFFERS
         """For each buffer the way that its last call has tried, and the nanoseconds that this rank took."""
@@ -116,8 +117,9 @@ class Blocks:
             ]
             for number in range(BUFFERS)
         ]
-        """For each buffer the number of an output, its slot, its size if it fits, the position of the size that the
-        sender tells; the sender, and the positions of an offer, of its answer and of the time that it took."""
+        """For each buffer, and each block from another rank: the number of its output, its slot, its size if that fits
+        the slot, the position of the size that the sender tells; and in one tuple the sender, and the positions of an
+        offer, of the answer to it, and of the time that reading took."""
         for received in self._received:  # not all read the same rank's memory at once
             received.sort(key=lambda each: (each[-1][0] - me) % link.size)
         self._tables: list[tuple[Array, Array, memoryview]] = []
@@ -148,7 +150,7 @@ class Blocks:
             return given  # nor is anything offered in the next call, because new tries begin in the slots
         sent = [*given] if self._cut_input is None else [*self._cut_input(given)]
         if len(sent) > 1:
-            del sent[self._link.rank]  # is copied first
+            del sent[self._link.rank]  # this rank's own block is copied first
         outputs = output if self._cut_output is None else self._cut_output(output)
         # In pairs, of which there are few: larger groups than `MAX_RANKS` have no eager buffers.
         if not any(np.may_share_memory(x, y) for x in sent for y in outputs):
@@ -161,7 +163,10 @@ class Blocks:
         return start + slot * self._slot_bytes
 
     def _shown_in(self, number: int, sent: list[tuple[int, int, Sequence[int]]], most_bytes: int) -> _Shown:
-        """Return how inputs go, each a (number, bytes, receivers), if those of over ``most_bytes`` are offered."""
+        """Return how this rank's blocks go in rounds with a buffer, if those of over ``most_bytes`` are offered.
+
+        ``sent`` has a (number, bytes, receivers) for each input.
+        """
         position, me, shown = self.eager.position, self._link.rank, _Shown([], [], [], [])
         for index, size_bytes, ranks in sent:
             others = [rank for rank in ranks if rank != me]
@@ -182,7 +187,10 @@ class Blocks:
         return self._link.later.Isend(as_message(x, x.nbytes), rank, Tag.LONG_BLOCK)
 
     def show(self, given: Any) -> None:
-        """Write this rank's blocks into the buffer of the next round, which must be writable; send the long ones."""
+        """Write this rank's blocks into the buffer of the next round, which must be writable.
+
+        Long blocks are offered or sent.
+        """
         eager = self.eager
         buffer = (eager.number + 1) % BUFFERS
         way, start = PIECES, 0
@@ -192,7 +200,7 @@ class Blocks:
             start = perf_counter_ns()
         shown = self.shown[way][buffer]
         if eager.told[buffer] is not shown:  # else the sizes stand there from an earlier call
-            eager.told[buffer] = None  # an interrupt may leave some of each
+            eager.told[buffer] = None  # an interrupt may leave some old sizes and some new ones
             for size, size_bytes in shown.sizes:
                 eager.words[size] = size_bytes
             eager.told[buffer] = shown
@@ -222,18 +230,21 @@ class Blocks:
                 self._offers.append((taken, rank, x))
 
     def _next_way(self, choice: Choice, buffer: int) -> str:
-        """Note what the last call took that tried a way in this buffer; return the chosen way or the next to try."""
+        """Return the chosen way, or the next one to try.
+
+        If the last call in this buffer tried a way, note first how long it took: its receivers have told their times.
+        """
         tried, self._tries[buffer] = self._tries[buffer], None
         if tried is not None and tried[1] >= 0:
             shown = self.shown[tried[0]][buffer]
-            if self.eager.told[buffer] is shown:  # else overwritten
+            if self.eager.told[buffer] is shown:  # otherwise the times have been overwritten
                 choice.note(tried[0], tried[1] + max((self.eager.words[cost] for cost in shown.costs), default=0))
         if choice.way is not None:
             self._tries = [None] * BUFFERS
             return choice.way
         way, tries = choice.next(self.shown)
         if tries:
-            self._tries[buffer] = way, -1  # until it has been shown; an interrupt may come before
+            self._tries[buffer] = way, -1  # no time yet: an interrupt may come before `show` has written the blocks
         return way
 
     def take(self, current: Round, given: Any) -> Driven | None:
@@ -245,7 +256,7 @@ class Blocks:
                 given.reshape(slots.shape)[...] = slots
                 return None
         outputs = given if self._cut_output is None else self._cut_output(given)
-        if self._block is not None:  # first, because what arrives may replace it
+        if self._block is not None:  # first, because an arriving block may overwrite it
             outputs[self._own_output][...] = self._block
             self._block = None
         for index, slot, size_bytes, size, offer in self._received[buffer]:
@@ -275,7 +286,7 @@ class Blocks:
             raise BlockError(fault)
 
     def _take_long(self, x: Array, sent_bytes: int, rank: int, address: int, taken: int, cost: int) -> str:
-        """Begin to receive a block that is no short one of the right size; return what is wrong with it."""
+        """Take a block that is not in its slot or has an unexpected size; return what is wrong with it, or ''."""
         eager, words, fault = self.eager, self.eager.words, ""
         is_in_slot, sent_bytes = 0 <= sent_bytes <= self._slot_bytes, abs(sent_bytes)
         if sent_bytes != x.nbytes:

@@ -2,11 +2,12 @@
 
 In the first round the ranks tell each other where their arrays lie. If these are symmetric, or if they go by
 cross-memory attach, every rank then does its part of `two_shot` at once, and the second round is the barrier after it.
-The other `ways` need no second round: those of `one_shot` in pieces, of `two_shot` through the scratch, and of MPI. A
-call of `two_shot` by attach takes longer, because it makes anew what a plan has prepared here.
+The other `ways` need no second round: pieces by `one_shot`, the scratch by `two_shot`, and MPI's own operation. A call
+of `two_shot` by attach takes longer, because it prepares in each call what a plan prepares here once.
 
-The first round has the first pieces of ordinary arrays already. Symmetric arrays are not copied there, so that the
-round is made again if only some are. So it is in a call that tries pieces, whose time is that of all of them.
+If ordinary arrays go in pieces, the first round carries their first pieces already. A symmetric array is not copied, so
+if only some ranks have one, another round carries the first pieces. A call that tries pieces makes another round, too,
+because its time is to be that of all pieces.
 """
 
 import struct
@@ -47,17 +48,18 @@ class Direct:
         self._link, self._call, self._eager = link, call, link[EagerBuffers]
         self._operation, self._op, self._root = operation, op, root
         self._pieces = pieces
-        """Takes ordinary arrays in pieces; None where they are too long for that."""
+        """Takes ordinary arrays in pieces; None if they are too long for that, or if an algorithm was asked for."""
         self._way: str | None = None
         self._tries = False
-        """The way of ordinary arrays in the call that is being made, and whether it is tried; None: not known yet."""
+        """The way of ordinary arrays in the current call, None if there is none yet; and True if the call tries it."""
         self._first = pieces.shots[0] if pieces else meeting(self._eager)
         self._meeting = OneShot(link, call, [meeting(self._eager)])
         self._told = [
             [self._eager.position(kind, number, receiver, 0) for receiver in (0, 1) for kind in (0, 1)]
             for number in range(BUFFERS)
         ]
-        """Where the first rank tells segment, offset, address and factor, by the buffer; the others do behind it."""
+        """For each buffer, the positions where rank 0 tells its segment, offset, address and factor. The words of the
+        other ranks follow in order."""
         self._choice = link.resource(Ways).of(two_shot.kind_of(call, x)._replace(of_direct=1 + (pieces is not None)))
         self._memory = link.resource(CrossMemory)
         self._has_factor = op is not None and op.factor is not None
@@ -78,7 +80,7 @@ class Direct:
         return x.copy() if two_shot.lies_in_others(part, all_of_it, self._link.rank) else x
 
     def _show(self, x: Array) -> Array | None:
-        """Tell where the array lies; return the piece of an ordinary one that the next round shows."""
+        """Tell where the array lies; return the piece of it that the next round carries, or None."""
         self._x = x
         self._way, self._tries = self._decide()
         place = find(x)
@@ -94,7 +96,7 @@ class Direct:
         return None
 
     def _act(self, current: Round, output: Array) -> Awaited | None:
-        """Do this rank's part; return what is left to wait for. None: there is the second round."""
+        """Do this rank's part; return what is left to wait for, or None if the second round follows."""
         x, self._x = self._x, None
         assert x is not None, "it has been shown"
         words, link, told = self._eager.words, self._link, self._told[self._eager.number % BUFFERS]
@@ -112,7 +114,7 @@ class Direct:
         return self._by_mpi(output, x)
 
     def _move(self, output: Array, x: Array, told: list[int], number: int = 0) -> Failed | None:
-        """Do it where the arrays lie: in the segment of this number, or else in the ranks' own memory."""
+        """Do this rank's part where the arrays lie: in segment ``number``, or if that is 0 in the ranks' own memory."""
         words, link = self._eager.words, self._link
         part = Part(self._operation, link, output, x, self._op, self._root)
         flat, factors = part.flat(), None
@@ -132,7 +134,7 @@ class Direct:
         return None
 
     def _by_pieces(self, output: Array, x: Array, shown: Round | None) -> Awaited:
-        """Make the shots of ordinary arrays; ``shown``: this round has the first pieces."""
+        """Make the shots of ordinary arrays; ``shown`` is this round if it carries the first pieces, else None."""
         pieces, first = self._pieces, int(shown is not None)
         assert pieces is not None
         if output is not x and len(pieces.shots) > first:
@@ -155,8 +157,8 @@ class Direct:
     def _decide(self) -> tuple[str | None, bool]:
         """Return the way of ordinary arrays, and whether this call tries it; None before the ways are prepared.
 
-        It counts the call before its round begins. Later, a rank that an interrupt takes out of the call would not
-        count it, where the others do.
+        The call is counted before its round begins. If it were counted later, a rank that an interrupt takes out of
+        the call would not count it, and the others would.
         """
         if self._pieces is not None and self._has_factor:
             return PIECES, False
@@ -176,7 +178,7 @@ class Direct:
         return self._choice.next(possible) if possible else (SCRATCH, False)
 
     def _go(self, way: str | None, output: Array, x: Array, told: list[int]) -> Steps:
-        """Go by a way that takes steps, or that is tried: its time begins when all ranks have come."""
+        """Go a way that takes steps, or try a way, whose time begins when all ranks have come."""
         if way is None:
             yield from self._link.resource(Scratch).prepare()
             way = SCRATCH if self._pieces is None else PIECES

@@ -1,14 +1,15 @@
-"""The exact sum: what the addends' sum is, rounded once, so its bits do not depend on who adds, when and how.
+"""The exact sum of the addends, rounded once. Its bits do not depend on which ranks add, and in which order.
 
 The ranks agree on the largest and the smallest binary digit of all addends. Each addend is cut into parts that are
 multiples of a common power of two and have so few digits that no sum of them is ever rounded, whatever algorithm adds.
 
-If one or two parts are enough, they are float64. A part holds 50 binary places on two ranks, and fewer on more. To add
-an addend to a large number and subtract that number again gives its first part, and the second part is what this
+If one or two parts are enough, they are float64. A part holds 50 binary places on two ranks, and fewer on more ranks.
+To add an addend to a large number and subtract that number again gives its first part. The second part is what this
 addition has lost (S. Rump, T. Ogita and S. Oishi, "Accurate floating-point summation", SIAM Journal on Scientific
 Computing 2008). Of more than two such parts the larger two might cancel, and their sum would need a carry. So all other
-addends are cut into int64, and so are float64 that are too large for the addition: a superaccumulator that has no more
-words than its data need (U. Kulisch and W. Miranker, "The arithmetic of the digital computer", SIAM Review 1986).
+addends are cut into int64, and so are float64 that are too large for the addition. These int64 are a superaccumulator
+with no more words than the data need (U. Kulisch and W. Miranker, "The arithmetic of the digital computer", SIAM Review
+1986).
 """
 
 import functools
@@ -24,11 +25,11 @@ from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
 _CHUNK = 1 << 15
-"""Elements whose largest and smallest one are sought at a time, in the cache."""
+"""The elements that are searched at a time for the largest and the smallest one, so that they stay in the cache."""
 _PIECE_BYTES = 1 << 20
 """The bytes that are sent at a time: they are still in the cache when they are added and joined."""
 _POSITIVE, _NEGATIVE = 1, 2
-"""The infinities among the addends; a NaN stands for both, whose sum it is."""
+"""Marks of the infinities among the addends. A NaN gets both marks, because it is the sum of both infinities."""
 _NOTHING = -1 << 20
 _Convert: TypeAlias = Callable[[Array, Array], None]
 
@@ -113,7 +114,7 @@ def _added(xp: Any, rows: Array, x: Array) -> None:
     found = functools.reduce(xp.add, rows[::-1])  # float64 are rounded here, float32 below
     if x.dtype == np.float32 and len(rows) > 1:
         middle = found.view(np.int64) & 0x1FFFFFFF == 0x10000000
-        if middle.any():  # between two float32: what is lost of the sum decides
+        if middle.any():  # halfway between two float32: the sum's part that float64 has lost decides
             *others, near = rows[:, middle]
             lost = xp.zeros_like(near)
             for other in reversed(others):
@@ -146,17 +147,17 @@ def _joined(xp: Any, exponents: Sequence[int], bits: int, digits: Array, x: Arra
         length = xp.frexp(mantissa.astype(np.float64))[1].astype(np.int64)
         room = xp.where(empty, bits, xp.clip(62 - length, 0, bits))
         room[full] = 0
-        full |= room < bits  # what follows is below this digit's part that is lost
+        full |= room < bits  # all later digits are below the part of this one that is lost
         mantissa = (mantissa << room) + (digit >> (bits - room))
         lost |= digit & ((1 << (bits - room)) - 1) != 0
         exponent = xp.where(empty, place, exponent - room)
-    # A set last bit makes half of a unit more than that.
+    # If something is lost, a set last bit makes an apparent tie more than half of a unit.
     rounded = (mantissa | lost).astype(x.dtype).astype(np.float64)
     x[...] = xp.where(negative, -1.0, 1.0) * xp.ldexp(rounded, exponent)
 
 
 def _carry(digits: Array, bits: int) -> None:
-    """Make all digits but the first ones of 0 to 2 ** bits - 1."""
+    """Carry, so that all digits but the first are from 0 to 2 ** bits - 1."""
     for index in range(len(digits) - 1, 0, -1):
         carry = digits[index] >> bits
         digits[index] -= carry << bits

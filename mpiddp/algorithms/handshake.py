@@ -3,8 +3,8 @@
 All ranks then go on alike, or raise the same error. Before ranks access each other's memory, it is the barrier needed
 anyway. Between nodes it is the first step of every call that gives an array to an MPI collective, and has one size
 whatever the call, because MPI fails when collectives differ: Open MPI's non-blocking ones go on after a truncation and
-write over freed memory, and MPICH fails an assertion. A short array travels with the handshake (see `short`). The
-handshake also compares hashes of the calls that had none.
+write over freed memory, and MPICH fails an assertion. A short array travels with the handshake (see `short`). Calls
+without a handshake are hashed, and the next handshake compares the hashes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SLOT_BYTES = 1 << 10
 SLOT_START = _ENTRY.size
 ROW_BYTES = SLOT_START + SLOT_BYTES
 _DIRECT_RANKS = 4
-"""In smaller groups each rank sends its row to each other one, which takes less than MPI's all-gather."""
+"""In groups of up to so many ranks each rank sends its row to each other one. MPI's all-gather takes longer."""
 MAX_ROWS = 16
 """In larger groups on several nodes the first step reduces a hash, because a rank would receive too many rows."""
 _PLACE_AND_FACTOR = slice(32, 56)
@@ -45,7 +45,7 @@ class Entries(NamedTuple):
     segments: Array
     """Each array's segment; 0 for an ordinary array."""
     offsets: Array
-    """Bytes in the segment's region, or an ordinary array's address."""
+    """Each array's offset in its segment's region in bytes, or the address of an ordinary array."""
     factors: Array
     """The ranks' factors of PREMUL_SUM; else 1."""
     segment: int | None
@@ -84,7 +84,8 @@ def _cached_entries(size: int, entries: bytes) -> Entries:
 def exchange(link: Link, call: Call, place: Location, op: ReduceOp | None) -> Steps:
     """Wait for every rank; return their `Entries`. MismatchError on all ranks if calls differ.
 
-    An array may then be read and written: an earlier operation on it has ended (see `Queue.delays`).
+    After that the ranks may read and write each other's arrays: earlier operations on them have ended (see
+    `Queue.delays`).
     """
     factor = 1.0 if op is None or op.factor is None else op.factor
     if link.one_node or link.size <= MAX_ROWS:
@@ -135,7 +136,7 @@ class Slot:
         others = [rank for rank in range(comm.size) if rank != comm.rank] if comm.size <= _DIRECT_RANKS else []
         receives = [comm.Recv_init(rows[rank], rank, Tag.HANDSHAKE) for rank in others]
         self._messages = All(receives + [comm.Send_init(self._row, rank, Tag.HANDSHAKE) for rank in others])
-        """Persistent ones between all ranks; none in larger groups."""
+        """Persistent messages from and to all other ranks; none in groups of more than `_DIRECT_RANKS`."""
         self.rows = functools.lru_cache(maxsize=256)(functools.partial(_rows, self.told, self._starts))
         """Returns ``count`` elements of a dtype, from number ``first`` on, of each rank's array."""
 
@@ -227,7 +228,7 @@ def differing(link: Link, told: bytearray) -> Steps:
 
 
 def _find_difference(link: Link) -> Steps:
-    calls = link[Calls]  # histories are its
+    calls = link[Calls]  # the hashes that differ are of its calls
     calls.link.history = 0
     mine = calls.recent()
     told = np.empty((link.size, mine.size), RECORD)

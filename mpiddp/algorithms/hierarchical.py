@@ -1,9 +1,9 @@
 """All-reduce over several nodes: reduce in the node, across nodes slice by slice, gather in the node.
 
-Each of n nodes sends 2 (n - 1) / n of the array's bytes; a ring over all ranks sends up to p times as much. There are
-as many slices as the smallest node has ranks. They cross in parallel and in pieces: one piece is sent while the one
-before it returns. Horovod, NCCL and Open MPI's coll/han do the same. Where ranks of a node cannot share memory, MPI's
-own reduction serves all ranks alike, or our exchange in its place.
+Each of n nodes sends 2 (n - 1) / n of the array's bytes. In a ring over all ranks a node with m ranks sends up to m
+times as much. There are as many slices as the smallest node has ranks. They cross in parallel and in pieces: one piece
+is sent while the one before it returns. Horovod, NCCL and Open MPI's coll/han do the same. If the ranks of any node
+cannot share memory, all ranks reduce as `fallback` says.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
 
 
 def in_place_everywhere(link: Link, segments: Array) -> bool:
-    """Return True if on every node all arrays lie in one segment, or there is one rank."""
+    """Return True if every node has all its arrays in one segment, or has a single rank."""
     by_node = segments[link.by_node]
     lowest = np.minimum.reduceat(by_node, link.node_starts)
     highest = np.maximum.reduceat(by_node, link.node_starts)
@@ -98,7 +98,7 @@ def _in_the_scratch(link: Link, x: Array, op: ReduceOp, factors: list[float] | N
 
 
 class _Crossing:
-    """A piece of a slice: this node's ``sums``, and the result in ``out``."""
+    """A piece of a slice on its way between the nodes: this node's ``sums`` go, and ``out`` gets the result."""
 
     def __init__(self, across: Channel, sums: Array, out: Array, op: ReduceOp) -> None:
         self._across, self._out, self._op = across, out, op

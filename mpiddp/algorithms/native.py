@@ -73,7 +73,7 @@ def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Step
 
 
 def reduce_blocks(comm: MPI.Intracomm, output: Array, x: Array, op: ReduceOp) -> list[MPI.Request]:
-    """Reduce block r of ``x`` into rank r's ``output``, by a reduction for each."""
+    """Reduce block r of ``x`` into rank r's ``output``, by one reduction for each block."""
     requests, reduction = [], _defined(x, op)
     for root, block in enumerate(x.reshape(comm.size, -1)):
         pieces = chunks(block)
@@ -112,7 +112,7 @@ def _exchange(
 ) -> Steps:
     """Send inputs to ranks and receive outputs from ranks, without packing.
 
-    All ranks submit operations in one order, so that messages keep it.
+    All ranks submit operations in one order, so a rank's messages to another one arrive in that order.
     """
     sends, receives, blocks, fault = [], [], dict(outputs), ""
     for rank, x in inputs:
@@ -132,7 +132,7 @@ def _exchange(
         else:
             yield probe
             message, source, sent_bytes = probe.message, probe.status.Get_source(), size_of(probe.status)
-            if source not in blocks:  # a later operation's, whose sender is ahead
+            if source not in blocks:  # the block is for a later operation, in which its sender is already
                 early.setdefault(source, deque()).append((message, sent_bytes))
                 continue
         x = blocks.pop(source)
@@ -160,7 +160,10 @@ def overlap(outputs: Sequence[Array], inputs: Sequence[Array]) -> bool:
 
 
 class _Probe(Awaited):
-    """The next block from any sender: a probe for each would search all unexpected messages each time."""
+    """Waits for the next block from any sender.
+
+    With a probe for each sender, MPI would search all unexpected messages for each of them.
+    """
 
     message: Any = None
 

@@ -1,6 +1,7 @@
-"""One shot: every rank writes its short array to eager buffers, and reduces all ranks' by itself.
+"""One shot: every rank writes its short array to eager buffers, and reduces the arrays of all ranks by itself.
 
-Longer arrays go in pieces, a shot each. `run` makes a call at once, `steps` at the head of the queue.
+Longer arrays go in pieces, with a shot for each piece. `OneShot.run` makes a call at once, `OneShot.steps` when the
+call is at the head of the queue.
 """
 
 import functools
@@ -38,22 +39,23 @@ _abandoned: list[tuple[Sequence[Any], Awaited | None, Steps]] = []
 
 
 ENOUGH = Failed(DistError("nobody waits for this"))
-"""A shot's end returns it where nothing is left, not even the shots after it."""
+"""`Shot.end` returns this if the call is complete, so that the shots after it are not made."""
 
 
 @dataclass(slots=True, eq=False)
 class Shot:
     rounds: list[Round]
     shown: Callable[[Any], Array | None] | None
-    """Piece of the input to write; it may write by itself, and return None."""
+    """Returns the piece of the input to write to the buffer; or writes to the buffer by itself, and returns None."""
     result: Cut
-    """Piece of the output for the result."""
+    """Returns the piece of the output that gets the result."""
     write: Callable[[Array, Array], object] | None
     """Writes a piece that has gaps, or is to be changed, to an array."""
     awaited: SpinWait | None
     """The arrival of the ranks that this one waits for."""
     end: Callable[[Round, Any], Awaited | None] | None
-    """Returns what is left to wait for, on all ranks, in place of the shots after it; None: these are made."""
+    """Finishes the shot, and returns what is left to wait for in place of the shots after it, on all ranks alike. If it
+    returns None, or is None, those shots are made."""
 
 
 class OneShot:
@@ -76,7 +78,8 @@ class OneShot:
         self.shots = list(shots)
         self._waits = self.shots[-1].awaited is not None
         self._looks = min(LOOKS + size_bytes // _BYTES_PER_LOOK, _MOST_LOOKS)
-        """So long a wait for the others' part of an array of ``size_bytes`` is not yet shown to other ranks."""
+        """How often a call looks for the other ranks' part before it publishes that it waits. Longer arrays take more
+        time, so their calls look more often."""
 
     def run(self, args: Sequence[Any], outputs: Sequence[Array] | None = None) -> Work | None:
         """Make a call with nothing pending in this process; a timeout aborts the group.
@@ -92,8 +95,8 @@ class OneShot:
         event = operation = frame = None
         try:
             for event in steps:
-                if outputs is None or type(event) is SpinWait:  # else it may be all the work of a long array
-                    frame = frame or caller(4)  # while the others are on their way
+                if outputs is None or type(event) is SpinWait:  # another event may be all the work of a long array
+                    frame = frame or caller(4)  # takes time, and the others are still on their way
                     if eager.spin(event.Test, self._looks):
                         continue
                 if outputs is not None:
@@ -104,7 +107,7 @@ class OneShot:
                     self._monitor.publish(sequence, self._call.record)
                 self._wait(event, operation)
         except BaseException as error:  # also Ctrl-C
-            if not isinstance(error, BlockError):  # that comes after the last message
+            if not isinstance(error, BlockError):  # a BlockError is raised after the last message
                 _abandoned.append((args, event, steps))
             if isinstance(error, (DistError, MPI.Exception)):  # MPI's own in a look: perhaps a rank has died
                 if operation is None:

@@ -2,7 +2,7 @@
 
 The virtual ranks are the leaves of a binary tree that halves them again and again. Each rank has one subtree, so it
 sends one array, and only the order in which the ranks' arrays are added differs from a chain. The order is written as
-a number after each addend: how many sums it ends (as operators after operands).
+in postfix notation: a number after each addend says how many sums are complete with it.
 """
 
 from collections.abc import Sequence

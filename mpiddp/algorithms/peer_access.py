@@ -1,7 +1,7 @@
 """Peer access: a rank reads and writes its node's arrays in place, between two synchronisations.
 
-Of symmetric arrays it has `Views`. Calls between nodes reach ordinary arrays by `Copies`, which the kernel makes (see
-`shm.cma`) through a buffer in the cache.
+`Views` give access to symmetric arrays. `Copies` give access to ordinary arrays: the kernel copies them (see `shm.cma`)
+to and from a buffer in the cache.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ from .handshake import Entries
 from .local_reduce import bounds
 
 PIECE_BYTES = 1 << 18
-"""The length of a copy."""
+"""The largest piece of an array that is copied at once."""
 CACHE_BYTES = 1 << 20
 """All ranks' copies, which have to stay in a core's second-level cache."""
 Reduce = Callable[[Sequence[Array], Sequence[Array]], None]
@@ -29,7 +29,7 @@ class Views:
         self._rows, self._rank = rows, rank
 
     def reduce_into(self, reduce: Reduce, first: int, last: int, out: Array) -> None:
-        """Reduce elements of all arrays."""
+        """Reduce the elements ``first`` to ``last`` of all arrays into ``out``."""
         reduce([row[first:last] for row in self._rows], (out,))
 
     def reduce_for(self, reduce: Reduce, first: int, last: int, ranks: Sequence[int]) -> None:
@@ -43,7 +43,7 @@ class Views:
             block[...] = row
 
     def spread(self, root: int) -> None:
-        """Copy the array of one rank to those of all others, together with these."""
+        """Copy root's array to this rank's; the other ranks do the same for theirs."""
         if self._rank != root:
             self._rows[self._rank][...] = self._rows[root]
 
@@ -68,7 +68,7 @@ class Copies:
     def reduce_for(self, reduce: Reduce, first: int, last: int, ranks: Sequence[int]) -> None:
         """Reduce elements of all arrays, and write the result to those of ``ranks`` while it is in the cache."""
         for start, rows in self._pieces(first, last):
-            out = rows[self._rank if self._rank in ranks else self._rank == 0]  # its own, or a copy
+            out = rows[self._rank if self._rank in ranks else self._rank == 0]  # this rank's row, or another's copy
             reduce(rows, (out,))
             self.write(start, out, ranks)
 
@@ -91,7 +91,7 @@ class Copies:
             self.read(root, 0, self._own[:cut])
 
     def _pieces(self, first: int, last: int) -> Iterator[tuple[int, list[Array]]]:
-        """Yield the start of each piece, and its rows, which are copies but for this rank's."""
+        """Yield the start of each piece, and its rows: this rank's own elements, and copies of the other ranks'."""
         size, dtype = len(self._addresses), self._own.dtype
         step = max(min(PIECE_BYTES, CACHE_BYTES // size) // dtype.itemsize, 1)
         copies = self._memory.buffers(size, step, dtype)

@@ -1,9 +1,9 @@
 """Plans: all of a call that does not depend on the values in its arrays, and the table that selects its steps.
 
-All ranks must select the same algorithm, so selection uses only facts that are equal on all ranks. Whether an array is
-in symmetric memory may differ; the shared-memory algorithms exchange that in their handshake. "native" is MPI's own
-algorithm or `fallback`'s. The argument ``algorithm="ring"`` goes before ``MPIDDP_ALGORITHM=all_reduce:ring``, which
-goes before the table.
+All ranks must select the same algorithm, so selection uses only facts that are equal on all ranks. An array may be in
+symmetric memory on some ranks and not on others; the shared-memory algorithms exchange that in their handshake.
+"native" is MPI's own algorithm, or the one that `fallback` chooses. The argument ``algorithm="ring"`` goes before
+``MPIDDP_ALGORITHM=all_reduce:ring``, which goes before the table.
 
 An algorithm takes the link and its arrays. Steps take the link, the call, and the arrays: they compare the call before
 data moves, unless the ranks' records in shared memory do that.
@@ -36,10 +36,10 @@ from .one_shot import OneShot
 from .ways import ATTACH, SCRATCH
 
 Rows: TypeAlias = tuple[tuple[float, str], ...]
-"""Algorithms, each with the largest number of bytes for which it is best."""
+"""Pairs of a limit in bytes and the algorithm for arrays up to it, in ascending order."""
 
 WAYS = {way: two_shot.by(way) for way in (SCRATCH, ATTACH)}
-"""Two shots with one way for ordinary arrays."""
+"""Variants of `two_shot` that take ordinary arrays one given way."""
 MODULES: dict[str, ModuleType | SimpleNamespace] = {
     "native": native,
     "two_shot": two_shot,
@@ -49,20 +49,21 @@ MODULES: dict[str, ModuleType | SimpleNamespace] = {
     "ring": ring,
     "tree": tree,
 }
-"""Each has a function for every operation that it is good for."""
+"""The modules by the name of their algorithm. A module has a function for every operation that it can do."""
 _SELF_COMPARING = (two_shot, *WAYS.values(), hierarchical)
-"""Their functions are steps; those of the others are algorithms."""
+"""Modules whose functions are steps. The functions of the other modules are algorithms."""
 
 _WITH_ALL_ROWS = ("one_shot", "two_shot", "short", *WAYS)
-"""They reduce all ranks' arrays at once, so in any order; so does exchange."""
+"""These have all ranks' arrays at hand when they reduce, so they can add in any order. `exchange` can, too."""
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _IN_MEMORY = ("one_shot", "two_shot", *WAYS)
 ANY_SIZE = float("inf")
 _PIECES_BYTES, _PIECES_OF_MANY_BYTES = 1 << 22, 1 << 19
-"""Up to this size an ordinary array of up to four ranks, or of more, may go through the eager buffers in pieces."""
+"""The longest ordinary arrays that may go through the eager buffers in pieces: of up to four ranks, and of more."""
 _SCALED_PIECES_BYTES = 1 << 20
-"""Up to this size one of PREMUL_SUM always does where it may. The other ways, and symmetric arrays, scale its sum, not
-the addends, by a power of two. That gives other bits where it underflows, and time must not choose between them."""
+"""The longest ordinary array of a PREMUL_SUM that may go in pieces, and then it always does. Pieces scale the addends.
+The other ways scale the sum if all ranks have the same power of two as their factor. That gives other bits where
+numbers underflow, so the time that a way takes must not choose."""
 _KIB = 1 << 10
 
 # Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0 (`python -m mpiddp bench tune`). Bytes are of the
@@ -75,7 +76,7 @@ CROWDED: dict[str, Rows] = {
     **dict.fromkeys(ONE_NODE, ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot"))),
     **dict.fromkeys(("all_reduce", "reduce"), ((256 * _KIB, "one_shot"), (ANY_SIZE, "two_shot"))),
 }
-"""Rows where a round takes long: with more ranks than cores, and by MPI's messages where no eager buffers are."""
+"""Rows where a round takes long: there are more ranks than cores, or no eager buffers, so that MPI sends messages."""
 _SHORT = (handshake.SLOT_BYTES, "short")
 SEVERAL_NODES: dict[str, Rows] = {
     **dict.fromkeys(ONE_NODE, (_SHORT, (ANY_SIZE, "native"))),
@@ -92,7 +93,7 @@ class Plan:
     steps: Callable[..., Steps]
     """Takes the link, the call, and the arguments."""
     run: Callable[[Sequence[Any], Sequence[Array] | None], Work | None] | None = None
-    """Makes a call on short arrays at once (`OneShot.run`); None: drive the steps."""
+    """Makes the call at once, through the eager buffers (`OneShot.run`). If it is None, the caller drives the steps."""
 
 
 class Plans(Resource):
@@ -121,7 +122,7 @@ _ROWS_OF = {
 }
 for _name in (*ONE_NODE, *_ROWS_OF):
     for _algorithm in (*MODULES, "one_shot", *device_table.ALGORITHMS):
-        register_name(label(_name, _algorithm))  # errors name what only other ranks have asked for
+        register_name(label(_name, _algorithm))  # errors also name algorithms that only other ranks have asked for
 
 
 def make(
@@ -138,7 +139,7 @@ def make(
     bucket: int | None = None,
     inner: bool = False,
 ) -> Plan:
-    """Return the plan; ValueError if the requested algorithm does not do it in this group.
+    """Return the plan of a call; ValueError if the requested algorithm cannot do it in this group.
 
     ``output`` is ``x`` in an operation in place. All ranks must have the same ``count`` (by default the elements of
     ``x``) and ``layout``. ``bucket`` is the number of a DDP bucket. An ``inner`` call is a part of one that the ranks
@@ -208,7 +209,10 @@ def barrier(link: Link, name: str = "barrier") -> Plan:
 
 
 def _barrier_in_records(published: Calls, link: Link, call: Call, _: None) -> Steps:
-    """Wait until all ranks of the node have published this call: with many ranks to a core, far less than messages."""
+    """Wait until all ranks of the node have published this call.
+
+    With many ranks to a core this takes far less time than messages.
+    """
     yield SpinWait(functools.partial(published.made_by_all, link.sequence), link.later)
 
 
@@ -236,7 +240,7 @@ def _comparing(call: Call, steps: Callable[..., Steps]) -> Plan:
 def _by_name(
     operation: str, name: str, link: Link, x: Array, op: ReduceOp | None, call: Call, *, inner: bool = False
 ) -> Plan:
-    """Return the plan of an algorithm for arrays of the host; ``x`` is like the largest."""
+    """Return the plan of an algorithm for arrays of the host, of which ``x`` is the largest."""
     module = MODULES["native" if name in ("one_shot", "short") else name]
     if module is native and op is not None:
         module = fallback.choose(operation, link, x.dtype, op, x.nbytes)
@@ -266,7 +270,10 @@ def moving(
     layout: str = "",
     counts: tuple[list[int], list[int]] | None = None,
 ) -> Plan:
-    """Return the plan of a call that only moves data; ``counts`` are the bytes from and to each rank in one array."""
+    """Return the plan of a call that only moves data.
+
+    ``counts`` is for calls with one output and one input: the bytes from each rank, and the bytes to each rank.
+    """
     call = make_call(link, name, inputs, outputs, count=count, root=root, layout=layout)
     operation = "all_gather_list" if name == "all_gather" else name
     algorithm, arrays = getattr(native, operation), (*outputs, *inputs)
@@ -298,7 +305,7 @@ def _through_blocks(
     cut_input: Cut | None = _as_list if name in ("gather", "all_gather") else None
     equal = False
     if counts is not None:
-        equal = all(len(set(each)) == 1 for each in counts)  # else both are bytes
+        equal = all(len(set(each)) == 1 for each in counts)  # otherwise both arrays are cut as bytes
         cut_output, cut_input = cuts = [_cut(each, equal) for each in counts]
         outputs, inputs = (cut(*given) for cut, given in zip(cuts, (outputs, inputs), strict=True))
     blocks = Blocks(link, name, outputs, inputs, root, (cut_output, cut_input), equal=equal)

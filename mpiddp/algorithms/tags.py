@@ -10,7 +10,7 @@ class Tag(enum.IntEnum):
     BLOCK = 1
     """A block of gather, scatter or all_to_all."""
     LONG_BLOCK = 2
-    """The same, where a shorter one would go through eager buffers."""
+    """A block that does not go through the eager buffers of its group, because it is too long."""
     RING = 3
     TREE = 4
     NODES = 5

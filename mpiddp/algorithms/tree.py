@@ -1,6 +1,7 @@
 """Reduction along a binomial tree, and all-reduce by recursive doubling: about log2 p rounds, for short arrays.
 
-One rank's first message may meet another's last. So all are sent on ``later``, at the head of the queue.
+The first message of one rank may go to the last receive of another. So all messages are sent on ``later``, when the
+operation is at the head of the queue.
 
 References
 ----------

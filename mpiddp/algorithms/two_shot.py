@@ -40,10 +40,10 @@ CHUNK_BYTES = 1 << 19
 _FEW_CHUNKS = 8
 """Arrays of two ranks that have no more are reduced in one shot."""
 MPIS_BYTES = 1 << 21
-"""Below, the handshake takes what MPI's own operation might save."""
+"""For shorter arrays MPI's own operation is no way: the handshake takes the time that it might save."""
 _BEGUN = Location(-1, 0)
 _BLOCKING = -2
-"""In place of an ordinary array's segment: its rank blocks in the call."""
+"""A rank that blocks in the call tells this in place of an ordinary array's segment."""
 
 Step: TypeAlias = Callable[[int, int, list[Array]], None]
 """A function of the start and stop of a chunk in the array, and of all ranks' buffers."""
@@ -55,8 +55,9 @@ class Pipeline:
     """Moves an array through the scratch chunk by chunk: put, barrier, take.
 
     ``put`` writes a chunk to this rank's buffer. ``take`` reads all ranks' buffers after a barrier, and may write to
-    this rank's. ``collect``, if given, reads after another barrier what the others' ``take`` has written. A chunk
-    consists of ``rows`` pieces side by side; ``length`` is the number of elements of a row in all chunks together.
+    this rank's. ``collect``, if given, reads after another barrier what ``take`` has written on the other ranks. A
+    chunk consists of ``rows`` pieces side by side; ``length`` is the number of elements of a row in all chunks
+    together.
 
     One chunk is written while another is read. The first is put before the ranks meet, if that is possible, so that
     short arrays need a single barrier.
@@ -77,14 +78,15 @@ class Pipeline:
         self._dtype, self._length, self._rows = like.dtype, length, rows
         self._put, self._take, self._collect = put, take, collect
         self.factors: list[float] | None = None
-        """For ``take``, which must not look here: it would keep its arrays alive in a circle."""
+        """The factors that `run` gives to ``take``. If ``take`` referred to this object, a circle of references would
+        keep its arrays alive."""
         self._step = max(min(CHUNK_BYTES, self._scratch.buffer_bytes) // like.itemsize // rows, 1)
 
     def begin(self) -> bool:
         """Put the first chunk; return False if that is not possible yet.
 
-        It is not before the memory is there, and not while this rank has unfinished operations: all ranks count rounds
-        in the order of operations.
+        The memory must be there, and this rank must have no unfinished operations, because all ranks count rounds in
+        the order of operations.
         """
         stop = min(self._step, self._length)
         if not self._scratch.ready or len(self._link.queue):
@@ -112,15 +114,15 @@ class Pipeline:
 
 
 class Part(NamedTuple):
-    """An operation's part that is this rank's."""
+    """One rank's part of an operation."""
 
     operation: str
     link: Link
     output: Array
-    """It is ``x`` where the operation is in place."""
+    """The array of the result, which is ``x`` if the operation is in place."""
     x: Array
     op: ReduceOp | None = None
-    """None: the arrays only move."""
+    """The reduction; None if the arrays only move."""
     root: int = NO_ROOT
 
     def flat(self) -> Array:
@@ -128,7 +130,7 @@ class Part(NamedTuple):
         return as_bytes(self.x) if self.op is None else self.x.reshape(-1)
 
     def move(self, access: PeerAccess, factors: list[float] | None) -> None:
-        """Do it where the arrays lie, with the ranks' factors of ``PREMUL_SUM``."""
+        """Do this part where the arrays lie, with the ranks' factors of ``PREMUL_SUM``."""
         rank, size = self.link.rank, self.link.size
         if self.operation == "all_gather":
             access.gather(as_bytes(self.output).reshape(size, -1))
@@ -154,7 +156,7 @@ class Part(NamedTuple):
         return shots(self.link, self.x, self.op, self.root)
 
     def by(self, module: ModuleType, link: Link, *call: Call, **named: Any) -> Steps:
-        """Return the steps of a module's operation of this name."""
+        """Return the steps of this operation by the function of that name in ``module``."""
         arrays = (self.output, self.x) if self.operation in ("all_gather", "reduce_scatter") else (self.x,)
         options = (each for each in (self.root, self.op) if each not in (NO_ROOT, None))
         steps: Steps = getattr(module, self.operation)(link, *call, *arrays, *options, **named)
@@ -164,8 +166,8 @@ class Part(NamedTuple):
 def _meet(part: Part, call: Call, way: str | None) -> Steps:
     """Meet all ranks, and do the operation.
 
-    Ordinary arrays go by ``way`` if that is possible, and by default as `ways` says. MPI's own operation is a way
-    besides, where no sum's bits depend on it.
+    Ordinary arrays go by ``way`` if that is possible, and by default as `ways` says. MPI's own operation is one of the
+    ways if the call only moves data, so that no sum's bits depend on the choice.
     """
     link, op, x = part.link, part.op, part.flat()
     choice = link.resource(Ways).of(kind_of(call, x))

@@ -2,14 +2,17 @@
 
 Which one is the fastest depends on the processor, the kernel and the pages of the arrays, and most of all on the cores:
 where they have no cache in common, writing to a buffer that another core has read takes many times as long. Therefore
-the first calls of an operation with arrays of a size take one way after the other, and then all ranks agree on one. MPI
-has no part in reductions, which have the same bits by all others. In pieces a PREMUL_SUM scales its addends, elsewhere
-mostly their sum, which differs where it underflows; so there the size alone decides. A way is judged by processor time,
-because other load prolongs a call, but hardly its work.
+the first calls of an operation with arrays of a size take one way after the other, and then all ranks agree on one. A
+way is judged by processor time, because other load prolongs a call, but hardly its work.
 
-In `two_shot` there is a choice where all ranks block in the call. Other calls go through the scratch, which a rank
-fills when their turn has come: a program may have begun several on one array, and by attach a rank might read it before
-another's earlier call has written it. In `direct` every call begins when its turn has come, and there alone are pieces.
+The choice must not change a result. So MPI's own operation is no way of a reduction: the others give the same bits, and
+MPI may give others. For a PREMUL_SUM the size alone decides about pieces: pieces scale the addends, and the other ways
+mostly the sum, which gives other bits where numbers underflow.
+
+`two_shot` has a choice only if all ranks block in the call. Its other calls go through the scratch, which a rank fills
+when the call's turn has come. A program may have begun several calls on one array, and by attach a rank might read it
+before an earlier call of another rank has written it. `direct` begins every call when its turn has come, so it always
+has a choice, and pieces as one more way.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -25,7 +28,7 @@ from mpiddp.typing import Array
 
 PIECES, SCRATCH, ATTACH, MPIS = "pieces", "scratch", "attach", "native"
 TRIES = 6
-"""Calls that take each way, one after the other as they will be later. The least time counts."""
+"""The calls that try each way, one after the other, as later calls will follow each other. The least time counts."""
 WARM_UPS = 4
 """Calls in pieces before the tries. A buffer that no other core has read yet is written faster than ever again."""
 FEW_CALLS, MANY_CALLS = 250, 4000
@@ -40,9 +43,9 @@ class Kind(NamedTuple):
 
     operation: str
     bits: int
-    """Of the arrays' length in bytes."""
+    """The bit length of the arrays' size in bytes: sizes between two powers of two are one kind."""
     of_direct: int = 0
-    """0: of `two_shot`; 1: of `direct`; 2: of `direct` with pieces. Each has ways of its own."""
+    """0: calls of `two_shot`; 1: of `direct`; 2: of `direct` with pieces. They have different ways to choose from."""
 
 
 class Choice:
@@ -57,7 +60,10 @@ class Choice:
         self._took: dict[str, list[float]] = {}
 
     def run(self, possible: Mapping[str, Steps], way: str | None) -> Steps:
-        """Run the steps of ``way``, of the only possible or of the chosen one; else try one. Collective."""
+        """Run the steps of ``way`` if that is possible, else of the only possible way or of the chosen one. Collective.
+
+        If several ways are possible and none is chosen yet, try one of them.
+        """
         way = way if way in possible else next(iter(possible)) if len(possible) == 1 else self.way
         if way is None:
             tried, _ = self.next(possible)

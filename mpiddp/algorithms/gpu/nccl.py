@@ -1,7 +1,7 @@
 """Collectives by NCCL, for groups of ``backend="nccl"`` with a GPU for each rank.
 
-A call queues one kernel on the group's stream, behind the program's work, and ends with an event. What NCCL lacks or
-defines differently runs as in other groups.
+A call queues one kernel on the group's stream, behind the program's work, and ends with an event. Operations that NCCL
+lacks or defines differently run as in other groups.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ class Connection(Resource):
         self._link, self._role = link, f"nccl {link.id}"
 
     def after(self, *arrays: Array) -> Any:
-        """Return the stream, which then waits for those of the arrays; ArrayError for another device."""
+        """Return the stream, behind the work queued on the arrays; ArrayError if one is on another device."""
         device = self.communicator.device
         for x in arrays:
             if place_of(x) != device:

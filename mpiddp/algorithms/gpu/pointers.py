@@ -1,6 +1,7 @@
 """Collectives by device pointers, where MPI is known to take them.
 
-MPI knows no streams: a collective begins with an event of the kernels queued before, and ends with its own.
+MPI knows no streams. So a collective first waits for the kernels that were queued before it, and waits for its own
+kernels at its end.
 """
 
 from collections.abc import Callable, Sequence
@@ -62,7 +63,7 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
 
 
 def _reduced(algorithm: Callable[..., Steps], link: Link, x: Array, writes: bool, op: ReduceOp, *args: Any) -> Steps:
-    """Multiply by the factor, and run a reduction of MPI's behind that; ``writes``: its result replaces ``x``."""
+    """Multiply by the factor, then run ``algorithm``, a reduction of MPI; ``writes`` says that it writes to ``x``."""
     side = stream.after("add", x)
     with stream.on(side):
         sent = x if writes or op.factor is None else x.copy()

@@ -61,9 +61,9 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
 def by_rings(
     make: Callable[[Channel, Array, int], DeviceTransport], link: Channel, x: Array, op: ReduceOp, part_bytes: int
 ) -> Steps:
-    """Deal pieces to at most `RINGS` rings, alike on all ranks.
+    """All-reduce ``x`` in pieces, which are dealt to at most `RINGS` rings, alike on all ranks.
 
-    ``make`` makes a ring's transport, from the longest of its pieces and its tag.
+    ``make`` makes the transport of a ring. It gets the link, the ring's longest piece, and its tag.
     """
     yield stream.ready(x)
     flat = x.reshape(-1)
@@ -82,9 +82,9 @@ def by_rings(
 
 
 def run_concurrently(generators: Sequence[Steps]) -> Steps:
-    """Run all to their ends, as one operation.
+    """Run all generators to their ends, as one operation.
 
-    They overtake each other, so each needs a tag of its own for its messages.
+    One may overtake another, so each generator needs a tag of its own for its messages.
     """
     waiting: dict[int, Awaited] = {}
     ready = list(range(len(generators)))

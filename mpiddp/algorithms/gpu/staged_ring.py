@@ -20,7 +20,8 @@ from mpiddp.typing import Array
 from .ring import by_rings
 
 PART_BYTES = 1 << 22
-"""Of 2 and 4 rings, and of parts of 1 and 4 MiB, these took the least time on an H200 that 2 and 4 ranks shared."""
+"""The longest part. With 2 and 4 rings, and parts of 1 and 4 MiB, 2 rings and parts of 4 MiB took the least time on an
+H200 that 2 and 4 ranks shared."""
 
 
 class StagedTransport:
@@ -47,7 +48,7 @@ class StagedTransport:
         self._loaded, self._loaded_bytes = stream.mark(self._down), x.nbytes
 
     def shift(self, target: Array) -> Steps:
-        """Do as `Transport.shift`. What is loaded then is the copy of ``target`` on the host."""
+        """Send and receive as `Transport.shift` says. The next shift sends the host's copy of ``target``."""
         reusable = stream.mark(self._add)  # queued kernels may use the memory of target
         yield self._loaded
         yield self._copied.popleft()  # of the buffer that receives now

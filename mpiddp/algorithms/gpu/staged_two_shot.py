@@ -2,7 +2,7 @@
 
 Every rank copies down what the others add, adds its own slice of all arrays on its device, and copies the sum down for
 the others. As many bytes cross the bus as in a ring, but no rank copies them from one part of the host's memory to
-another: nothing goes through MPI but the tokens that say that they are there. Several pieces are on their way at once.
+another: MPI only sends tokens, which say that the bytes are there. Several pieces are on their way at once.
 """
 
 import itertools
@@ -40,8 +40,9 @@ class Landing(Resource):
     """Memory that all ranks of a node map, pinned for the device of each.
 
     In each lane every rank has a slot for every rank: its own slot holds the sum of its slice, the others hold what it
-    gives to their sums. They lie at the same places for pieces of all lengths, because a rank may still read the sum of
-    one piece while the next one is written. A group that is given up leaves it pinned: copies may be on their way.
+    gives to their sums. The slots lie at the same places for pieces of all lengths, because a rank may still read the
+    sum of one piece while the next one is written. A group that is given up leaves its memory pinned, because copies
+    may be on their way.
     """
 
     def __init__(self, link: Link) -> None:
@@ -49,9 +50,9 @@ class Landing(Resource):
         self._unpin: Callable[[], None] | None = None
         self.slot_bytes = max(NODE_BYTES // link.size**2 // _LINE_BYTES, 1) * _LINE_BYTES
         self.slots: Array | None = None
-        """Of shape (ranks, lanes, ranks, slot_bytes)."""
+        """All slots, as an array of shape (ranks, lanes, ranks, slot_bytes); None before `prepare`."""
         self.fault = ""
-        """Why there is none; empty if there is, and before it has been asked for."""
+        """The reason why there is no memory; empty if there is some, and before `prepare`."""
         self.calls = 0
 
     def prepare(self, side: Any) -> Steps:
@@ -97,8 +98,8 @@ class Landing(Resource):
 class Lane:
     """Passes pieces of one call, one after the other, on three streams.
 
-    `_slots` holds this lane's slots of all ranks. Rank r writes to ``_slots[r][q]`` what it adds to rank q's sum, and
-    to ``_slots[r][r]`` the sum of its own slice.
+    `_slots` holds this lane's slots of all ranks. Rank r writes its addends of rank q's sum to ``_slots[r][q]``, and
+    the sum of its own slice to ``_slots[r][r]``.
     """
 
     def __init__(self, link: Link, index: int, sides: Sequence[Any], op: ReduceOp, factors: list[float] | None) -> None:
@@ -130,7 +131,11 @@ class Lane:
         yield read
 
     def _pass(self, piece: Array, read: Awaited) -> Steps:
-        """Reduce a piece; return when this rank has read the others' sums, as ``read`` says of the piece before."""
+        """Reduce a piece; return the event of this rank's copies of the others' sums.
+
+        ``read`` is that event of the piece before. This rank waits for it before it meets the others, because they
+        write their next sums after that.
+        """
         edges = itertools.pairwise(bounds(piece.size, self._size, piece.itemsize))
         parts = [piece[start:end] for start, end in edges]
         mine = parts[self._rank]
@@ -158,7 +163,7 @@ class Lane:
 
 
 def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x``; by the ring on several nodes, and where memory cannot be pinned."""
+    """Reduce ``x``. `staged_ring` does it on several nodes, and where memory cannot be pinned."""
     begin = stream.ready(x)
     sides = add, down, _ = [stream.side(role, x) for role in ("add", "down", "up")]
     entries = yield from handshake.exchange(link, call, segment.NOWHERE, op)

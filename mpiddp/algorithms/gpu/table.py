@@ -78,7 +78,7 @@ def choose(
 ) -> Callable[..., Steps]:
     """Return the steps for arrays like ``x``; ``host`` are those for arrays of the host."""
     through_host = staged.around(operation, host)
-    if op is not None and op._merges is not None:  # the order of its additions is its own
+    if op is not None and op._merges is not None:  # it adds in an order of its own, which the others do not know
         return through_host
     if asked is None and nccl.does(operation, link, x.dtype, op):
         return without(getattr(nccl, operation))
