@@ -41,17 +41,17 @@ class UnreachableError(DistError):
 
 
 class CrossMemory(Resource):
-    """Access to the memory of the node's other ranks, which stay in the same operation until it has been used."""
+    """Access to the memory of the node's other ranks. They must stay in the operation until it has read or written."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._pids: list[int] = []
         self._memory: Array = np.empty(0, np.uint8)
         self.fault = ""
-        """Why it cannot be used, on all ranks alike; empty if each reaches the memory of all ranks of its node."""
+        """Why the group cannot use it, on all ranks alike; empty if every rank reaches all ranks of its node."""
 
     def prepare(self) -> Steps:
-        """Try it. All ranks of the group call this together; it communicates on ``later``."""
+        """Try to read the other ranks' memory. All ranks of the group call this together, and use ``later``."""
         node = self._link.node
         token = np.array([random_bits()])
         mine = np.array([os.getpid(), address_of(token), token[0]])

@@ -33,7 +33,7 @@ from mpiddp.typing import Array
 from .segment import SKEW_BYTES
 
 _ROUND_BYTES = 1 << 20
-"""What the ranks' buffers of one round have together. Pieces of arrays should stay in the processors' caches."""
+"""The size of all ranks' buffers of one round together. Pieces of arrays should stay in the processors' caches."""
 MAX_RANKS = 8
 """Larger groups have no eager buffers, because each rank would have to read too many arrays."""
 BUFFERS = 4
@@ -46,7 +46,7 @@ SIZE, ADDRESS, TAKEN, COST = range(4)
 the round once the receiver has read it, or minus that number if it cannot; how long that took."""
 
 ORDERED = os.uname().machine.lower() in ("x86_64", "amd64", "i386", "i686")
-"""Whether other processors see a thread's stores in the order of the program."""
+"""True if other processors see a thread's stores in the order of the program."""
 
 # The other ranks mostly arrive soon. A wait looks without a pause, then yields the core after each look, then sleeps.
 LOOKS = 40
@@ -81,10 +81,10 @@ class Round:
     """The arrays of all ranks as one of shape (ranks, ...)."""
     rows: list[Array]
     later_rows: list[Array]
-    """Those of the third rank and of all behind it."""
+    """The rows of the third rank and of all later ones."""
     own: Array
     place: slice
-    """The last one's place in the memory."""
+    """Where ``own`` lies in the memory."""
 
 
 class SpinWait:
@@ -130,7 +130,7 @@ class EagerBuffers(Resource):
         records, step = map(self._records_of, range(BUFFERS)), _RECORD.size // 8
         self._numbers = [self.words[each.start // 8 : each.stop // 8 : step] for each in records]
         self.told: list[object] = [None] * BUFFERS
-        """For each buffer the owner of the sizes that this rank has told last."""
+        """For each buffer, the object whose block sizes this rank has told there; None if they are overwritten."""
         self._crowded = link.world.crowded
         """A rank that looks may keep another from its core, because there are more ranks than cores."""
 
@@ -139,14 +139,14 @@ class EagerBuffers(Resource):
         return slice(start, start + self._size * _RECORD.size)
 
     def position(self, kind: int, buffer: int, receiver: int, sender: int) -> int:
-        """Return where in `words` the ranks tell one of these words about a block, in rounds with this buffer."""
+        """Return the index in `words` of the word of this ``kind`` about a block, in rounds with this buffer."""
         first: int = self._records_of(BUFFERS - 1).stop // 8
         return first + ((kind * BUFFERS + buffer) * self._size + receiver) * self._size + sender
 
     def rounds(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, joined: bool = False) -> list[Round]:
         """Return the four rounds as seen by calls with arrays of this shape and dtype.
 
-        The ranks' arrays lie in buffers of their own or, ``joined``, side by side in the first rank's.
+        The ranks' arrays lie in buffers of their own or, if ``joined``, side by side in the buffer of the first rank.
         """
         row: Array = np.empty(shape, dtype)
         strides = (row.nbytes if joined else self.buffer_bytes, *row.strides)
@@ -177,8 +177,8 @@ class EagerBuffers(Resource):
     def begin(self, rounds: list[Round], call: bytes, x: Any, write: Callable[[Array, Array], object] | None) -> Round:
         """Begin the next round, which must be `writable`.
 
-        ``call``, a record without its number, is equal on all ranks that agree. ``write`` writes ``x`` to this rank's
-        array of the round, if their bytes are not the same.
+        ``call``, a record without its number, is equal on all ranks that agree. ``write`` is needed if ``x`` has gaps
+        or is to be changed: it writes ``x`` to this rank's array of the round. Without it ``x`` is copied as bytes.
         """
         self.number = number = self.number + 1
         current = rounds[number % BUFFERS]
@@ -194,7 +194,7 @@ class EagerBuffers(Resource):
 
     @property
     def call(self) -> bytes:
-        """The call of this round, for its other rounds."""
+        """The record of this round's call, without a number: the call's other rounds begin with it, too."""
         return self._expected[_NUMBER_BYTES : _RECORD.size]
 
     def _all_arrived(self) -> bool:
@@ -214,7 +214,7 @@ class EagerBuffers(Resource):
         return self.spin_wait(it_arrived)
 
     def spin(self, happened: Callable[[], bool], looks: int = LOOKS) -> bool:
-        """Look some times, for about a millisecond at most; return False if ``happened()`` is still false."""
+        """Look up to ``looks`` times, for about a millisecond at most; return True if ``happened()`` became true."""
         began_s = time.monotonic()
         for look in range(1, looks + 1):
             if self._crowded:
@@ -231,7 +231,8 @@ class EagerBuffers(Resource):
     def calls(self) -> list[list[tuple[int, int, int, int, int]]]:
         """Return the calls of the last rounds: for each a list of (rank, sequence, kind, count, root), this rank first.
 
-        Any thread may ask. A record that is just being written is left out; if it is this rank's, so is the round.
+        Any thread may ask. A record that is just being written is left out. If this is the record of this rank, the
+        whole round is left out.
         """
         calls = []
         for number in range(self.number, max(self.number - BUFFERS, 0), -1):

@@ -12,7 +12,8 @@ from mpiddp.typing import Array
 from . import segment
 
 BUFFER_BYTES = 1 << 21
-"""The size of a buffer. With many ranks it is smaller, so that those of a node stay within `_NODE_BYTES`."""
+"""The largest size of a buffer. With many ranks on a node it is smaller, so that the buffers of a round stay within
+`_NODE_BYTES`; but it is at least `_SMALLEST_BYTES`."""
 _NODE_BYTES = 1 << 24
 _SMALLEST_BYTES = 1 << 17
 
@@ -74,5 +75,5 @@ class Scratch(Resource):
         self._regions, self._views = [], {}
 
     def drop(self, error: DistError) -> None:
-        """Close it: no pending message writes to this memory."""
+        """Close at once: no pending message writes to this memory."""
         self.close()

@@ -3,8 +3,8 @@
 A rank that knows where in its region another rank's array lies can read and write the array, by `Segment.view`.
 
 The memory is an anonymous file (memfd) of the node's first rank, which the others open through ``/proc/PID/fd``.
-Nothing stays behind, and a small ``/dev/shm`` does not limit it. Where that is forbidden, a file in ``/dev/shm`` is
-used, and unlinked once all ranks have opened it.
+Nothing stays behind, and a small ``/dev/shm`` does not limit it. If that is forbidden, a file in ``/dev/shm`` is used,
+and unlinked once all ranks have opened it.
 
 Every rank populates the pages of its region, and all agree that this has worked before any page is used: a write to a
 page that the system cannot provide would end the process.
@@ -31,9 +31,9 @@ ALIGNMENT_BYTES = mmap.PAGESIZE
 SKEW_BYTES = mmap.PAGESIZE // 2
 """Arrays in shared memory begin in the middle of a page, because most others begin at the beginning of one.
 
-AMD's processors since Zen 3, with the C library of that time, take up to 14 times as long for a copy to an address
-whose place in its page is a little behind the source's, as that of NumPy's long arrays is, 16 bytes from the beginning
-[1]_.
+On AMD's processors since Zen 3, the C library of that time takes up to 14 times as long for a copy if the target lies a
+little further behind the beginning of its page than the source [1]_. NumPy's long arrays begin 16 bytes behind it, so a
+copy to one of them from the beginning of a page would be such a copy.
 
 References
 ----------
@@ -63,7 +63,7 @@ class Segment:
     """The memory of some ranks of a node, mapped into this process. Only its arrays keep it alive.
 
     ``number`` is unique, and the same on all ranks. ``ranks`` are ranks of the world, in the order of their regions;
-    ``rank`` is this one's index among them.
+    ``rank`` is the index of this rank among them.
     """
 
     def __init__(self, number: int, memory: mmap.mmap, ranks: tuple[int, ...], rank: int) -> None:
@@ -95,7 +95,7 @@ _by_number: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDiction
 def find(x: Array) -> Location:
     """Return where an array lies in symmetric memory, or `NOWHERE`."""
     base: Any = x.base
-    while type(base) in (np.ndarray, memoryview):  # np.frombuffer makes the second
+    while type(base) in (np.ndarray, memoryview):  # np.frombuffer puts a memoryview between array and mmap
         base = base.obj if type(base) is memoryview else base.base
     if type(base) is mmap.mmap:
         own = _of_mapping.get(base)
