@@ -11,11 +11,14 @@ from mpiddp.errors import SetupError
 from . import processes, stdio
 
 _FIRST_WORD_S = 3.0
-"""How long the children of other ranks wait before they end the job, so that rank 0's can say why."""
+"""How long the children of other ranks wait before they end the job, so that a child of rank 0 can say why."""
 
 
 def refuse_children(launch: launchers.Launch) -> None:
-    """Refuse MPI as the rank that started this process: MPICH fails, Open MPI's ranks crash."""
+    """Refuse to start MPI in a process that a rank has started, because it would start as the same rank.
+
+    MPICH would fail in this process, and Open MPI would crash the job's ranks.
+    """
     rank_pid = rank_process.started_by_rank()
     multiprocessing: Any = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None:
@@ -40,7 +43,7 @@ def refuse_children(launch: launchers.Launch) -> None:
 
 
 def refuse_spawned(launch: launchers.Launch, rank: Any, child: Any) -> NoReturn:
-    """End the rank that spawned this process: the job would hang. Rank 0's first child prints."""
+    """End the rank that spawned this process, because the job would hang. The first child of rank 0 prints why."""
     if launch.rank != 0 or child._identity[-1:] != (1,):
         rank.join(_FIRST_WORD_S)
     if rank.is_alive():
@@ -54,7 +57,7 @@ def refuse_spawned(launch: launchers.Launch, rank: Any, child: Any) -> NoReturn:
 
 
 def _end_job(fault: str, rank_pid: int) -> NoReturn:
-    """Print why, and kill a rank of this host, with which the launcher kills the others."""
+    """Print ``fault``, and kill a rank of this host; the launcher then kills the others."""
     sys.stderr.write(f"SetupError: {fault}\n")
     stdio.deliver()
     for each in {str(rank_pid), *processes.started_ranks(processes.parent(rank_pid))}:

@@ -1,6 +1,6 @@
-"""Whether MPI takes addresses of GPU memory (device pointers).
+"""MPI's support for addresses of GPU memory (device pointers).
 
-An MPI library that does not would crash, so there has to be evidence on every rank.
+An MPI library without it would crash on such an address, so there has to be evidence on every rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .world import library_name, thread_level
 
 
 class Support(NamedTuple):
-    """An answer, with what it rests on."""
+    """An answer, and the evidence for it."""
 
     yes: bool
     reason: str

@@ -32,7 +32,7 @@ ANY_SOURCE: int = -1
 _SLOTS, _MOST_SLOTS = 64, 8
 """The slots of a FIFO, and of its longest message. A message may reach beyond the last slot, and has memory there."""
 _RANK_BYTES = 33 << 13
-"""The slots of all FIFOs to one rank have so much together: of two ranks the longest message is just over 32 KiB."""
+"""The size of the slots of all FIFOs to one rank. With two ranks the longest message is just over 32 KiB."""
 _LINE_BYTES = 64
 _HEAD, _SENT, _TAIL, _TAKEN = 0, 8, 16, 17
 """Words of a FIFO. The sender tells how many slots it has filled, and how many messages it has sent by MPI. The
@@ -40,13 +40,14 @@ receiver tells how many slots it has emptied, and how many of MPI's messages it 
 together lie in different lines of the processor's caches."""
 _FIRST_BYTES = 4 * _LINE_BYTES
 _PAYLOAD_BYTES = 16
-"""A message's first slot begins with a word that tells its tag and size, and with the slot's number, which is written
-last. Behind them, where any element is aligned, are its bytes, so that a short one takes one line with them."""
+"""A message's first slot begins with two words: one tells the message's tag and size, and the other is the slot's
+number, which is written last. The message's bytes follow, at an address where any element is aligned. So a short
+message and both words lie in one line."""
 _SIZE_BITS = 20
-"""Of the first word; more than the longest message needs. The others are the tag's."""
+"""The bits of the first word that tell the size; the longest message needs fewer. The other bits tell the tag."""
 _MOST_VIEWS = 1000
 _LAST_LOOKS = 100
-"""Looks of a group's end; each takes a message or a few out of what MPI has in memory for this rank."""
+"""How often the end of a group looks for messages. MPI takes only a few of those that have come in at each look."""
 
 
 def _slot_bytes(ranks: int) -> int:
@@ -92,12 +93,12 @@ class Fifo:
     def __init__(self, sender: int, receiver: int, memory: mmap.mmap, start: int, ranks: int) -> None:
         self.sender, self.memory, self.slot_bytes = sender, memory, _slot_bytes(ranks)
         self.heads = memoryview(memory)[start : start + _LINE_BYTES].cast("q")
-        """The heads of all FIFOs to the receiver, by their senders: at most 8, as many as ranks have eager buffers."""
+        """The heads of all FIFOs to the receiver, by their senders. A line holds 8, and larger groups have no FIFOs."""
         start += _LINE_BYTES + ((sender - receiver) % ranks - 1) * _fifo_bytes(ranks)
         self.words = memoryview(memory)[start : start + _fifo_bytes(ranks)].cast("q")
         places = [_FIRST_BYTES + slot * self.slot_bytes for slot in range(_SLOTS)]
         self.slots = [(place // 8, start + place + _PAYLOAD_BYTES) for place in places]
-        """For each slot the index of its first word in `words`, and where in the memory a message begins."""
+        """For each slot, the index of its first word in `words`, and where in the memory a message's bytes begin."""
         self.room = 0
         """The head up to which the sender may fill slots without another look at the receiver's words."""
 
@@ -105,7 +106,7 @@ class Fifo:
         return -(-(_PAYLOAD_BYTES + size_bytes) // self.slot_bytes)
 
     def has_room(self, count: int) -> bool:
-        """Look at the receiver's words for ``count`` slots, and the one behind them."""
+        """Look at the receiver's words; return True if ``count`` slots and the one behind them are free."""
         words = self.words
         self.room = words[_TAIL] + _SLOTS - 1 if words[_SENT] == words[_TAKEN] else 0
         return words[_HEAD] + count <= self.room
@@ -138,7 +139,8 @@ class Lane:
         self._fifos, self._dtype, self._shape, self._size_bytes = fifos, x.dtype, x.shape, x.nbytes
         self._word, self._count = tag << _SIZE_BITS | x.nbytes, fifos[0].slots_of(x.nbytes)
         self._views: dict[Any, Array] = {}
-        """Messages in their slots as such arrays, by their positions in the memory, shorter ones also by size."""
+        """Arrays over the slots in which messages come, by their positions in the memory. The keys of messages that are
+        shorter than the lane's arrays have the size, too."""
 
     def put(self, x: Any) -> bool:
         """Send; return False if the message has to go by MPI."""
@@ -158,11 +160,12 @@ class Lane:
             return True
 
     def take(self, x: Array, looks: int, receive: Any) -> bool:
-        """Receive, after some looks; return False if no message comes, or the next is of another kind, or MPI's.
+        """Receive a message, after some looks.
 
-        Sender and size become attributes of ``receive``. A Ctrl-C comes before the message is received or after it,
-        because Python sees it at a call or at a loop's next step alone. Of several ranks the first one's message is
-        taken first. The caller holds `requests.lock`.
+        Return False if no message comes, or if the next one is of another kind or comes by MPI. Sender and size become
+        attributes of ``receive``. A Ctrl-C comes before the message is received or after it, because Python sees it at
+        a call or at a loop's next step alone. If several ranks have sent, the message of the first of them is taken.
+        The caller holds `requests.lock`.
         """
         for _ in range(looks):
             for fifo in self._fifos:
@@ -228,7 +231,8 @@ class Transport(Resource):
         self._status = status = MPI.Status()
         probe = partial(self.comm.Improbe, MPI.ANY_SOURCE, MPI.ANY_TAG, status)
         self._probes: Iterator[MPI.Message | None] = iter(probe, object())
-        """Improbe's results. After a call of it a Ctrl-C could lose the message; none comes within a loop's step."""
+        """The results of Improbe, without end. A Ctrl-C that comes after a plain call could lose the message; Python
+        sees none within a loop's step."""
         self._probed: MPI.Message | None = None
         """The message of ``status``, until it is returned."""
 

@@ -41,9 +41,10 @@ def finalize(library: Any, pid: int) -> None:
 
 @contextlib.contextmanager
 def exit_limit(limit_s: float) -> Iterator[None]:
-    """End the process, and print its stack, if the block lasts longer, as it waits for a rank that is gone.
+    """End the process, and print its stack, if the block lasts longer: it may wait for a rank that is gone.
 
-    For the end of the program: no Python thread can be started any more, and mpi4py's Finalize holds the interpreter.
+    At the end of a program no thread could do this: Python starts none any more, and mpi4py's Finalize holds the
+    interpreter.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):
         limit_s = min(limit_s, threading.TIMEOUT_MAX)

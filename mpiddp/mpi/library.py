@@ -4,16 +4,16 @@ from typing import NamedTuple
 
 
 class Library(NamedTuple):
-    """What only some libraries do, or do not."""
+    """Facts in which MPI libraries differ."""
 
     survives_deaths: bool = False
     """It has ULFM: ranks may go on when one fails."""
     queues_device_collectives: bool = True
-    """Where it takes device pointers, its non-blocking collectives do, too."""
+    """If it takes device pointers, its non-blocking collectives take them, too."""
     overruns_receives: bool = False
     """A message that is too long for its receive may be written to the memory behind it, and only then be an error."""
     starts_fast_one_by_one: bool = False
-    """Short messages come faster if a persistent receive is started after each, rather than several together."""
+    """Short messages come faster if persistent receives are started one by one, each after the message before."""
     vouches_for_its_transport: bool = True
     """If it says that it takes device pointers, all that may carry its messages does."""
 

@@ -34,7 +34,7 @@ T = TypeVar("T", bound="Resource")
 
 
 class Resource:
-    """What a group makes on first use, keeps, and closes at its end: buffers, plans, the mailbox."""
+    """A thing of a group that is closed with it, such as buffers, plans or the mailbox. Most are made on first use."""
 
     def pending(self) -> int:
         """Return the number of operations that have not ended."""
@@ -86,10 +86,10 @@ _abandoned: list[Any] = []
 
 
 class Link(Channel):
-    """The communicators of one group: three on one node, six on several. All ranks of ``comm`` make it together.
+    """The communicators of one group: three on one node, up to six on several. All ranks of ``comm`` make it together.
 
-    The link owns ``comm``. The monitor knows it before it makes communicators, so that they can be revoked if a rank
-    fails meanwhile.
+    The link owns ``comm``. The monitor knows the link before it makes communicators, so that they can be revoked if a
+    rank fails meanwhile.
     """
 
     def __init__(self, world: World, comm: MPI.Intracomm, timeout_s: float, monitor: Monitor) -> None:
@@ -99,7 +99,8 @@ class Link(Channel):
         self.closed = True
         """True also until all communicators are made."""
         self.may_hold_messages = False
-        """Set after calls that differed. The communicators are then not freed: see `_abandon`."""
+        """Set after calls that differed, and if there are messages that nobody has received. The communicators are then
+        not freed: see `_abandon`."""
         self.comms: list[MPI.Comm] = [comm]
         self._resources: dict[type[Resource], Resource] = {}
         self._whole = self  # copies, as `after` makes them, give this link to resources

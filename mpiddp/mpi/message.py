@@ -191,11 +191,14 @@ def as_arrays(
 
 
 like = attrgetter("dtype", "shape", "__class__")
-"""Calls with arrays of which this is equal have one plan."""
+"""Returns the dtype, shape and class of an array. Calls whose arrays agree in these have one plan."""
 
 
 def _are_apart(xs: Sequence[Array]) -> bool:
-    """Look whether arrays of one kind have memory of their own, or lie in their order, as the parts of one array do."""
+    """Return True if a quick look shows that arrays of one dtype and shape share no memory.
+
+    Each has memory of its own, or they lie in their order, as the parts of one array do.
+    """
     if len(xs) == 2:  # a third of the time of the rest
         return not may_share_memory(xs[0], xs[1])
     for x in xs:
@@ -263,7 +266,7 @@ def movable(x: Array) -> Array:
 
 
 def plain(x: Array) -> bool:
-    """Return True if MPI takes the array as it is, as its bytes."""
+    """Return True if the array itself, without a view of it, can be one message of bytes."""
     return isinstance(x, ndarray) and _is_named(x.dtype) and x.nbytes <= MAX_COUNT
 
 

@@ -15,7 +15,7 @@ _LISTED = 16
 
 
 class Monitor(Protocol):
-    """What a group needs to know of its ranks' faults. `mpiddp.faults` implements it."""
+    """The faults of a group's ranks, as far as the group has to know of them. `mpiddp.faults` implements it."""
 
     polls: bool
     """True if every wait polls, so that an error can end it: ranks survive, or errors are raised on all ranks."""
@@ -86,7 +86,8 @@ class Call:
     operation: str
     dtype: Any = None
     shape: tuple[int, ...] | None = None
-    """That of the result, or the elements of several arrays together; None where unknown, as for Python objects."""
+    """The shape of the result, or the number of elements of several arrays together; None if it is not known, as for
+    Python objects."""
     peers: Sequence[int] | None = None
     """The other ranks, by their numbers in the world; None for a call of the whole group."""
     tag: int | None = None
@@ -94,9 +95,9 @@ class Call:
     algorithm: str | None = None
     """The algorithm that the program has asked for, if any."""
     note: str = ""
-    """Says whose call it is, instead of the operation: "DDP bucket 3"."""
+    """A name that says more than the operation, and is shown instead of it: "DDP bucket 3"."""
     record: Any = None
-    """What the ranks compare, with its reduction and root (`mpiddp.faults.calls.Record`); None: nothing."""
+    """The record that the ranks compare (`mpiddp.faults.calls.Record`); None if they do not compare this call."""
 
     @property
     def name(self) -> str:
@@ -116,7 +117,7 @@ def label(operation: str, algorithm: str | None) -> str:
 class Operation:
     """A call that this rank has begun.
 
-    Times are of `time.monotonic`; ``end`` is 0 before it, and after an error.
+    Times are those of `time.monotonic`. ``end`` is 0 until the operation has ended, and stays 0 if it ends in an error.
     """
 
     call: Call
@@ -128,10 +129,13 @@ class Operation:
     start: float = 0.0
     end: float = 0.0
     limited: bool = False
-    """True if the waiter watches the clock."""
+    """True if the waiter watches the clock, so that the watchdog does not."""
 
     def as_limited(self) -> "Operation":
-        """Return the operation as one whose waiter watches the clock from now on: the watchdog would end the job."""
+        """Return the operation as one whose waiter watches the clock from now on.
+
+        Otherwise the watchdog would end the job when the time is over.
+        """
         return self if self.limited else Operation(self.call, self.number, start=monotonic(), limited=True)
 
     @property

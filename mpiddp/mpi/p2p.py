@@ -1,8 +1,9 @@
 """Point to point: a message's dtype and length are checked before MPI gets the receiver's memory.
 
 Messages come by FIFOs of the node and by MPI (`fifo`). Open MPI hangs or crashes in a receive that is too short.
-Therefore a matched probe takes its messages in order. They are matched with the posted receives, checked, and only then
-received, as are those of FIFOs that do not just fit the first receive. The dtype travels in the tag.
+Therefore matched probes take MPI's messages in order. A message is then matched with the posted receives, checked, and
+only then received. A message in a FIFO goes the same way, unless it fits the first posted receive. The dtype travels in
+the tag.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .requests import READY, Awaited, Steps, active, interrupted, lock, pause
 from .work import Work
 
 _LOOKS = 10
-"""Looks of a wait for one message before it yields the core, if that has no other rank."""
+"""How often a wait for one message looks before it yields the core. It looks less often where ranks share cores."""
 _MAX_ROUTES = 256
 
 
@@ -46,10 +47,10 @@ class Route:
     peer: int
     """The other rank of the group, or `ANY_SOURCE`."""
     code: int
-    """The number that MPI gets as the tag: of the program's tag, and of the dtype."""
+    """The tag that MPI gets: one number for the program's tag and the dtype."""
     size_bytes: int
     plain: bool
-    """True if MPI takes the array as it is."""
+    """True if MPI takes the array as it is (`message.plain`)."""
     ranks: Sequence[int]
     """The global ranks of the group's members."""
     lane: Lane | None
@@ -60,7 +61,7 @@ class Message(Work):
     """A send or a receive: one class, because Python finds attributes faster if the class is always the same."""
 
     _posted: stream.Mark | None = None
-    """Behind the kernels queued at the call, for a receive into an array on a device."""
+    """A mark behind the kernels queued at the call, for a receive into an array on a device."""
 
     def __init__(self, route: Route, x: Array, entry: list[Any]) -> None:
         # Setting an attribute again takes less time than adding it, therefore all are set here.
@@ -160,7 +161,7 @@ class Mailbox(Resource):
         self._comes_again = False
         """True if a Ctrl-C has put a message back: it comes before all others."""
         self.sender = self.size_bytes = -1
-        """Those of the message which `recv` has taken last out of a FIFO, for `Lane.take`."""
+        """Sender and size of the last message that `recv` has taken out of a FIFO. `Lane.take` sets them."""
         self._posted: deque[Message] = deque()
         self._routes: dict[Any, Route] = {}
         self.route = self._routes.get
@@ -169,7 +170,10 @@ class Mailbox(Resource):
         self._departing: defaultdict[int, deque[object]] = defaultdict(deque)
 
     def add_route(self, key: tuple[Any, ...], peer: int, x: Array, ranks: Sequence[int]) -> Route:
-        """Remember a checked message, for `route`. The key is its operation, global rank, tag, dtype and shape."""
+        """Return the route of a checked message, and remember it for `route`.
+
+        The key is the operation, the global rank, the tag, the dtype and the shape.
+        """
         self._transport.comm.Improbe  # noqa: B018 - raises if the group is aborted
         if len(self._routes) >= _MAX_ROUTES:
             self._routes.clear()
@@ -212,7 +216,7 @@ class Mailbox(Resource):
         return self._transport.Isend(what, route.peer, route.code)
 
     def isend(self, x: Array, route: Route, entry: list[Any], request: Awaited | None) -> Message:
-        """Return the message of a request of `send`, or without one send it in its turn."""
+        """Return the message for which `send` has returned ``request``; if it returned None, send in turn."""
         lock.acquire()
         try:
             send = Message(route, x, entry)
@@ -228,9 +232,10 @@ class Mailbox(Resource):
         return send
 
     def recv(self, x: Array, route: Route) -> tuple[int, Awaited] | None:
-        """Receive the message that comes within a moment. Only while nothing is pending in this process.
+        """Receive the message that comes within a moment, while nothing else is pending in this process.
 
-        Return the sender and what is left to wait for; or None, and leave it to `irecv`, if none comes, or another one.
+        Return the sender and what is left to wait for. Return None, and leave the receive to `irecv`, if no message
+        comes, or one that does not fit.
         """
         lane = route.lane
         for _ in range(self._looks):

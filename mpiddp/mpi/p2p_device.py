@@ -16,7 +16,7 @@ from .message import as_message
 from .requests import Steps, When
 
 by_address = False
-"""Whether MPI takes device pointers."""
+"""True if MPI takes device pointers in messages."""
 
 
 def send(x: Array, departing: deque[object], transport: Transport, to: int, tag: int) -> Steps:

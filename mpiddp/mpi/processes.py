@@ -10,8 +10,8 @@ UNKNOWN = -1
 _SHARED = Path("/dev/shm")
 _SHARED_FILE = re.compile(r"^\S+ \S+ \S+ \S+ (\d+) +/dev/shm/", re.MULTILINE)
 _LEFT = ("mpich_shm_*", "sm_segment.*", "sem.mp-*")
-"""MPI_Finalize removes the library's files, and MPI_Abort does not. Python's process that removes multiprocessing's
-semaphores is killed with the job."""
+"""Files that an aborted job leaves behind. MPI_Finalize removes the library's files, and MPI_Abort does not. Python's
+process that removes multiprocessing's semaphores is killed with the job."""
 
 
 def started_ranks(starter: int) -> dict[str, int]:

@@ -20,8 +20,9 @@ SIZE = 2000
 
 Recorded: TypeAlias = Operation | tuple[Any, ...] | list[Any]
 """A short call that waited for no rank is recorded at its end, as a tuple of an operation's arguments. Its beginning
-and end are the same time, because a second look at the clock would be a third of the recorder's cost. A message is a
-list of them, whose last item is set at its end: an operation takes five times as long to make.
+and end are the same time, because a second look at the clock would be a third of the recorder's cost. A message is
+recorded as a list of these arguments, whose last item is set at its end, because an operation takes five times as long
+to make.
 """
 
 ring: deque[Recorded] = deque(maxlen=SIZE)

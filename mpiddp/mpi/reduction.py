@@ -1,7 +1,7 @@
 """Reductions: torch's ``ReduceOp``, and what it means for each dtype.
 
 MPI has no half types, and its MIN and MAX over a NaN give different ranks different results (tried on Open MPI and
-MPICH). These reductions are computed here, and with ``MPIDDP_DETERMINISTIC=1`` all are.
+MPICH). mpiddp computes these reductions by itself, and all reductions with ``MPIDDP_DETERMINISTIC=1``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class ReduceOp:
     - ``EXACT_SUM`` is the sum of all ranks' elements, rounded once, as `math.fsum` gives it. Its bits do not depend on
       the order of ranks, the algorithm or the nodes. It is for `all_reduce` of float32 and float64. Infinities of both
       signs give NaN, a sum above the largest number gives infinity, and a sum of zeros gives +0.0. It sends arrays of
-      8 bytes an element: one for each 50 binary places between the largest and the smallest digit of all addends.
+      8 bytes an element, on two ranks about one for each 50 binary places between the largest and the smallest digit of
+      all addends.
 
     AVG may overflow where the average would not, because it may sum before it divides. So may PREMUL_SUM, if all ranks
     have the same power of two as their factor.
@@ -62,7 +63,7 @@ class ReduceOp:
         self.value = value
         self.factor = factor
         self._merges = merges
-        """How many sums end with each rank's array, of a sum in pairs (see `in_pairs`)."""
+        """For a sum in pairs, how many sums end with each rank's array (see `in_pairs`); None for other reductions."""
 
     def __call__(self, factor: float) -> ReduceOp:
         """Return ``PREMUL_SUM`` with a factor, the same object for equal factors.

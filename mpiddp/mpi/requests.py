@@ -60,7 +60,8 @@ class When(Awaited):
 
 
 READY, IN_TURN = When(lambda: True), When(lambda: True)
-"""What steps yield first if all of them have to run at the head of the queue; the second one on both communicators."""
+"""Steps that all have to run at the head of the queue yield one of these first. Steps that yield `IN_TURN` still use
+``now`` after that, so later operations have to wait for them (`Queue.delays`)."""
 
 
 class All:
@@ -86,7 +87,7 @@ class All:
 
 
 class Failed(Awaited):
-    """The end of a call whose part here has failed."""
+    """An event that raises the error in which this rank's part of a call has ended."""
 
     def __init__(self, error: DistError) -> None:
         self._error = error
@@ -138,7 +139,7 @@ def drive(steps: Steps) -> Any:
 
 
 class Source(Protocol):
-    """What has pending operations: a group's queue, or its mailbox."""
+    """A group's queue or its mailbox, which have pending operations."""
 
     def progress(self) -> None:
         """Drive the operations as far as they get without waiting."""
@@ -174,7 +175,7 @@ def seconds(timeout: timedelta | float | None, *, of_group: bool = False) -> flo
     """Check a program's ``timeout`` and return it in seconds; None stays None, for the default.
 
     TypeError if it is neither a timedelta nor a number. ValueError if it is negative, infinite or NaN, or if it
-    is 0 and a group's. A wait with the limit 0 looks once.
+    is 0 and the limit of a group. A wait with the limit 0 looks once.
     """
     if timeout is None:
         return None

@@ -28,7 +28,7 @@ _STARTERS = ("mpirun", "mpiexec", "prterun", "orterun", "prted", "orted", _HYDRA
 _LOOK_S, _LOOK_RANK_S = 0.25, 0.01
 """Each rank of a host looks at all of them: many look less often."""
 _MISSING_S = 2.0
-"""Launchers start one rank after the other."""
+"""A rank may be missing for so long, because launchers start one rank after the other."""
 _END_S = 3.0
 """Time for mpirun to end this process."""
 _FIRST_WORD_S = 3.0

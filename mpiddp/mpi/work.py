@@ -36,7 +36,7 @@ _abandoned: list[tuple[object, ...]] = []
 
 
 def abandon(steps: Steps | Awaited, error: BaseException) -> None:
-    """Keep the memory of what MPI has failed: its other requests, or their parts, may still be on their way."""
+    """Keep the memory of steps that an error has ended: other requests, or parts of them, may still be on their way."""
     assert error.__traceback__ is not None, "it has been raised"
     _abandoned.append(
         (steps, error.__traceback__.tb_next)
@@ -52,9 +52,9 @@ _RECEIVE_ONLY = "this is known for a receive that has finished; call wait() firs
 class Work:
     """A pending operation (``torch.distributed.Work``). Its arrays must stay as they are until `wait` has returned.
 
-    Collectives of a group that take the same array take place in their order, except for those that copy it when they
-    are called: ``reduce_scatter`` of a list, ``tree_all_reduce``, and torch's tensors that are not contiguous. These, a
-    message, and an operation of another group may not take it until then.
+    Collectives of a group that take the same array are carried out in the order of their calls. Exceptions are those
+    that copy the array when they are called: ``reduce_scatter`` of a list, ``tree_all_reduce``, and torch's tensors
+    that are not contiguous. These, messages, and operations of another group may take the array only after `wait`.
 
     Examples
     --------
@@ -135,8 +135,8 @@ class Work:
         Parameters
         ----------
         timeout : timedelta or float, optional
-            The limit in seconds, after which it raises `DistTimeoutError`; by default the operation's, else the
-            group's.
+            The limit in seconds, after which it raises `DistTimeoutError`. The default is the limit of the operation
+            if it has one, else that of the group.
         """
         limit_s = self._limit_s if timeout is None else seconds(timeout)
         if not self._finished:
@@ -296,7 +296,8 @@ class Queue:
     def delays(self, spans: Sequence[tuple[int, int]]) -> bool:
         """Return True if an operation on this memory must not begin before its turn.
 
-        It follows one that has the same memory, or that has not begun itself: each communicator has one order.
+        That is so if an earlier operation uses the same memory, or has not begun itself: all ranks use a communicator
+        in one order.
         """
         return any(work._awaited is IN_TURN or meet(spans, work._spans) for work in self._works)
 

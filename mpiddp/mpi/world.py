@@ -23,7 +23,7 @@ from .lazy import MPI
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """All ranks of the job, or those that have survived; tuples are by rank, which is that in the job."""
+    """All ranks of the job, or those that have survived. Ranks are those in the job, and tuples are in their order."""
 
     comm: MPI.Intracomm
     hosts: tuple[str, ...]
@@ -162,7 +162,7 @@ def library_name() -> str:
 
 
 class Claims(NamedTuple):
-    """What the program says of its ranks, in `init_process_group`."""
+    """The program's statements about its ranks, in `init_process_group`."""
 
     rank: int = -1
     world_size: int = -1
