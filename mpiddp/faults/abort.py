@@ -45,18 +45,18 @@ class ThisRank(NamedTuple):
     world_rank: int = 0
     """The rank in MPI's world."""
     alone: bool = True
-    """The program has no other process."""
+    """True if MPI's world has no other rank."""
 
 
 this_rank = ThisRank()
-"""The launcher's word until MPI runs."""
+"""Until MPI runs, these are the numbers that the launcher has announced."""
 reports: Reports | None = None
 """Asks the other ranks; None before the job has started."""
 _ending = threading.Lock()
 
 
 def wait(seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-    """Wait, and answer the other ranks."""
+    """Wait for so many seconds, or until a condition is true, and answer the other ranks meanwhile."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and not until():
         if reports is not None and running():

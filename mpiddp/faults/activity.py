@@ -24,7 +24,7 @@ _unwound: Activity | None = None
 
 
 def current() -> Activity:
-    """Return the main thread's activity, or another's if that alone waits."""
+    """Return the main thread's activity. If only other threads wait, return that of one of them."""
     main = threading.main_thread().ident or 0
     operations = dict(waiting)
     if not operations and _unwound is not None:
@@ -76,7 +76,10 @@ def stacks() -> str:
 
 
 def unwind(trace: TracebackType | None) -> tuple[str, Operation | None]:
-    """Return a traceback's program lines and its wait's operation, and tell other ranks of them from now on."""
+    """Return the program's lines of a traceback, and the operation in whose wait it begins.
+
+    From now on other ranks are told of these, because the stack itself is gone.
+    """
     global _unwound
     summaries = list(traceback.extract_tb(trace))
     frames = [frame for frame, _ in traceback.walk_tb(trace)]

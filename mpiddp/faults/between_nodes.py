@@ -1,8 +1,8 @@
 """Comparison of calls between nodes, in the background: a mismatch is found within seconds.
 
 Twice a second the watchdog of each node's first rank sends its last records to the group's next node, which compares
-them when it has made as many calls. The finder tells all ranks of the group. Jobs that outrun this have their calls
-compared by the next handshake, or by the end of the job: one sum tells whether any differ.
+them when it has made as many calls. A rank that finds a mismatch tells all ranks of the group. If a job makes calls
+faster than this, the next handshake compares them, or the end of the job does: one sum tells whether any differ.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BetweenNodes:
             latest = each.calls.latest
             if each.successor >= 0 and latest != each.sent:
                 each.sent = latest
-                records = each.calls.recent().tobytes()  # for any NumPy
+                records = each.calls.recent().tobytes()  # bytes, because the ranks' NumPys may pickle differently
                 self._liveness.send(each.successor, Tag.RECORDS, (group, records))
             error = each.compare()
             if error is not None:
@@ -85,7 +85,7 @@ class Comparison(Resource):
         self.sent = self.compared = 0
         """The numbers of the last calls that were sent to the successor, and compared with those of ``theirs``."""
         self.theirs: tuple[int, Array] | None = None
-        """The rank that has sent its records here, and these."""
+        """The rank that has sent its records here, and the records."""
         self._found = False
 
     def share(self, group: int) -> int:

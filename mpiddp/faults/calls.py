@@ -1,10 +1,11 @@
 """Calls: the record of a collective call, its comparison over the ranks, and the text of a mismatch.
 
 A `Record` is what the ranks compare of a call: three numbers, equal in every process. `Calls` holds the ranks' records
-in memory of the node. A rank publishes its call before it sends, and compares it with the others'. Of two ranks that
-disagree, the later one raises before its data moves; the earlier one raises in its wait, when the group is destroyed,
-or at the job's end. Between nodes, `handshake` compares calls before their data moves, and `between_nodes` the others
-in the background. An operation that compares calls itself is marked: all ranks raise, and the group goes on.
+in memory of the node. A rank publishes its call before it sends, and compares it with the calls of the other ranks. Of
+two ranks that disagree, the later one raises before its data moves. The earlier one raises in its wait, when the group
+is destroyed, or at the job's end. Between nodes, `handshake` compares calls before their data moves. `between_nodes`
+compares in the background those that have no handshake. An operation that compares calls itself is marked: all ranks
+raise, and the group goes on.
 """
 
 from __future__ import annotations
@@ -139,8 +140,9 @@ def make_call(
 ) -> Call:
     """Return the call of ``operation``.
 
-    ``count`` elements and ``layout`` are to be equal on all ranks. Messages of arrays on devices do not match those of
-    host arrays. A ``self_comparing`` operation compares its records itself: all ranks raise, and the group goes on.
+    ``count`` elements and ``layout`` are to be equal on all ranks. So is the kind of memory, because messages of arrays
+    on devices do not match those of host arrays. A ``self_comparing`` operation compares its records itself: all ranks
+    raise, and the group goes on.
     """
     arrays, shape = (*outputs, *inputs), None
     dtype = arrays[0].dtype if arrays else dtype
@@ -229,20 +231,20 @@ class Calls(Resource):
         self._memory = memory
         self._table = np.frombuffer(memory, RECORD, _ROWS * self._size).reshape(_ROWS, self._size)
         self.ordered = shared and ORDERED
-        """Whether a rank's record means that it has made its call."""
+        """True if a rank's record means that it has made its call."""
         self._row_bytes = self._size * _PACKED.size
         words, step = memoryview(memory).cast("q"), _PACKED.size // _NUMBER_BYTES
         self._numbers = [words[row * self._size * step :: step][: self._size] for row in range(_ROWS)]
-        """Of each row."""
+        """For each row, the numbers of all ranks' records."""
         self._own = self._rank * _PACKED.size
         starts = range(self._own + _NUMBER_BYTES, _ROWS * self._row_bytes, self._row_bytes)
         self._own_calls = [slice(start, start + _PACKED.size - _NUMBER_BYTES) for start in starts]
-        """Of each row this rank's record without its number."""
+        """For each row, where this rank's record lies in the memory, without its number."""
         self._distant = not link.one_node
         self.latest = 0
         """The number of the last call, in a group on several nodes."""
         self._unconfirmed: dict[int, int] = {}
-        """By row the number of a call that some rank of the node had not made at the last look."""
+        """For each row, the number of its call, if some rank of the node had not made that at the last look."""
 
     def publish(self, sequence: int, call: Record) -> bool:
         """Return True if all ranks of the node have made the call; MismatchError if one made another."""
@@ -297,7 +299,7 @@ class Calls(Resource):
     def _compare(self, sequence: int) -> bool:
         """Return True if all ranks of the node have made the call; MismatchError if one made another.
 
-        It is forgotten then, or if its row is reused.
+        In the first case, and if the row has been reused, the call is not compared again.
         """
         place = sequence % _ROWS
         row = self._memory[place * self._row_bytes : (place + 1) * self._row_bytes]
@@ -358,7 +360,7 @@ def difference(group: object, ranks: Sequence[int], recent: Iterable[Array]) -> 
 def first_difference(
     group: object, ranks: Sequence[int], recent: Iterable[Array], *, ended: bool = False
 ) -> MismatchError:
-    """Return the error of records of which some differ; ``ended``: no rank makes another call."""
+    """Return the error for ranks whose calls are known to differ; ``ended`` says that no rank makes another call."""
     error = difference(group, ranks, recent)
     if error is not None:
         return error

@@ -28,10 +28,10 @@ class Wait(NamedTuple):
 def waits(
     liveness: Liveness, asked: int, states: Mapping[int, State], long_s: float, silence_s: float = SILENCE_S
 ) -> dict[int, Wait]:
-    """Return what each rank waits for that has waited for ``long_s`` in a collective or a message.
+    """Return the waits of the ranks that have waited for ``long_s`` in a collective or a message.
 
-    Short waits form circles wherever ranks pass messages around, and end. ``states`` are those of all ranks, with their
-    progress in the group ``asked``; about other groups the ranks are asked now.
+    Shorter waits do not count, because they form circles wherever ranks pass messages around, and end. ``states`` are
+    those of all ranks, with their progress in the group ``asked``; about other groups the ranks are asked now.
     """
     waits, collectives = {}, dict[tuple[int, int], list[int]]()
     for rank, state in states.items():
@@ -79,7 +79,8 @@ def _closed(path: list[int], rank: int) -> list[int]:
 def _following(waits: Mapping[int, Wait]) -> dict[int, int]:
     """Return, for each rank that can never go on, the lowest such rank that it waits for.
 
-    So all who know the waits of the same ranks find the same circles, and each rank leads to one of them.
+    The choice of the lowest lets every rank that knows the same waits find the same circles. From each rank one gets to
+    one of these circles.
     """
     stuck = dict(waits)
     waiters: dict[int, tuple[Wait, list[int]]] = {}

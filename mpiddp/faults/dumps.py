@@ -23,7 +23,7 @@ from mpiddp.mpi.world import World
 from .liveness import Liveness, Tag
 
 _WRITTEN_S = 5.0
-"""Time for the others to write theirs. Watchdogs look twice a second, later where many ranks share a core."""
+"""Time for the other ranks to write their dumps. Watchdogs look twice a second, later where many ranks share a core."""
 
 
 class Dumps:
@@ -107,7 +107,7 @@ def _line(operation: Operation) -> dict[str, Any]:
         "group": _name(operation.members),
         "number": operation.number,
         "call": operation.text() if record is None else record.text(operation.number),
-        # What the ranks compare; null for a message.
+        # The numbers that the ranks compare; null for a message.
         "compared": None if record is None else [record.kind >> 1, record.length, record.root],
         "began": since_1970_s + operation.start,
         "ended": since_1970_s + operation.end if operation.end else None,
@@ -119,5 +119,8 @@ def _line(operation: Operation) -> dict[str, Any]:
 
 
 def _name(group: Members) -> str:
-    """Return a group's name, equal on all ranks; `group_name` counts each process's groups."""
+    """Return a group's name with its number, which is equal on all ranks and makes the name unique in the job.
+
+    A process counts only its own groups, so groups of different ranks may have the same `group_name`.
+    """
     return f"{group.name}.{group.number & 0xFFFFFFFF}"

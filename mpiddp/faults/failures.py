@@ -24,7 +24,7 @@ from mpiddp.mpi.link import Link
 from mpiddp.shm.cma import UnreachableError
 
 _NEWS_S = 0.2
-"""Longest time between news of a failure and of its rank."""
+"""The longest wait for news of a failure, or of the rank that has failed."""
 
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Failures:
         self._comms = [comm]
         self._lock = threading.Lock()
         self.survivable = launchers.survives() and library.facts(MPI.Get_library_version()).survives_deaths
-        """Whether ranks live on; else the launcher ends the job."""
+        """True if the other ranks live on; otherwise the launcher ends the job."""
 
     def register_comm(self, comm: MPI.Intracomm) -> None:
         self._comms.append(comm)
@@ -54,7 +54,7 @@ class Failures:
         return self.survivable and (self._comm.Is_revoked() or self._comm.Get_failed().size > 0)
 
     def awaited(self) -> bool:
-        """Wait for news of a failure."""
+        """Wait a moment for news of a failure; return True if they come."""
         return _awaited(self.happened)
 
     def caused(self, error: BaseException) -> bool:

@@ -35,7 +35,7 @@ class Dump(NamedTuple):
 
 
 def read(path: Path) -> Dump:
-    """Return a dump; ValueError if the file is none, or damaged."""
+    """Return a dump; ValueError if the file is no dump, or damaged."""
     try:
         head, *calls = (json.loads(line) for line in path.read_text().splitlines())
         found = Dump(**head, calls=calls)
@@ -94,7 +94,10 @@ def _differ(calls: Mapping[int, Mapping[int, Call]], number: int) -> bool:
 
 
 def _told_apart(cells: Mapping[int, Cell], compared: Mapping[int, Sequence[int]]) -> dict[int, Cell]:
-    """Tell calls of one text apart by numbers: of sizes in lists and rare dtypes only hashes are known."""
+    """Add numbers to different calls that have the same text.
+
+    They differ in the sizes of a list or in rare dtypes, of which only hashes are known.
+    """
     kinds: dict[str, list[Sequence[int]]] = {}
     for rank, call in compared.items():
         if call not in kinds.setdefault(cells[rank][1], []):

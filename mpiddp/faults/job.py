@@ -27,9 +27,9 @@ class Job(NamedTuple):
     between_nodes: BetweenNodes
     reports: Reports
     own: bool
-    """Of a communicator that the program has given: it ends with its default group."""
+    """True if the program has given the communicator. Such a job ends with its default group."""
     raises: bool
-    """Errors are raised on all ranks, where they would end the program otherwise."""
+    """True if errors are raised on all ranks; otherwise they end the program."""
 
     @classmethod
     def gather(cls, comm: MPI.Intracomm, gathered: World, own: bool, raises: bool) -> Self:
@@ -62,7 +62,7 @@ class Job(NamedTuple):
             self.liveness.leave()
 
     def survivors(self) -> Self:
-        """Revoke the world; collective over the survivors."""
+        """Revoke all communicators, and return the job of the survivors, which call this together."""
         self.failures.revoke()
         # The launcher's barrier in MPI_Finalize may wait for failed ranks for ever.
         finalize.finalizes = False

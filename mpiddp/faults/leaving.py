@@ -28,11 +28,11 @@ limit_s: float | None = None
 
 
 class Leaving:
-    """The end of this program; ``stop`` follows the end of all."""
+    """The end of this program. It calls ``stop`` when the programs of all ranks have ended."""
 
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
-        """That of the world, and above it one of a communicator."""
+        """The job of the world, and behind it that of a communicator, if there is one."""
         self.stop: Callable[[], object] = bool
         self._ended, self._pid = False, os.getpid()
         self._begun: list[tuple[MPI.Request, Array]] = []
@@ -66,7 +66,7 @@ class Leaving:
             link.abort(DistError("MPI has been finalised"))
 
     def _wait(self, job: Job, limit_s: float) -> bool:
-        """Return False if a rank failed meanwhile."""
+        """Wait until the programs of all ranks have ended; return False if a rank failed meanwhile."""
         try:
             self._wait_for_all(job, limit_s)
             # Some may have passed the barrier, and would be waited for in MPI_Finalize.
@@ -119,8 +119,8 @@ class Leaving:
 class Neighbour:
     """The next rank of the job, which a rank asks for signs of life while it waits for the end of others' programs.
 
-    Such a wait may last as long as programs run, so no time limit fits it. A rank that is gone would never end it: the
-    rank before it misses it, once it waits.
+    Such a wait may last as long as programs run, so no time limit fits it. It would never end if a rank were gone. The
+    rank before that one notices it, when it waits here itself.
     """
 
     def __init__(self, job: Job, limit_s: float) -> None:

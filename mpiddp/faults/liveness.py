@@ -52,7 +52,7 @@ _kept: list[Any] = []
 
 
 class Tag(enum.IntEnum):
-    """Tags of all messages on the communicator; `Liveness.handlers` take those that are not its own."""
+    """Tags of all messages on the communicator. `Liveness` handles questions and answers, and its `handlers` others."""
 
     QUESTION = 1
     ANSWER = 2
@@ -87,7 +87,7 @@ class Liveness:
         self._sent_to: Counter[int] = Counter()
         self._received = 0
         self._parts = False
-        """Only receives, as the job ends."""
+        """True while the job ends: messages are received, but not answered."""
         self._links: weakref.WeakValueDictionary[int, Link] = weakref.WeakValueDictionary()
         self._retired: deque[tuple[int, int]] = deque(maxlen=_MAX_RETIRED)
         self.handlers: dict[int, Callable[[int, Any], None]] = {Tag.ERROR: self._hear, Tag.BARRIER: self._note_barrier}
@@ -237,7 +237,10 @@ class Liveness:
                 self.send(rank, Tag.QUESTION, (group, stacks))
 
     def answers(self, group: int, ranks: Sequence[int], silence_s: float, stacks: bool = False) -> dict[int, State]:
-        """Wait for the answers of ranks that have been asked; of others tell why they may be silent."""
+        """Wait for the answers of ranks that have been asked, and return their states.
+
+        The state of a rank that has not answered tells why it may be silent.
+        """
         self.progress_until(lambda: all(self.answered(group, rank, stacks) for rank in ranks), silence_s)
         return {rank: self._answers.get((rank, group)) or State(silent=self._why_silent(rank, group)) for rank in ranks}
 
@@ -253,7 +256,7 @@ class Liveness:
         return self.answers(group, ranks, silence_s, stacks)
 
     def awaited(self, operation: Operation | None) -> list[int]:
-        """Return the ranks that an operation waits for; None: all others."""
+        """Return the other ranks that take part in an operation; all other ranks if it is None."""
         ranks: Sequence[int] = range(self.comm.size)
         if operation is not None:
             ranks = operation.members.ranks if operation.peers is None else operation.peers
@@ -283,7 +286,7 @@ class Liveness:
         return gone if len(gone) == len(operation.peers) else []
 
     def _why_silent(self, rank: int, group: int) -> str:
-        """Return why a rank may not answer: of a process on this host, as far as the system and shared memory tell."""
+        """Return why a rank may not answer. Of a rank on this host the system and shared memory tell more."""
         if not self._watched:
             return "no rank can while it computes: this MPI library runs without MPI_THREAD_MULTIPLE"
         hosts, link = self.world.hosts, self.find(group)
@@ -294,7 +297,7 @@ class Liveness:
         return f"{state}; its last call here: {last}" if last else state
 
     def interrupted_before(self) -> bool:
-        """Return True if a lower rank is interrupted, too: it reports."""
+        """Return True if a lower rank is interrupted, too. That one reports."""
         return any(rank < self.rank and answer.interrupted for (rank, _), answer in self._answers.items())
 
 

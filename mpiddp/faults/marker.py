@@ -1,6 +1,7 @@
-"""The marker: a file that tells ``python -m mpiddp run`` that its job lives, and has ended well.
+"""The marker: a file that tells ``python -m mpiddp run`` that its job lives, and in the end that it has ended well.
 
-Exit codes do not: mpirun's is 0 when Open MPI has lost a node, and when a rank of MPICH ends by ``os._exit(0)``.
+Exit codes do not tell that. The launcher's is 0 when Open MPI has lost a node, and when a rank of MPICH ends by
+``os._exit(0)``.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ def renew(rank: int) -> None:
 
 
 def end(rank: int) -> None:
-    """Call when the programs of all ranks have ended."""
+    """Write that the job has ended well. The caller knows that the programs of all ranks have ended."""
     path = _path(rank)
     if path is not None:
         with contextlib.suppress(OSError):  # the supervisor has gone, with its folder

@@ -22,7 +22,7 @@ from .job import Job
 
 _MAX_MESSAGES = 4
 _TOLD_S, _PUBLISHED_S = 5.0, 1.0
-"""Time for other nodes to tell of a mismatch, and for a rank of this node to publish the call behind an MPI error."""
+"""Time for other nodes to tell of a mismatch, and for a rank of this node to publish the call that made MPI fail."""
 
 
 class GroupMonitor(Resource):
@@ -43,7 +43,11 @@ class GroupMonitor(Resource):
         self.job.liveness.register(link)
 
     def attach(self) -> None:
-        """Publish the group's calls, in memory of the node where ranks can share some; collective."""
+        """Make the resources by which ranks compare calls, and those in memory that ranks share; collective.
+
+        If the ranks of a node can share no memory, a group has no eager buffers and no FIFOs, and its calls are not
+        compared on the node.
+        """
         link = self._link
         link.own(self)
         if link.size == 1:
@@ -64,7 +68,7 @@ class GroupMonitor(Resource):
             self._comparison = link.own(Comparison(link, self._calls, self.find))
 
     def find(self, error: DistError) -> None:
-        """Let the next call or wait raise ``error``, on all ranks. The watchdog calls."""
+        """Let the next call or wait raise ``error``, on all ranks. The watchdog's thread may call this."""
         self.job.liveness.tell(self._link, error)
         self.be_told(error)
 
@@ -93,7 +97,7 @@ class GroupMonitor(Resource):
                 raise
 
     def verify_failed(self, sequence: int, error: Exception) -> None:
-        """Raise the mismatch behind an error, if any: it is the better reason."""
+        """Raise the mismatch that has caused ``error``, if there is one, because it tells the reason better."""
         self.job.failures.translate(error)
         self._link.may_hold_messages |= isinstance(error, MismatchError)
         may_tell_more = isinstance(error, calls.UnknownCallError)

@@ -28,7 +28,8 @@ def _left_to_the_watchdog(number: int, frame: object) -> None:
 def end_after_this_process(hosts: Sequence[str]) -> None:
     """See to it that mpirun ends, too, after this process has aborted the job.
 
-    It would wait for ever for the daemon of a host out of reach. A shell ends it, because mpirun kills this process.
+    Otherwise mpirun would wait for ever for the daemon of a host that is out of reach. A shell ends mpirun, because
+    mpirun kills this process.
     """
     pid, launch = os.getppid(), launchers.launch()
     if launch is None or not launch.launcher.waits_for_lost_hosts or len(set(hosts)) < 2:

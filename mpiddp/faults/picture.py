@@ -23,7 +23,7 @@ Cell: TypeAlias = tuple[str, str]
 
 
 class Hosts(NamedTuple):
-    """Where the ranks of a job have run that has ended, as `World` tells it of one that runs."""
+    """Hosts and processes of a job that has ended, by rank. `World` has the same attributes for a job that runs."""
 
     hosts: Mapping[int, str]
     pids: Mapping[int, int]
@@ -31,12 +31,12 @@ class Hosts(NamedTuple):
 
 
 class State(NamedTuple):
-    """What one rank does, and how far it is in the group that it was asked about."""
+    """The state of one rank: its line or its wait, and its progress in the group that it was asked about."""
 
     at: str = ""
     """The program's line, as in "train.py:120 in backward"."""
     operation: str = ""
-    """What it waits in, as in "all_reduce #4 of float32 (8,) in the group of all 4 ranks"."""
+    """The operation in which it waits, as in "all_reduce #4 of float32 (8,) in the group of all 4 ranks"."""
     group: int = 0
     """The group of the collective in which it waits; 0: it waits for a message, or not at all."""
     number: int = 0
@@ -48,7 +48,7 @@ class State(NamedTuple):
     last: str = ""
     """The text of that collective."""
     idle_s: float = _UNKNOWN
-    """Seconds since it began that."""
+    """Seconds since it began that collective."""
     ended: bool = False
     pending: bool = False
     """It has asynchronous operations that have not ended."""
@@ -86,7 +86,10 @@ class State(NamedTuple):
 
 
 def packed(ranks: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return arguments of ranges, for evenly spaced ranks a single one: answers about 10,000 ranks stay short."""
+    """Return ranks as arguments of `range`.
+
+    For evenly spaced ranks a single range is enough, so answers about 10,000 ranks stay short.
+    """
     step = max(ranks[1] - ranks[0], 1) if len(ranks) > 1 else 1
     whole = range(ranks[0], ranks[-1] + 1, step) if ranks else range(0)
     if tuple(whole) == tuple(ranks):
@@ -103,7 +106,10 @@ def cells(states: Mapping[int, State]) -> dict[int, Cell]:
 
 
 def about(hosts: World | Hosts, operation: Operation | None, rank: int, states: Mapping[int, State]) -> list[str]:
-    """Return lines about the ranks that keep ``operation`` from ending, which ``rank`` waits for; None: about all."""
+    """Return lines about the ranks that keep ``operation`` from ending, in which ``rank`` waits.
+
+    If ``operation`` is None, the lines are about all other ranks.
+    """
     others = {each: state for each, state in states.items() if each != rank}
     missing = others if operation is None else {each: x for each, x in others.items() if not x.is_in(operation)}
     lines = rows(hosts, cells(missing))

@@ -25,7 +25,7 @@ class Reports:
         self.liveness, self.collect = liveness, collect
 
     def explain(self, operation: Operation | None, silence_s: float = SILENCE_S) -> str:
-        """Return a colon and what the ranks do that ``operation`` waits for; None: all others."""
+        """Return a colon, and what the ranks do for which ``operation`` waits; for None, what all other ranks do."""
         self.ask(operation)
         lines = self.answers(operation, silence_s)
         circle, text = self._circle(operation, silence_s) if operation else ([], "")

@@ -22,7 +22,7 @@ from .leaving import Leaving
 from .watchdog import Watchdog
 
 _jobs: list[Job] = []
-"""The job of MPI's world, and above it that of a communicator, during which the other rests."""
+"""The job of MPI's world, and behind it that of a communicator, if there is one. The first one rests meanwhile."""
 _owner_pid = 0
 _leaving: Leaving | None = None
 _environment: dict[str, str | None] = {}
@@ -90,9 +90,10 @@ def regroup() -> Job:
 
 
 def end(together: bool) -> None:
-    """End the job of a communicator; that of the world goes on.
+    """End the job of a communicator; the job of the world goes on.
 
-    Ranks that call ``together`` free its communicators. DistError is never raised: a rank may have failed.
+    Ranks that call this ``together`` free the job's communicators. No DistError is raised, because a rank may have
+    failed.
     """
     if not _jobs or not _jobs[-1].own:
         return

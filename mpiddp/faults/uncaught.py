@@ -57,7 +57,7 @@ def install() -> None:
 def _left_to_host(error: BaseException) -> bool:
     """Return True if this process is of a program in another language, which started Python and goes on after an error.
 
-    The other ranks of this rank's groups are told then that it has given them up.
+    If errors are raised, the other ranks of this rank's groups are told that it has given these groups up.
     """
     found = ending.reports
     if sys.orig_argv or (found is not None and not found.liveness.raises):
@@ -82,7 +82,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def interrupt(lines: str, operation: Operation | None) -> NoReturn:
-    """End the job after a Ctrl-C; a lower interrupted rank reports first."""
+    """End the job after a Ctrl-C. If lower ranks are interrupted, too, they get time to report first."""
     reports = ending.reports
     if reports is None:
         abort(interrupted(lines, operation, ""), errors.EXIT_INTERRUPTED)

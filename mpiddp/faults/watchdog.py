@@ -53,14 +53,14 @@ class _Wait:
         self.warn_s = warn_after_s or math.inf
         self.interrupted_at = math.inf
         self.told = False
-        """Its operation has ended in an error on all ranks, because one has left."""
+        """True if all ranks have been told to raise an error, because one of them has left."""
 
 
 class Watchdog:
     def __init__(self, job: Job, resting: Sequence[Job] = ()) -> None:
         self._world, self._liveness, self._failures, self._between_nodes, self._reports, _, self._raises = job
         self._answered = [each.liveness for each in (*resting, job)]
-        """Those whose questions are answered here: the job of the world rests while another one runs."""
+        """The jobs whose questions this thread answers: this one, and the world's, which rests if this is another."""
         self._warn_after_s = settings.warn_after_s()
         self._waits: dict[int, _Wait] = {}
         self._alert_until = 0.0
@@ -86,7 +86,7 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Call before MPI is finalised."""
+        """End the thread. This must be called before MPI is finalised."""
         self._mpirun.release()
         self._let_go()
         os.write(self._writer, _STOP)
@@ -160,7 +160,7 @@ class Watchdog:
         identities = {thread: operation.identity for thread, operation in operations.items()}
         seen = {thread: wait for thread, wait in self._waits.items() if wait.identity == identities.get(thread)}
         self._waits = {each: _Wait(operations[each], self._warn_after_s) for each in identities} | seen
-        # A wait begun after the signal may answer it.
+        # A wait that has begun after the signal may be the program's own answer to it.
         if main in seen:
             if interrupted and self._liveness.interrupted:
                 seen[main].interrupted_at = now

@@ -1,6 +1,6 @@
 """Every rank's abstract Unix socket, which ``python -m mpiddp where`` asks.
 
-It leaves no file, and answers this user on this machine (or container) only.
+It leaves no file, and answers only this user and root, on this machine (or container).
 """
 
 import contextlib
