@@ -12,7 +12,7 @@ says otherwise. The calls have these arguments in common:
 - ``async_op`` : bool. Return a `Work` at once, and leave the arrays alone until its ``wait()`` has returned.
 - ``algorithm`` : str, optional. A name as in ``python -m mpiddp bench OPERATION --algorithm NAME``, equal on all ranks.
   It goes before ``MPIDDP_ALGORITHM``, which goes before the built-in table.
-- ``timeout`` : timedelta, or seconds. The group's by default.
+- ``timeout`` : timedelta, or seconds. The limit of the group by default.
 - ``device``, ``device_id``, ``device_ids``, ``pg_options``, ``backend``, ``backend_override``, ``group_desc``,
   ``group_name``, ``init_method``, ``store`` and ``use_batch`` have no effect unless a docstring describes one.
 

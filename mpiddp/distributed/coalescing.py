@@ -23,7 +23,7 @@ from .groups import GroupLike, member
 
 
 def _alike(xs: Sequence[Array]) -> list[list[int]]:
-    """Return the numbers of the arrays of each library and dtype."""
+    """Return, for each library and dtype, the numbers of its arrays."""
     indices: dict[Hashable, list[int]] = {}
     for index, x in enumerate(xs):
         indices.setdefault((array_namespace(x), x.dtype), []).append(index)
@@ -84,7 +84,7 @@ def _node(tree: Any) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | N
 
 
 def contiguous(x: Any, operation: str, name: str = "tensor") -> Array:
-    """Return an array that is only read in C order, a copy if need be."""
+    """Return ``x`` as a C-contiguous array, which the caller only reads; a copy if necessary."""
     if isinstance(x, np.generic):  # NumPy's arithmetic makes one of an array without dimensions
         x = np.asarray(x)
     if (isinstance(x, np.ndarray) or is_device_array(x)) and not x.flags.c_contiguous:

@@ -307,7 +307,7 @@ def all_gather(
     Parameters
     ----------
     tensor_list : sequence of arrays
-        One for each rank. Array r has the shape and dtype of rank r's ``tensor``, and they share no memory.
+        One array for each rank. Array r has the shape and dtype of ``tensor`` on rank r. The arrays share no memory.
     tensor : array
         Shapes may differ between ranks; torch allows that on NCCL only.
     group, async_op
@@ -444,7 +444,7 @@ def all_to_all(
     Parameters
     ----------
     output_tensor_list : sequence of arrays
-        Array r has the shape of what rank r sends to this rank. They share no memory.
+        Array r has the shape of what rank r sends to this rank. The arrays share no memory.
     input_tensor_list : sequence of arrays
         Array r goes to rank r. Shapes may differ; all arrays have one dtype.
     group, async_op

@@ -33,9 +33,9 @@ def _checked_names(names: Sequence[str] | None, ndim: int) -> Names | None:
 class DeviceMesh:
     """Ranks as an array of several dimensions.
 
-    Ranks that differ in one coordinate only form a group. A rank's number in it is this coordinate; in torch it follows
-    the global ranks. All ranks of the default group make a mesh together, members or not. `init_process_group` is
-    called if the program has not called it. Slices need no communication.
+    Ranks that differ in one coordinate only form a group. A rank's number in the group is this coordinate; in torch the
+    numbers are in the order of the global ranks. All ranks of the default group make a mesh together, members or not.
+    `init_process_group` is called if the program has not called it. Slices need no communication.
 
     Parameters
     ----------

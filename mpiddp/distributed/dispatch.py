@@ -2,8 +2,7 @@
 
 Every call is bracketed alike: it gets its number, is recorded and published to the other ranks, is compared with theirs
 at its end, and ends in the record. `begin` opens the bracket, and `calling` is all of it, with the wait that the
-watchdog sees. Only the short calls of `OneShot.run`, and messages that nobody waits for, do it by themselves, for
-speed.
+watchdog sees. Only `OneShot.run` and messages have brackets of their own, for speed.
 """
 
 import copy
@@ -34,7 +33,8 @@ from .groups import ProcessGroup
 def begin(group: ProcessGroup, call: Call, depth: int = 3) -> tuple[Operation, bool]:
     """Begin a call: number, record and publish it; return it, and True if all ranks are known to make it.
 
-    A call of some ranks, such as a message, is numbered apart and not published. ``depth`` is `recorder.begin`'s.
+    A call that not all ranks make, such as a message, is numbered apart and not published. ``depth`` goes to
+    `recorder.begin`.
     """
     link, record = group._link, call.record
     if record is None:
@@ -133,7 +133,7 @@ def expect_own_thread(busy: bool, group: ProcessGroup) -> None:
 
 
 def perform(group: ProcessGroup, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array] = ()) -> Any:
-    """Return the value of the steps; block in MPI where nothing is pending."""
+    """Make a call, wait for its end, and return the value of its steps. It blocks in MPI if nothing is pending."""
     link = group._link
     if requests.pending or group._monitor.polls:
         work = submit(group, plan, args, outputs)
@@ -158,7 +158,7 @@ def submit(
     outputs: Sequence[Array],
     timeout_s: float | None = None,
 ) -> Work:
-    """Queue a call; ``timeout_s`` is the limit of its `wait`, by default the group's."""
+    """Queue a call; ``timeout_s`` is the limit of its `wait`, by default that of the group."""
     link = group._link
     with requests.lock:
         operation, confirmed = begin(group, plan.call)
@@ -176,7 +176,7 @@ def submit(
 
 
 def _in_turn(marks: Sequence[tuple[Array, stream.Mark]], steps: Callable[..., Steps], link: Link, *args: Any) -> Steps:
-    """Begin when the turn has come, behind the program's work on devices when the call was submitted.
+    """Begin when the call's turn has come, behind the work that was on its devices when it was submitted.
 
     ``link`` is a copy, which has kept the call's number.
     """

@@ -22,10 +22,10 @@ class ProcessGroup:
     ranks : tuple of int
         The members' ranks in the default group, in the order of the group ranks.
     comm : mpi4py intracommunicator
-        For MPI calls of the program's own: on every rank at the same point among the group's operations. It is the one
-        that `init_process_group` got, if any.
+        A communicator for the program's own MPI calls, which every rank makes at the same point among the group's
+        operations. It is the communicator that was given to `init_process_group`, if any.
     group_name, group_desc : str
-        The number of the group in this process, and what ``group_desc=`` gave.
+        The number of the group in this process, and the text given as ``group_desc=``.
 
     Examples
     --------

@@ -35,7 +35,7 @@ _FORKED = (
 
 
 def is_available() -> bool:
-    """Return True: torch's may be built without it."""
+    """Return True. PyTorch can be built without ``torch.distributed``, and returns False then."""
     return True
 
 
@@ -72,14 +72,14 @@ def init_process_group(
     timeout : timedelta or float, optional
         The limit of an operation, in seconds; by default ``MPIDDP_TIMEOUT``, or 30 minutes.
     world_size, rank : int, default -1
-        What the launcher has said anyway: a contradiction is an error. With the backend "mpi" it is a warning, as in
-        torch.
+        The numbers that the launcher has given anyway. A contradiction is an error; with the backend "mpi" it is a
+        warning, as in torch.
     device_id : int, optional
         This rank's GPU. By default, if the program has imported CuPy and has not used a GPU yet, it is the rank's
         number on its node modulo the number of visible GPUs.
     comm : mpi4py intracommunicator, optional
-        The ranks of the default group, by default those of ``MPI.COMM_WORLD``. These ranks call, and no other rank
-        takes part: not here, in no later call, and not at the end.
+        A communicator of the ranks of the default group, by default ``MPI.COMM_WORLD``. Only its ranks call this. No
+        other rank has to take part, neither in later calls nor at the end.
     on_error : str, optional
         The effect of a timeout, of ranks that disagree, or of a lost rank: "raise" an error on all
         ranks, after which the group can only be destroyed, or "abort", which ends the whole program. By default
@@ -205,7 +205,7 @@ def destroy_process_group(group: GroupLike = None) -> None:
 
 
 def give_up(group: ProcessGroup) -> None:
-    """End a group without the other ranks, and with the default group all."""
+    """End a group without the other ranks. With the default group all groups end."""
     groups.discard(group)
     if not groups.is_initialized():
         this_job.end(together=False)

@@ -1,7 +1,7 @@
 """A barrier that names missing ranks.
 
-Every rank tells rank 0 that it has come, and rank 0 answers when all have, or its time is up: a late rank finds the
-answer. This goes by `Liveness`, beside the group's messages, and its collectives go on.
+Every rank tells rank 0 that it has come. Rank 0 answers when all ranks have come, or when its time is up, so that a
+late rank finds the answer. These messages go by `Liveness`: they meet none of the group, whose collectives go on.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,15 @@ from .groups import GroupLike, ProcessGroup, member
 def monitored_barrier(
     group: GroupLike = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """Wait until every rank has called it, and name those that have not when the time is up.
+    """Wait until every rank has called this, and name those that have not when the time is up.
 
     Parameters
     ----------
     group : ProcessGroup, optional
         All ranks by default.
     timeout : timedelta or float, optional
-        The limit, in seconds; rank 0's counts. By default the group's.
+        The limit in seconds, by default that of the group. Rank 0 waits so long for the others, and each of them waits
+        so long for the answer of rank 0.
     wait_all_ranks : bool, default False
         Name all missing ranks, instead of the first.
 
@@ -65,7 +66,7 @@ def _report(group: ProcessGroup, liveness: Liveness, timeout_s: float) -> None:
     number, first = group._monitored_barriers, group._link.ranks[0]
     liveness.send(first, Tag.BARRIER, (group._link.id, number, True))
     answers = liveness.barriers[group._link.id, first]
-    # Rank 0's limit counts: it may begin to wait later.
+    # Rank 0 may have begun to wait later, and answer when this rank has given up.
     _wait(group, liveness, lambda: number in answers, timeout_s)
     if not answers.pop(number, False):
         raise DistTimeoutError(

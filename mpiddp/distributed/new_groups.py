@@ -104,8 +104,9 @@ def _without_waiting(make: Callable[[], T], what: Operation) -> T:
 def agree(parent: ProcessGroup, what: str, value: object, then: Callable[[], Any] = lambda: None) -> Any:
     """Raise `MismatchError` on every rank of ``parent`` if ``value`` has another repr on one of them.
 
-    It is a call of the group that ranks compare and reports name. Return what ``then`` returns, which blocks in MPI.
-    All ranks have come by then: a thread that still waits in MPI at the program's end would crash in MPI_Finalize.
+    The check is a call of the group: ranks compare it, and reports name it. After it ``then`` is called, which blocks
+    in MPI, and its result is returned. All ranks have come by that time. Otherwise a thread might still wait in MPI
+    when the program ends, and crash in MPI_Finalize.
     """
     link, text = parent._link, f"{what} with {value!r}"
     expect_own_thread(link.busy, parent)
@@ -160,7 +161,7 @@ def new_group(
     ranks : sequence of int, optional
         Global ranks, equal on all ranks, else `MismatchError` with both lists. All ranks by default.
     timeout : timedelta or float, optional
-        Of the group's operations, in seconds; by default that of the default group.
+        The limit of the group's operations, in seconds; by default that of the default group.
     backend : str, optional
         As for `init_process_group`; by default that of the default group.
     use_local_synchronization : bool, default False
@@ -192,7 +193,7 @@ def new_group(
 
 
 def by_members(parent: ProcessGroup, ranks: Sequence[int], what: str, make: Callable[[MPI.Intracomm], T]) -> T:
-    """Return what ``make`` makes of a communicator of ``ranks`` of a group, which alone call this together."""
+    """Make a communicator of some ranks of a group, which alone call this; return what ``make`` makes of it."""
     others = tuple(parent._link.ranks[rank] for rank in ranks if rank != parent.rank())
     with calling(parent, Call(parent._link.members, what, peers=others)) as operation:
         return _without_waiting(lambda: make(among(parent._link.now, ranks)), operation)
@@ -206,15 +207,15 @@ def new_subgroups(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | None, list[ProcessGroup | int | None]]:
-    """Cut a group into groups of consecutive ranks; return this rank's, and a list of all. Its ranks call it.
+    """Cut a group into groups of consecutive ranks; return this rank's new group, and a list of all new groups.
 
-    The list has ``GroupMember.NON_GROUP_MEMBER`` for groups of other ranks.
+    The ranks of the group that is cut call it. The list has ``GroupMember.NON_GROUP_MEMBER`` for groups of other ranks.
 
     Parameters
     ----------
     group_size : int, optional
-        The number of ranks in each, which divides the number of all. By default the number of ranks on a node, which
-        has to be the same on every node.
+        The number of ranks in each new group, which divides the number of ranks in ``group``. By default it is the
+        number of ranks on a node, which has to be the same on every node.
     group : ProcessGroup, optional
         The group that is cut; all ranks by default.
     timeout, backend, pg_options, group_desc
@@ -270,7 +271,9 @@ def new_subgroups_by_enumeration(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | None, list[ProcessGroup | int | None]]:
-    """Make several disjoint groups at once; return this rank's, or None, and a list of all. All ranks call it.
+    """Make several disjoint groups at once; return this rank's group, or None, and a list of all new groups.
+
+    All ranks of the default group call it.
 
     Parameters
     ----------
@@ -302,7 +305,9 @@ def split_group(
     group_desc: str | None = None,
     backend: str | None = None,
 ) -> ProcessGroup | None:
-    """Split a group into disjoint groups; return this rank's, or None. Only the ranks of the group call it.
+    """Split a group into disjoint groups; return this rank's new group, or None.
+
+    Only the ranks of the group that is split call it.
 
     Parameters
     ----------

@@ -79,7 +79,7 @@ def _perform(group: ProcessGroup, steps: Callable[..., Steps], name: str, *args:
 
 
 def gathered(group: ProcessGroup, name: str, obj: Any) -> list[Any]:
-    """Return the objects of all ranks, by a call that ranks compare as ``name`` before; a mismatch ends no group."""
+    """Return the objects of all ranks. The ranks first compare the call under ``name``; a mismatch ends no group."""
     plan = Plan(make_call(group._link, name, self_comparing=True), before(_gather))
     objects: list[Any] = perform(group, plan, (_pickled(obj),))
     return objects
@@ -168,9 +168,9 @@ def scatter_object_list(
 ) -> None:
     """Give object r of one rank's list to rank r.
 
-    It replaces the first element of ``scatter_object_output_list``, a list of at least one element.
-    ``scatter_object_input_list`` has one object for each rank; only the sender's counts. ``src`` is a global rank,
-    ``group_src`` a rank of the group; 0 by default. `mpiddp.distributed` describes ``group`` and the errors.
+    The object replaces the first element of ``scatter_object_output_list``, a list of at least one element.
+    ``scatter_object_input_list`` has one object for each rank; only the list of the sender counts. ``src`` is a global
+    rank, ``group_src`` a rank of the group; 0 by default. `mpiddp.distributed` describes ``group`` and the errors.
 
     Examples
     --------

@@ -27,7 +27,7 @@ from .groups import GroupLike, ProcessGroup, as_rank, default_group, known, memb
 def _message(
     name: str, tensor: ArrayLike, rank: int | None, group: GroupLike, tag: int, group_rank: int | None
 ) -> tuple[Array, Route] | None:
-    """Return the checked array and all else of a message; None on a rank that is no member."""
+    """Return the checked array and the route of a message; None on a rank that is no member."""
     group = member(group, name)
     if group is None:
         return None
@@ -88,7 +88,7 @@ def send(
     dst, group_dst : int
         The receiver, as a global rank or as a rank of the group: one of the two, and not this rank.
     tag : int, default 0
-        From 0 to a limit of the MPI library, which the ValueError names. The receiver gives the same.
+        From 0 to a limit of the MPI library, which the ValueError names. The receiver gives the same tag.
     group
         See `mpiddp.distributed`, also for the errors.
 
@@ -174,7 +174,7 @@ def recv(
     src, group_src : int, optional
         The sender, as a global rank or as a rank of the group. Any rank by default.
     tag : int, default 0
-        The sender's.
+        The tag that the sender gives.
     group
         See `mpiddp.distributed`, also for the errors.
 
@@ -246,7 +246,7 @@ class P2POp:
     op : function
         `isend` or `irecv`.
     tensor, group, tag
-        The operation's.
+        The arguments of ``op``.
     peer, group_peer : int, optional
         The other side, as a global rank or as a rank of the group: one of the two.
     """

@@ -13,7 +13,7 @@ from .groups import ProcessGroup
 
 _NAME = "destroy_process_group"
 _WAIT_S = 2.0
-"""A rank may have left the group after an error, or never destroy it."""
+"""The longest wait for the other ranks: one may have left the group after an error, or may never destroy it."""
 
 
 def part(ending: Sequence[ProcessGroup]) -> MismatchError | None:
