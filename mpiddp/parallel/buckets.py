@@ -1,7 +1,7 @@
 """Gradient buckets: arrays that backward writes gradients to, and that are sent as they are.
 
-All buckets of a dtype are slices of one array, laid out like the parameters' arrays in another: nothing is packed, and
-an optimizer steps over a whole model in a few operations.
+All buckets of a dtype are slices of one array. The parameters lie in another array in the same order. So nothing is
+packed, and an optimizer steps over a whole model in a few operations.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -22,7 +22,8 @@ LAST_CAP_BYTES = 1 * MIB
 """The cap of the last bucket, whose communication nothing hides. torch makes the first bucket small instead."""
 
 LEAST_BYTES = MIB // 4
-"""A first bucket below this joins the second. For 784-256-256-10 a bucket's wait cost more than it hid."""
+"""A first bucket below this joins the second. In a perceptron with layers of 784, 256, 256 and 10, such a bucket cost
+more time than it hid."""
 
 
 class ParameterLike(Parameter, Protocol):
@@ -72,7 +73,7 @@ class GradBucket:
         return self._is_last
 
     def set_buffer(self, buffer: Array) -> None:
-        """Copy ``buffer``, of the same length, into the bucket's unless it is that memory."""
+        """Copy ``buffer``, of the same length, into the bucket's array, unless both are the same memory."""
         if address(buffer) != address(self._buffer) or buffer.dtype != self._buffer.dtype:
             assign(self._buffer, buffer.reshape(-1))
 
@@ -82,7 +83,7 @@ def _size(parameters: Sequence[ParameterLike]) -> int:
 
 
 def lay_out(buckets: Sequence[Sequence[ParameterLike]], group: ProcessGroup) -> list[GradBucket]:
-    """Move parameters' arrays and gradients side by side, buckets of one dtype; collective.
+    """Move the parameters of each dtype side by side into one array, and their gradients into another; collective.
 
     Gradients of the host lie in memory that the ranks of the node share.
     """
@@ -109,7 +110,7 @@ def lay_out(buckets: Sequence[Sequence[ParameterLike]], group: ProcessGroup) -> 
 
 
 def _fill(order: Sequence[int], sizes_bytes: Sequence[int], caps_bytes: Sequence[int]) -> list[list[int]]:
-    """End a bucket with the parameter that reaches its cap."""
+    """Cut ``order`` into buckets: a bucket ends with the parameter that reaches its cap."""
     buckets: list[list[int]] = []
     filled, cap = 0, 0
     for index in order:
@@ -128,10 +129,11 @@ def assign_to_buckets(
     kinds: Sequence[Hashable],
     caps_bytes: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """Assign parameters to buckets, in the ``order`` of completion; kinds (dtype and device) share none.
+    """Assign parameters to buckets, in the ``order`` of completion; parameters of different kinds share no bucket.
 
-    ``caps_bytes`` are those of the first, second, ... bucket of each kind; the last one also holds for all that follow.
-    By default a cap is 25 MiB, that of the bucket sent last 1 MiB, and a first bucket below 256 KiB joins the second.
+    ``caps_bytes`` are the caps of the first, second, ... bucket of each kind; the last cap holds for all later buckets,
+    too. By default a cap is 25 MiB. The last bucket of each kind has 1 MiB, and a first bucket below 256 KiB joins the
+    second.
 
     >>> assign_to_buckets([3, 2, 1, 0], [4, 4, 4, 4], "aaaa", caps_bytes=[8])
     [[3, 2], [1, 0]]
@@ -170,7 +172,8 @@ class Buckets:
     """A model's buckets, in the order in which they are sent.
 
     Making them and changing their order is collective. Parameters are numbered in the order of registration, which is
-    the same on all ranks. ``order`` is that in which gradients are expected: the reverse, until it is `settled`.
+    the same on all ranks. ``order`` has these numbers in the order in which gradients are expected. Until it is
+    `settled`, that is the reverse order of registration.
     """
 
     def __init__(

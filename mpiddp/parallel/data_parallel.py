@@ -33,10 +33,11 @@ class DataParallel(Module):
     module : Module
         Its parameters get the sum of all parts' gradients.
     device_ids : sequence of int or str, optional
-        One for each part: a GPU's number, ``"cuda:N"``, or ``"cpu"``, not both kinds; the model is on the first. By
-        default all visible GPUs for a model on one, else ``["cpu", "cpu"]``: two threads.
+        A device for each part: the number of a GPU, ``"cuda:N"``, or ``"cpu"``. All are GPUs, or all are ``"cpu"``. The
+        model is on the first one. The default is all visible GPUs for a model on a GPU, else ``["cpu", "cpu"]``, which
+        gives two threads.
     output_device : int or str, optional
-        By default the first. Make a GPU current to go on with the outputs.
+        The device of the outputs, by default the first. To go on with outputs on a GPU, make that GPU current.
     dim : int
         The axis of the batch.
 
@@ -116,7 +117,7 @@ def scatter(value: Any, places: Sequence[Place], dim: int = 0) -> list[Any]:
 
 
 def _replica(module: Module, place: Place) -> Module:
-    """Return a copy of a module at a place; in the same place it has the memory of the module's parameters."""
+    """Return a copy of a module at a place. At the module's own place it shares the memory of the parameters."""
     with at(place):
         new: dict[int, Any] = {id(buffer): moved(buffer, place).copy() for buffer in module.buffers()}
     new |= {id(p): _to(p, place) for p in module.parameters()} | {id(m): copy.copy(m) for m in module.modules()}
@@ -154,7 +155,11 @@ def _parallel(module: Module, parts: Sequence[tuple[Any, dict[str, Any]]], place
 
 
 def _settled(place: Place) -> Any:
-    """Return the current stream, after this thread's work where CUDA does not order other threads' work after it."""
+    """Return the current stream.
+
+    If it is this thread's own default stream, wait for its work first, because CUDA does not order the work of other
+    threads after it.
+    """
     stream = current_stream(place)
     if stream is not None and stream.ptr == _PER_THREAD:
         with at(place):

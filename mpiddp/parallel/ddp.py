@@ -34,18 +34,19 @@ class DistributedDataParallel(Wrapper, Module):
     device_ids, output_device, dim, check_reduction, gradient_as_bucket_view, batched_grad_copy
         For compatibility: a model is where its arrays are, gradients are views of their bucket.
     broadcast_buffers : bool, optional
-        Older name of ``forward_sync_buffers``; False: not at construction, either.
+        Older name of ``forward_sync_buffers``. With False buffers are not copied at construction, either.
     init_sync : bool
         Check that parameters are alike and copy the first rank's values.
     process_group : ProcessGroup, optional
     bucket_cap_mb : float, optional
-        MiB at which a bucket is closed: 25, and 1 for the last bucket, which no computation hides (torch: the first).
+        MiB at which a bucket is closed. The default is 25, and 1 for the last bucket, whose communication no
+        computation hides; torch makes the first bucket small.
     bucket_cap_mb_list : sequence of float, optional
-        The same of the first, second, ... bucket.
+        The caps of the first, second, ... bucket; the last cap holds for all later buckets, too.
     find_unused_parameters : bool
         Allow parameters without a gradient. ``grad`` stays None if no rank has one; else missing ones are zeros.
     static_graph : bool
-        The unused parameters are those of the first iteration.
+        The parameters that the first iteration does not use are not used by later ones, either.
     mixed_precision
         Not offered; see `fp16_compress_hook` and `bf16_compress_hook`.
     forward_sync_buffers : bool, optional
@@ -55,9 +56,9 @@ class DistributedDataParallel(Wrapper, Module):
         (else a timeout). A rank without samples runs an empty batch.
     virtual_ranks : int, optional
         The batch of a step is always so many micro-batches, whatever the number of ranks (1 to ``virtual_ranks``). A
-        rank computes its share one after the other, in `steps` or `micro_batch`, and the model has the same bits on
-        any number of ranks. Parameters are float32 or float64 on the host; a rank that has ``s`` micro-batches holds
-        up to log2(s) copies of the gradients.
+        rank computes the micro-batches of its share one after the other, in `steps` or `micro_batch`, and the model has
+        the same bits on any number of ranks. Parameters are float32 or float64 on the host; a rank that has ``s``
+        micro-batches holds up to log2(s) copies of the gradients.
 
     Raises
     ------
@@ -107,9 +108,9 @@ class DistributedDataParallel(Wrapper, Module):
     ) -> Iterator[None]:
         """Run forward and backward of one of `own_virtual_ranks`, which come in order in each step.
 
-        The last one's backward sums the gradients of all virtual ranks' micro-batches; a step's gradients begin anew.
-        Dropout draws from the seed, ``virtual_rank`` and ``step``, and buffers are those that the first virtual rank
-        leaves behind. Nothing but the step has to be run in it: a micro-batch without a backward contributes zeros.
+        The backward of the last one sums the gradients of all virtual ranks' micro-batches. Each step begins without
+        gradients. Dropout draws from the seed, ``virtual_rank`` and ``step``, and after the step the buffers are those
+        that the first virtual rank has left. A micro-batch without a backward contributes zeros.
 
         Parameters
         ----------
@@ -117,8 +118,8 @@ class DistributedDataParallel(Wrapper, Module):
         *step : int
             The number of the step, in one number or several.
         n_samples, total : float
-            Samples of the micro-batch and of all together, by which gradients are averaged; by default all
-            micro-batches count alike.
+            The samples of this micro-batch, and those of all micro-batches of the step. Gradients are averaged over
+            samples; by default all micro-batches count alike.
         """
         partial = self._partial()
         if virtual_rank != partial.mine[partial.done]:

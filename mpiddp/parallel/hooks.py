@@ -31,7 +31,7 @@ def call(hook: CommHook, state: object, bucket: GradBucket) -> Future:
 
 
 def averages(value: Any, bucket: GradBucket) -> Array:
-    """Return the array, or the first of the list; RuntimeError unless of the bucket's length."""
+    """Return a hook's array, or the first one of its list; RuntimeError if it has another length than the bucket."""
     if isinstance(value, (list, tuple)) and value:
         value = value[0]
     length = bucket.buffer().size
@@ -51,7 +51,7 @@ def kind_of(value: object) -> str:
 
 
 def submitted(x: Array, group: ProcessGroup) -> Future:
-    """Submit the sum of ``x`` in place."""
+    """Begin to sum ``x`` over the ranks, in place; return a `Future` of it."""
     work = all_reduce(x, group=group, async_op=True)
     assert work is not None
     return work.get_future().then(lambda future: future.value()[0])

@@ -16,7 +16,7 @@ class JoinHook:
         """Take part in one iteration of the ranks with inputs."""
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Synchronise when all ranks have joined; ``is_last_joiner`` on the ranks that joined last."""
+        """Synchronise when all ranks have joined; ``is_last_joiner`` is True on the ranks that joined last."""
 
 
 class Joinable(ABC):
@@ -106,7 +106,8 @@ class Join:
         Returns
         -------
         Work or None
-            ``result()[0]``: the number of ranks with inputs. None outside an enabled `Join`, and for other joinables.
+            Its ``result()[0]`` is an array of one element, the number of ranks with inputs. None outside an enabled
+            `Join`, and for other joinables than the first.
         """
         join = joinable._join
         if join is None or join._joinables[0] is not joinable:
@@ -125,7 +126,7 @@ def _sum(mine: int, group: ProcessGroup) -> int:
 
 
 def agree(group: ProcessGroup, reduces: bool, syncs: bool, active: bool) -> tuple[bool, bool, int]:
-    """Return whether the ranks with inputs reduce, whether they synchronise buffers, and the last of them."""
+    """Return whether ranks with inputs reduce, whether they synchronise buffers, and the highest of these ranks."""
     told = np.array([reduces, syncs, group.rank() if active else -1], np.int64)
     all_reduce(told, ReduceOp.MAX, group)
     return bool(told[0]), bool(told[1]), int(told[2])

@@ -34,8 +34,8 @@ class DiLoCo:
     period : int
         H, the steps from one outer step to the next.
     fragments : int
-        Parts of the model, ``period / fragments`` steps apart, each once a period (Streaming DiLoCo); at most
-        ``period``, and the number of parameters.
+        The number of parts of the model. Each part has one outer step in a period, ``period / fragments`` steps after
+        the part before (Streaming DiLoCo). At most ``period``, and at most the number of parameters.
     lr, momentum : float
         Options of the outer SGD, ``outer_optimizer``. With ``lr=1, momentum=0`` the ranks' parameters are averaged.
     warmup_steps : int
@@ -79,12 +79,15 @@ class DiLoCo:
         self._fragments = _split([parameter.data.nbytes for parameter in self._parameters], fragments)
         """The numbers of the parameters that are synchronised together."""
         self._synchronized = [0] * fragments
-        """The step of each fragment's last outer step."""
+        """For each fragment, the local step after which it had its last outer step."""
         self._outer = [Parameter(parameter.data.copy()) for parameter in self._parameters]
         self.outer_optimizer = SGD(self._outer, lr=lr, momentum=momentum, nesterov=momentum > 0)
 
     def average_parameters(self, params: Parameters) -> None:
-        """Count a step and make the due fragment's outer step; ``params`` are the constructor's."""
+        """Count a step, and make the outer step of a fragment that is due.
+
+        ``params`` are those that the constructor got.
+        """
         if list(map(id, parameters_of(params))) != list(map(id, self._parameters)):
             raise ValueError("DiLoCo averages the parameters that it was made with, in their order; make another one")
         self.step += 1
@@ -119,12 +122,12 @@ class DiLoCo:
         self._synchronized[fragment] = self.step
 
     def state_dict(self) -> dict[str, Any]:
-        """Return steps, global parameters (live arrays) and the outer optimizer's state."""
+        """Return the number of steps, the global parameters (not copied), and the outer optimizer's state."""
         outer = [parameter.data for parameter in self._outer]
         return {"step": self.step, "outer": outer, "outer_optimizer": self.outer_optimizer.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue with the same parameters, else ValueError; arrays are copied."""
+        """Continue from a `state_dict`, whose arrays are copied; ValueError for another number of parameters."""
         self.outer_optimizer.load_state_dict(state_dict["outer_optimizer"])
         self.step = state_dict["step"]
         for parameter, saved in zip(self._outer, state_dict["outer"], strict=True):

@@ -19,10 +19,11 @@ def average_gradients(
     ----------
     model : Module
     weight : float, optional
-        Samples in this rank's mean loss, to average over samples; by default over ranks.
+        The number of samples of which this rank's loss is the mean. Gradients are then averaged over samples; by
+        default they are averaged over ranks.
     group : ProcessGroup, optional
     total : float, optional
-        Samples of all ranks; by default by an all-reduce.
+        Samples of all ranks; by default found by an all-reduce.
 
     References
     ----------

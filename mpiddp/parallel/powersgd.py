@@ -1,7 +1,8 @@
 """PowerSGD: a gradient matrix is sent as two thin factors, and the error is added to the next gradient.
 
 For a matrix M (n, m), P = M Q (n, r) is summed and orthonormalised, then Q = M' P (m, r) is summed: (n + m) r numbers
-instead of n m. Both sums are one operation of the group's queue: the second begins at a different time on each rank.
+instead of n m. Both sums are one operation of the group's queue, because the second one begins at a different time on
+each rank.
 """
 
 from collections.abc import Sequence
@@ -171,7 +172,7 @@ def _rounds(link: Link, state: PowerSGDState, bucket: GradBucket, matrices: list
 
 
 def _with_feedback(state: PowerSGDState, index: int, whole: Array) -> Array | None:
-    """Add the last error to ``whole``, and return a copy: less what is sent, it is the next error."""
+    """Add the last error to ``whole``, and return a copy, from which the caller makes the next error."""
     if not state.use_error_feedback:
         return None
     error = state.error_dict.get(index)

@@ -72,7 +72,7 @@ class Reducer:
         self.weight: float | None = None
         """This rank's share of the samples; None stands for 1 / ranks."""
         self.divisor: int | None = None
-        """What the sum is divided by: the number of ranks with inputs, or None for that of all ranks."""
+        """The number of ranks with inputs, by which the sum is divided; None stands for the number of all ranks."""
         self.timeline: Timeline | None = None
         self.exposed_ns = 0
         """How long ends of backward passes have waited for communication."""
@@ -80,7 +80,7 @@ class Reducer:
         """How many backward passes have reduced gradients."""
         self._running = False
         self._began_ns: int | None = None
-        """None on a rank without inputs, which has no backward to show."""
+        """The time at which the running backward began; None on a rank without inputs, which has no backward."""
         self._expected = False
         self._ready_order: list[int] = []
         self._next_bucket = 0
@@ -118,7 +118,7 @@ class Reducer:
             parameter.grad_slot = None
 
     def expect_backward(self, expected: bool = True) -> None:
-        """Begin with the next gradient, unless an output's hook calls `begin` before."""
+        """Let the next gradient begin a backward, unless the hook of an output calls `begin` before."""
         self._expected = expected
 
     def begin(self) -> None:
@@ -142,7 +142,7 @@ class Reducer:
         """End a backward that an error has interrupted.
 
         Other ranks may be in the same step: the remaining buckets are sent as NaN, so that a sum without this rank's
-        part is recognisable and the next step's messages do not match this one's.
+        part is recognisable and the next step's messages do not match those of this step.
         """
         if not self._running:
             return
@@ -218,7 +218,7 @@ class Reducer:
         return dispatch(group, plan, (buffer, op), (buffer,), async_op=True)  # type: ignore[return-value]
 
     def keep(self, weight: float) -> None:
-        """Keep a micro-batch's gradients, times ``weight``, for the sum that the last one's backward sends."""
+        """Keep a micro-batch's gradients, times ``weight``, for the sum that is sent in the step's last micro-batch."""
         assert self.partial is not None, "there are virtual ranks"
         for index, parameter in enumerate(self._parameters):
             slot = self.buckets.slots[index].gradient
@@ -232,7 +232,10 @@ class Reducer:
         self.partial.keep(self.buckets.in_order, weight)
 
     def shadow_backward(self) -> None:
-        """Take part in the other ranks' backward with zero gradients; RuntimeError with ``skip_unused``."""
+        """Take part in the other ranks' backward with zero gradients.
+
+        RuntimeError with ``skip_all_reduce_unused_params``.
+        """
         if self._skip_unused:
             raise RuntimeError(
                 "skip_all_reduce_unused_params: a rank without samples does not know which buckets the others send."

@@ -59,7 +59,7 @@ def _describe(parameter: tuple[str, tuple[int, ...], str, bool]) -> str:
 
 
 def broadcast_arrays(arrays: Sequence[Array], group: ProcessGroup, source: int = 0) -> None:
-    """Copy the arrays of the group's rank ``source`` in one message for host and GPU each."""
+    """Copy the arrays of the group's rank ``source`` to all ranks, in one message for the host and one for GPUs."""
     for xp in dict.fromkeys(map(array_namespace, arrays)):
         # The longest elements come first, so that all are aligned for their dtypes, as a device's kernels need.
         together = sorted((x for x in arrays if array_namespace(x) is xp), key=lambda x: -x.itemsize)

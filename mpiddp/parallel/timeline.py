@@ -43,7 +43,10 @@ class Clock(NamedTuple):
 
 
 def compare_clocks(group: ProcessGroup) -> Clock:
-    """Measure the offset from the first rank's clock within half an exchange of 8 bytes; collective."""
+    """Measure how far this clock is ahead of the first rank's; collective.
+
+    The error is at most half of the time in which two ranks exchange 8 bytes.
+    """
     rank, message = group.rank(), np.zeros(1, np.int64)
     mine = Clock(perf_counter_ns(), 0.0)
     for peer in range(1, group.size()):
@@ -166,8 +169,9 @@ def covered_ns(spans: list[Span]) -> int:
 def summary(everybody: list[list[Span]]) -> str:
     """Return a table of the ranks.
 
-    exposed: the wait at the end of backward; overlap: the rest of communication; late: mean time between the earliest
-    rank's end of backward and this one's; last: how often it was the last.
+    "exposed" is the wait at the end of backward, and "overlap" the part of communication that no wait shows. "late" is
+    the mean time from the end of the earliest rank's backward to the end of this rank's. "last" tells how often this
+    rank was the last one.
     """
     arrivals = [[span.begin_ns for span in spans if span.lane == "wait"] for spans in everybody]
     steps = list(zip(*arrivals, strict=False))

@@ -56,7 +56,7 @@ class PartialSums:
         self.used.clear()
 
     def keep(self, buckets: Sequence[GradBucket], weight: float) -> None:
-        """Begin a sum with the buckets' gradients times ``weight``, and end those that end here."""
+        """Begin a sum with the buckets' gradients times ``weight``, and end the sums that end with this micro-batch."""
         if self._depth == len(self._memory):
             self._memory.append({})
         for bucket in buckets:
@@ -72,7 +72,10 @@ class PartialSums:
         self.done += 1
 
     def add_to(self, bucket: GradBucket, weight: float) -> float:
-        """Add the open sums to the last micro-batch's gradients; return the factor that these still lack."""
+        """Add the open sums to the last micro-batch's gradients.
+
+        Return the factor by which the gradients still have to be multiplied.
+        """
         buffer = bucket.buffer()
         if len(self.mine) > 1 or len(self.across) == 1:
             np.multiply(buffer, buffer.dtype.type(weight), out=buffer)

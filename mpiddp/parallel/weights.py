@@ -8,7 +8,8 @@ from mpiddp.distributed import all_reduce
 from mpiddp.distributed.groups import GroupLike
 
 current_weight: ContextVar[float | None] = ContextVar("current_weight", default=None)
-"""Read by layers that mix the ranks' gradients in backward; None stands for 1 / ranks."""
+"""The weight in the running step. Layers that mix the ranks' gradients in backward read it; None stands for 1 / ranks.
+"""
 
 
 def rank_weight(n_samples: float, total: float | None = None, group: GroupLike = None) -> float:

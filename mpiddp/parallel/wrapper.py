@@ -29,7 +29,7 @@ class Wrapper(Joinable):
     _module_type: type[Any]
     _is_grad_enabled: Callable[[], bool]
     _queue_callback: Callable[[Callable[[], object]], None]
-    """Call back at the end of the running backward."""
+    """Makes autograd call a function at the end of the running backward."""
 
     @abstractmethod
     def _register_output_hook(self, output: Any) -> Any:
@@ -176,7 +176,7 @@ class Wrapper(Joinable):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients of forwards inside on this rank; the next backward outside reduces the sum."""
+        """Accumulate gradients of forwards in this context on this rank; the next backward outside reduces the sum."""
         outer, self._reduce = self._reduce, False
         try:
             yield
@@ -192,9 +192,10 @@ class Wrapper(Joinable):
         Parameters
         ----------
         n_samples : float
-            Samples in this rank's mean loss; with equal microbatches, in that of one. A rank without a backward
-            contributes its accumulated gradients, or zeros: ``with ddp.weighted(0, total): ddp.skip_forward()``; under
-            ``skip_all_reduce_unused_params`` it runs an empty batch, for only a backward tells what is sent.
+            The number of samples of which this rank's loss is the mean; with equal microbatches, the number in one of
+            them. A rank without a backward contributes its accumulated gradients, or zeros: ``with ddp.weighted(0,
+            total): ddp.skip_forward()``. Under ``skip_all_reduce_unused_params`` it runs an empty batch, for only a
+            backward tells what is sent.
         total : float, optional
             Samples of all ranks; by default found by an all-reduce of 8 bytes.
         """
@@ -221,7 +222,8 @@ class Wrapper(Joinable):
     def register_comm_hook(self, state: object, hook: CommHook) -> None:
         """Reduce each bucket by ``hook(state, bucket)``: see `mpiddp.parallel.hooks`.
 
-        The future's array, or first of its list, is copied into the bucket unless it is its memory.
+        The array of the hook's future, or the first one of its list, is copied into the bucket, unless it is the memory
+        of the bucket.
         """
         self._without_virtual_ranks("the result of a communication hook is not the same")
         self._reducer.register_comm_hook(state, hook)
@@ -239,8 +241,9 @@ class Wrapper(Joinable):
     ) -> Join:
         """Return a context for ranks with different numbers of batches, as torch's.
 
-        A rank without further batches contributes zeros; at the end every rank gets the last one's model. For batches
-        of different sizes `weighted` is exact and this is not. Each forward costs all-reduces of 8 and 24 bytes.
+        A rank without further batches contributes zeros. At the end every rank gets the model of a rank that joined
+        last. For batches of different sizes `weighted` is exact and this is not. Each forward costs all-reduces of 8
+        and 24 bytes.
 
         Parameters
         ----------
@@ -280,7 +283,7 @@ class Wrapper(Joinable):
         return list(buckets.order) if buckets.settled else None
 
     def install_bucket_order(self, order: Sequence[int]) -> None:
-        """Restore a `bucket_order` before the first backward; ValueError for another model's. Collective."""
+        """Restore a `bucket_order` before the first backward; ValueError for that of another model. Collective."""
         self._reducer.buckets.install_order(order)
 
     def detach(self) -> None:
@@ -295,7 +298,10 @@ class Wrapper(Joinable):
 
     @property
     def timeline(self) -> Timeline | None:
-        """Records forward, backward, buckets, waits; by default of ``MPIDDP_TIMELINE``, assigned on all ranks alike."""
+        """The timeline that records forward, backward, buckets and waits; by default that of ``MPIDDP_TIMELINE``.
+
+        It is assigned on all ranks alike.
+        """
         return self._reducer.timeline
 
     @timeline.setter
@@ -332,6 +338,6 @@ class _RankWithoutInputs(JoinHook):
                 reducer.weight = None
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Copy the model of the last of those that joined last."""
+        """Copy the model of the highest rank among those that joined last."""
         _, _, source = agree(self._model.process_group, False, False, active=is_last_joiner)
         broadcast_arrays(self._model._state.arrays(), self._model.process_group, source)

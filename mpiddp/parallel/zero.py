@@ -19,8 +19,8 @@ from .replicas import broadcast_arrays
 class ZeroRedundancyOptimizer(Optimizer, Joinable):
     """An optimizer whose state is sharded over the ranks, as torch's.
 
-    Each parameter belongs to one rank: the largest are dealt first, to the rank with the fewest elements. A step
-    updates this rank's parameters, then sends all, one message for each rank. Average gradients before.
+    Each parameter belongs to one rank: the largest are dealt first, to the rank with the fewest elements. In a step
+    each rank updates its parameters, and sends them to the others in one message. Gradients must be averaged before.
 
     Parameters
     ----------
@@ -92,8 +92,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def shard(self) -> dict[int, Any]:
         """Return the state of this rank's parameters, by their numbers in the whole optimizer.
 
-        All ranks' shards together are the ``state`` of `state_dict`; `load_state_dict` needs those of this rank's
-        `owned` parameters, whatever the number of ranks was.
+        All ranks' shards together are the ``state`` of `state_dict`. `load_state_dict` needs only the state of this
+        rank's `owned` parameters, whatever the number of ranks was when it was saved.
         """
         state: dict[int, Any] = super().state_dict()["state"]
         return state
