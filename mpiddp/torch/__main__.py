@@ -1,6 +1,6 @@
 """``mpirun -np 4 python -m mpiddp.torch script.py ARGS``: run a script that was written for torchrun.
 
-It finds torchrun's variables, and "gloo" and "mpi" mean mpiddp.
+The script finds the variables that torchrun sets, and its backends "gloo" and "mpi" mean mpiddp.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
 
 
 def announce() -> None:
-    """Set torchrun's variables; all ranks call."""
+    """Set the variables that torchrun sets; all ranks call this together."""
     world, port = default_group()._link.world, [0]
     with socket.socket() as free:  # on rank 0's host, for a script that makes its own store
         free.bind(("", 0))

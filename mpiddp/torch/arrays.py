@@ -1,4 +1,4 @@
-"""Tensors as arrays: without a copy where a tensor is contiguous and in the host's memory, else through a copy.
+"""Tensors as arrays: without a copy if a tensor is contiguous and NumPy or CuPy can view it, else through a copy.
 
 NumPy lacks some of torch's dtypes. ml_dtypes gives it bfloat16 for reductions; data that only moves goes as bytes.
 """
@@ -35,7 +35,10 @@ _kept: "list[Loan]" = []
 
 
 def _over(tensor: torch.Tensor) -> Array:
-    """Return an array over a tensor, which it keeps; after ``Tensor.numpy`` a tensor can never be resized."""
+    """Return an array over a tensor, which the array keeps alive.
+
+    This does not call ``Tensor.numpy``, after which a tensor could never be resized.
+    """
     strides = tuple(stride * tensor.itemsize for stride in tensor.stride())
     interface = {
         "version": 3,
@@ -74,7 +77,7 @@ class Loan:
     Attributes
     ----------
     device : torch.device or None
-        Where the arrays are, if they are CuPy's: the call is then made under `cuda.on_stream`.
+        The device of the arrays, if they are CuPy's. The call is then made under `cuda.on_stream`.
     """
 
     device: torch.device | None = None
@@ -86,7 +89,7 @@ class Loan:
         self._lent: list[torch.Tensor] = []
 
     def divide(self, sums: Array, divisor: int, work: distributed.Work) -> None:
-        """Divide integers towards zero, as NCCL does, when ``work`` ends: before a later call has them."""
+        """Divide sums of integers towards zero, as NCCL does, when ``work`` ends, before a later call gets them."""
 
         def end(_: object) -> None:
             if work.exception() is None:
@@ -144,7 +147,7 @@ class Loan:
         _kept.append(self)
 
     def memory(self, tensor: torch.Tensor) -> Array | None:
-        """Return a tensor's own memory, if it is contiguous and the host's; else None. This takes 1 us."""
+        """Return an array over a tensor's memory if that is contiguous and on the host, else None. This takes 1 us."""
         if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_neg() or tensor.is_conj():
             return None
         dtype = _NUMPY.get(tensor.dtype) or self._dtype(tensor)
@@ -193,7 +196,7 @@ def _expect_memory(tensor: torch.Tensor) -> int:
 def symmetric_empty(
     shape: int | tuple[int, ...], dtype: torch.dtype = torch.float32, group: GroupLike = None
 ) -> torch.Tensor:
-    """Return an uninitialised tensor that the ranks of the node share (`mpiddp.symmetric_empty`); all call alike.
+    """Return an uninitialised tensor in memory that the ranks of the node share; all ranks of the group call this.
 
     It is in the host's memory; collectives reduce it, and contiguous views of it, in place.
     """

@@ -32,7 +32,7 @@ def register() -> None:
 
 
 def _create(options: Any, _: Any) -> Any:
-    """Make the default group, or one of some ranks, which alone call."""
+    """Make the default group, or a group of some ranks, which alone call this."""
     from mpiddp import distributed  # slow: `import torch` would wait for it
 
     from . import default
@@ -58,9 +58,10 @@ def _create(options: Any, _: Any) -> Any:
 
 
 def _group_by_torch() -> torch.distributed.ProcessGroup | None:
-    """Return a group of torch's with the backends that "cpu:mpiddp,cuda:nccl" names beside mpiddp; None if none.
+    """Return a group of torch's with the backends that are named beside mpiddp, as in "cpu:mpiddp,cuda:nccl".
 
-    torch would leave them out where a group is written in Python, and tells no creator of them: its frame does.
+    Return None if there are none. torch would leave these backends out, because our group is written in Python. It does
+    not tell `_create` of them, so they are read from the frame of the caller.
     """
     helper = sys._getframe(2)
     asked = helper.f_locals["backend_config"].get_device_backend_map()

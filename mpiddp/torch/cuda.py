@@ -14,15 +14,15 @@ from mpiddp.device.place import at
 
 
 def on_stream(place: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Make torch's current stream of a device CuPy's, and the device the current one."""
+    """Make torch's current stream of a device the current one of CuPy, and the device the current device."""
     return at(place.index, cupy().cuda.ExternalStream(torch.cuda.current_stream(place).cuda_stream, place.index))
 
 
 def chosen() -> int | None:
     """Return the number of the GPU that the program has chosen, or None: it uses none, or CuPy is missing.
 
-    A program chooses before the process group is made (``torch.cuda.set_device``); mpiddp then asks MPI and the other
-    ranks about theirs.
+    A program chooses before the process group is made (``torch.cuda.set_device``). When the group is made, mpiddp asks
+    MPI if it takes device pointers, and the other ranks which GPUs they use.
     """
     if torch.cuda.is_initialized() and device.cuda_fault() is None:
         return int(torch.cuda.current_device())

@@ -1,7 +1,7 @@
 """mpiddp's DistributedDataParallel for modules of torch: the same `Reducer` and `Buckets`.
 
 torch's autograd makes the gradients. A hook on each parameter moves its gradient into a bucket of symmetric memory, and
-``grad`` is then a view of that. Modules must be in the host's memory; for those on GPUs use torch's own
+``grad`` is then a view of the bucket. Modules must be in the host's memory; for those on GPUs use torch's own
 DistributedDataParallel on the backend "mpiddp".
 """
 
@@ -48,7 +48,7 @@ class Parameter:
 
     @property
     def grad_slot(self) -> Array | None:
-        """Its gradient's place in a bucket."""
+        """The place of this parameter's gradient in a bucket."""
         return self._slot
 
     @grad_slot.setter
@@ -57,7 +57,7 @@ class Parameter:
 
     @property
     def grad(self) -> Array | None:
-        """Its gradient: the slot itself, if there is one."""
+        """The gradient, which is `grad_slot` itself if it lies there."""
         found = self.parameter.grad
         if found is None:
             return None
@@ -72,7 +72,7 @@ class Parameter:
         self.parameter.grad = None if array is None else self._view
 
     def register_post_accumulate_grad_hook(self, hook: "Callable[[Parameter], object]") -> Any:
-        """Call ``hook`` with this one when its gradient is final."""
+        """Call ``hook`` with this parameter when its gradient is final."""
         return self.parameter.register_post_accumulate_grad_hook(lambda _: hook(self))
 
 
@@ -103,7 +103,8 @@ class DistributedDataParallel(Wrapper, torch.nn.Module):
         The model, in the host's memory (else ValueError). Its parameters are moved side by side and take the first
         rank's values.
     process_group : distributed.ProcessGroup, optional
-        A group of torch's backend "mpiddp" has it as ``group``.
+        A group of mpiddp, all ranks by default. A torch group of the backend "mpiddp" has it as its attribute
+        ``group``.
     """
 
     _is_grad_enabled = staticmethod(torch.is_grad_enabled)

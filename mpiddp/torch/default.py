@@ -1,4 +1,4 @@
-"""mpiddp's default group under torch's: it is made and ended with torch's, unless the program has made it itself."""
+"""mpiddp's default group under that of torch: both are made and ended together, unless the program has made ours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _options: dict[str, Any] = {"comm": None}
 
 
 def use(comm: MPI.Intracomm | None, on_error: Literal["raise", "abort"] | None = None) -> None:
-    """Let torch's next default group be of ``comm``'s ranks, who call this and then ``torch``'s init_process_group.
+    """Let torch's next default group have the ranks of ``comm``.
+
+    These ranks call this, and then ``torch.distributed.init_process_group``.
 
     Parameters
     ----------
@@ -49,7 +51,7 @@ def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> distributed.Pro
     global _ours
     if not distributed.is_initialized():
         if running() and _options["comm"] is None:
-            # Where MPI has not started, nothing can interrupt the wait for the others: they meet in MPI_Init.
+            # If MPI has not started, nothing can interrupt the wait for the others: they meet in MPI_Init.
             meeting = Meeting(MPI.COMM_WORLD, seconds(timeout) or settings.default_timeout_s())
             with meeting.held():
                 meeting.gather()
@@ -66,9 +68,9 @@ def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> distributed.Pro
 
 
 def begin_beside(ranks: Sequence[int], timeout: timedelta) -> None:
-    """Make the group of all ranks for one of ``ranks``, if torch's default group is another backend's.
+    """Make the group of all ranks before a group of ``ranks``, if torch's default group has another backend.
 
-    Such a group may have met at an address, without MPI, which all ranks have to start together.
+    The ranks of such a default group may have met at an address, without MPI. All ranks have to start MPI together.
     """
     if distributed.is_initialized():
         return
@@ -82,9 +84,10 @@ def begin_beside(ranks: Sequence[int], timeout: timedelta) -> None:
 
 
 def end(group: distributed.ProcessGroup) -> None:
-    """End a group, and with that of all ranks all others, unless the program has made it itself.
+    """End a group, unless it is the group of all ranks and the program has made it itself.
 
-    Unfinished operations, as after a timeout, are given up, as by torch's own backends.
+    With the group of all ranks all other groups end. Unfinished operations, as after a timeout, are given up, as by
+    torch's own backends.
     """
     global _ours
     if group is distributed.group.WORLD:

@@ -1,9 +1,9 @@
 """The methods of torch's ProcessGroup around ours: every overload, and torch's dispatcher for whoever watches.
 
 ``torch.distributed`` and torch's C++ pass lists of tensors and an options object; such a call goes straight to our
-method. A call in another form, under a dispatch mode or a profiler, or with tensors that hold no data of their own goes
-the way of Gloo's: it starts at a group of C++, the twin of ours, whose overloads make it an operation of
-``torch.ops.c10d``, and our kernel at the dispatcher's end calls the method.
+method. Some calls go the way of Gloo's calls: those in another form, under a dispatch mode or a profiler, or with
+tensors that hold no data of their own. Such a call starts at a group of C++, the twin of ours. The overloads of the
+twin make it an operation of ``torch.ops.c10d``, and at the end of the dispatcher our kernel calls the method.
 """
 
 import contextlib
@@ -33,14 +33,14 @@ _KINDS = {
     "all_to_all_single": "ALLTOALL_BASE",
     "recv_anysource": "RECVANYSOURCE",
 }
-"""Names of torch's ``OpType`` where it is not that of the method."""
+"""For some methods, their names in torch's ``OpType``. The others have the method's name there."""
 _OPTION_OF: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "root_rank": ("rootRank", int),
     "root_tensor": ("rootTensor", int),
     "async_op": ("asyncOp", bool),
     "timeout": ("timeout", lambda milliseconds: timedelta(milliseconds=milliseconds)),
 }
-"""Arguments of the operations that are attributes of options."""
+"""For arguments of operations that are attributes of an options object: the attribute, and how to convert a value."""
 _NOT_POSITIONAL = ("reduce_op", "sparse_indices", "device_ids")
 _modes = torch._C._len_torch_dispatch_stack
 _profiled = torch.autograd._profiler_enabled
@@ -102,7 +102,7 @@ def _reduction(args: Iterable[Any]) -> Any:
 
 
 def _needs_dispatch(args: tuple[Any, ...]) -> bool:
-    """Tell whether the first tensor is a subclass's, which decides itself, or holds no data."""
+    """Return True if the first tensor is of a subclass, which decides for itself, or holds no data."""
     for each in args:
         while type(each) is list and each:
             each = each[0]
@@ -122,8 +122,8 @@ _operations: dict[str, str] = {}
 def _our_kernels(name: str) -> Iterator[None]:
     """Make ours the kernels of a method's operation, for this call only.
 
-    A kernel in Python holds the GIL when it hands another group's call on, and a thread of Gloo's that drops a tensor
-    wants the GIL under the lock that this call waits for.
+    If they stayed, calls of other groups could deadlock. A kernel in Python holds the GIL while it passes such a call
+    on, and the call may wait for a lock. A thread of Gloo that drops a tensor waits for the GIL while it has this lock.
     """
     with _lock:
         kernels = _kernels()
@@ -143,7 +143,7 @@ def _our_kernels(name: str) -> Iterator[None]:
 def _kernels() -> list[tuple[str, str, Callable[..., Any]]]:
     """Return operations, dispatch keys and our kernels.
 
-    Each of these holds torch's own kernel. So the first call comes before ours are in place.
+    Each of our kernels holds torch's own. So this function must be called before ours are in place for the first time.
     """
     found: list[tuple[str, str, Callable[..., Any]]] = []
     for full_name in torch._C._dispatch_get_all_op_names():

@@ -1,4 +1,4 @@
-"""mpiddp's errors as torch's: caught by either name."""
+"""mpiddp's errors as torch's, so that a program can catch them by either name."""
 
 import contextlib
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def expect(right: bool, text: str) -> None:
 
 
 RAISED = (errors.DistError, ValueError, TypeError)
-"""What mpiddp's functions raise."""
+"""The errors that mpiddp's functions raise."""
 
 
 @contextlib.contextmanager
@@ -46,7 +46,7 @@ def translated() -> Iterator[None]:
 
 
 def translate(error: Exception) -> Exception:
-    """Return torch's class of an error of mpiddp's, with its text; others and arrays that are wrong as they are."""
+    """Return an error of mpiddp as one of torch, with the same text; `ArrayError` and errors of others as they are."""
     if not isinstance(error, RAISED) or isinstance(error, DistBackendError | errors.ArrayError | ArgumentError):
         return error
     if not isinstance(error, errors.DistError):

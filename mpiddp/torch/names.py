@@ -1,4 +1,4 @@
-"""Other backends' names for mpiddp: a script that asks for "gloo" or "mpi" gets it, and reads back its own word."""
+"""Other backends' names for mpiddp: a script that asks for "gloo" or "mpi" gets mpiddp, and reads back that name."""
 
 from collections.abc import Collection
 from typing import Any

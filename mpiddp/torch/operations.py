@@ -196,7 +196,7 @@ class Operations:
     def allgather_coalesced(
         self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None
     ) -> Work | None:
-        """``output_lists[rank][index]``."""
+        """Gather each tensor of ``input_list``: that of a rank goes to ``output_lists[rank][index]``."""
         found = len(output_lists)
         expect(found == self._size, f"output lists should be equal to world size {self._size}, got {found}")
         for mine in output_lists:
@@ -278,7 +278,7 @@ class Operations:
         return self._call(distributed.all_to_all, [(outputs, inputs)], (output,), loan, opts)
 
     def _parts(self, flat: Array, tensor: torch.Tensor, splits: Sequence[int] | None) -> list[Array]:
-        """Cut an array into the parts of the ranks: so many rows of the tensor each."""
+        """Cut an array into a part for each rank; a part has so many rows of the tensor."""
         rows, size = tensor.shape[0] if tensor.ndim else 1, self._size
         if not splits:
             if rows % size:

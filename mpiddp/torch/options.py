@@ -1,4 +1,4 @@
-"""What torch passes with a call: reduction, timeout, root, and tensors that must be alike.
+"""The arguments that torch passes with a call: reduction, timeout, root, and tensors that must be alike.
 
 Wrong arguments are named in Gloo's words, which programs may look for.
 """
@@ -25,7 +25,7 @@ _SUM = ReduceOp.SUM
 UNSET = timedelta(milliseconds=-1)
 _DEFAULT_S = default_pg_timeout.total_seconds()
 DEFAULTS = SimpleNamespace(asyncOp=True, timeout=UNSET, reduceOp=_SUM)
-"""Options of a call without any."""
+"""The options of a call to which torch gives none."""
 
 
 def reduction(opts: Any) -> distributed.ReduceOp:
@@ -36,7 +36,7 @@ def reduction(opts: Any) -> distributed.ReduceOp:
 
 
 def seconds(timeout: timedelta | None) -> float | None:
-    """Return a timeout in seconds; None for torch's default or none at all.
+    """Return a timeout in seconds; None if there is none, and for torch's default.
 
     A call with a timeout goes through mpiddp's queue, and raises. A call without one waits where waiting is shortest,
     and the job ends when the group's own 30 minutes are over.

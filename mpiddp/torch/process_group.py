@@ -21,8 +21,8 @@ from .work import untraced
 class ProcessGroup(Operations, torch.distributed.ProcessGroup):
     """A group of mpiddp's as one of torch's.
 
-    Since 2.15 torch also takes a Backend (`torch_backend.Backend`), which this group has; but it hides a Backend's
-    Works behind objects that can be waited for and not be asked.
+    Since 2.15 torch also takes a Backend (`torch_backend.Backend`), and this group has one. But torch hides the Works
+    of a Backend behind objects that a program can only wait for.
     """
 
     def __init__(self, group: distributed.ProcessGroup, timeout: timedelta, store: torch.distributed.Store) -> None:
@@ -50,7 +50,7 @@ class ProcessGroup(Operations, torch.distributed.ProcessGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> "ProcessGroup | None":
-        """Return a group of these ranks of this one, which all call; None on other ranks."""
+        """Return a group of some ranks of this group, which have to call this together; None on other ranks."""
         if not ranks:
             raise ArgumentError(
                 "Split ranks cannot be empty. Please provide a non-empty list of ranks to split the group."
@@ -117,7 +117,7 @@ for _name in METHODS:
 class GroupByDevice(ProcessGroup):
     """A group with several backends, such as "cpu:mpiddp,cuda:nccl".
 
-    Calls with tensors of the devices of ``others`` go there, all other calls through mpiddp.
+    Calls with tensors on the devices of ``others`` go to that group, all other calls through mpiddp.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ def meet(
 ) -> Iterator[tuple[Any, int, int]]:
     """Give torch a store, this process's rank, and the number of ranks; all ranks call.
 
-    ``listens``: the group to be made needs the store.
+    ``listens`` says that the group to be made needs the store.
     """
     from . import default, store  # slow: `import torch` would wait for it
 
@@ -57,7 +57,8 @@ def renew() -> None:
 def install() -> None:
     """Let "mpiddp" meet through MPI, whatever address the program or the environment names.
 
-    Under an MPI launcher other backends do where the environment names none. ``mpi://`` always means MPI.
+    Under an MPI launcher other backends meet through MPI, too, if the environment names no address. ``mpi://`` always
+    means MPI.
     """
     for scheme in ("mpi", *_SCHEMES):
         handlers[scheme] = functools.partial(_meet_or, handlers.get(scheme, meet))

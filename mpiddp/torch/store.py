@@ -1,8 +1,8 @@
 """The store that torch wants: rank 0 keeps it, and nobody but this job's ranks can read or write it.
 
-Rank 0 listens once another backend's group needs the store, or a rank uses it; mpiddp's own groups never do. Where all
-ranks are on one node it listens at a Unix socket, else at a port. MPI tells the ranks the address and a secret, which
-each connection has to begin with.
+Rank 0 begins to listen when a group of another backend needs the store, or when a rank uses it; mpiddp's own groups
+never do. If all ranks are on one node, rank 0 listens at a Unix socket, else at a port. MPI tells the ranks the address
+and a secret, with which each connection has to begin.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PATIENCE_S = 30.0
 _kept: list[Store] = []
 """All stores: torch's C++ may hold only its half of one."""
 _servers: list[_Server] = []
-"""Those of this process, by their numbers."""
+"""The servers of this process, by their numbers."""
 _addresses: dict[int, _Address] = {}
 """The addresses of other ranks' stores, as far as this rank has been told."""
 
@@ -142,7 +142,7 @@ class Store(torch.distributed.Store):
                 raise TimeoutError("no answer")
             succeeded, value = connection.recv()
         except BaseException as error:
-            self._connections.found = None  # the answer may come late, and is no other call's
+            self._connections.found = None  # the answer may come late, and would be taken for that of another call
             if isinstance(error, (OSError, EOFError)):
                 raise DistNetworkError(f"rank 0, which keeps the store, cannot be reached: {error!r}") from error
             raise
@@ -173,7 +173,7 @@ class Store(torch.distributed.Store):
 
 
 def _ask(number: int, timeout: timedelta) -> _Address:
-    """Return the address of rank 0's store of this number, which its watchdog tells."""
+    """Return the address of the store with this number, which the watchdog of rank 0 tells."""
     job = this_job.current()
     assert job is not None
     if number not in _addresses:

@@ -13,7 +13,7 @@ from .operations import Operations
 
 
 class Backend(Operations, c10d.Backend):
-    """The calls of a group, and the way to one without some of its ranks."""
+    """The calls of a group, and `shrink`, which makes a group without some of the ranks."""
 
     @property
     def supports_shrinking(self) -> bool:

@@ -19,7 +19,7 @@ from .arrays import Loan
 from .errors import translate
 
 _unfinished: "set[Work]" = set()
-# C++ may hold only its half of a Work, and asks the other again after its end.
+# C++ may hold only its half of a Work, and ask the half in Python again after the Work has ended.
 _finished: "deque[Work]" = deque(maxlen=1024)
 
 
@@ -27,7 +27,10 @@ T = TypeVar("T")
 
 
 def untraced(what: T) -> T:
-    """Keep Dynamo out of a function, or a class's, and of what they call: torch's C++ calls them while it watches."""
+    """Keep Dynamo out of a function, or of all functions of a class, and out of the functions that these call.
+
+    torch's C++ calls them while Dynamo watches.
+    """
     skip = eval_frame._FrameAction.SKIP
     for each in vars(what).values() if isinstance(what, type) else (what,):
         if isinstance(each, FunctionType):
@@ -37,7 +40,7 @@ def untraced(what: T) -> T:
 
 @untraced
 class _Driven(Future[Any]):
-    """The future of a Work: whoever waits for it in Python drives MPI. C++ cannot, and is served by `Work`."""
+    """The future of a Work. A wait in Python drives MPI. A wait in C++ cannot, and `Work.get_future` sees to that."""
 
     def __init__(self, work: "Work") -> None:
         super().__init__(devices=list({each.device for each in work.result() if each.is_cuda}))
@@ -51,7 +54,7 @@ class _Driven(Future[Any]):
         return super().wait()
 
     def then(self, callback: Callable[[Future[Any]], Any]) -> Future[Any]:
-        self._work._wait_quietly()  # nobody could drive what it returns
+        self._work._wait_quietly()  # a wait for the new future would not drive MPI
         return super().then(callback)
 
 
@@ -129,7 +132,7 @@ class Work(torch.distributed.Work):
         return self._error
 
     def synchronize(self) -> None:
-        """Wait for the end: there is no stream that could."""
+        """Wait for the end in this thread, because no stream could wait for it."""
         self.wait()
 
     block_current_stream = synchronize
@@ -145,9 +148,10 @@ class Work(torch.distributed.Work):
     def get_future(self) -> Future[Any]:
         """Return a future of the result tensors.
 
-        In a node of a backward it completes when the backward's own work is done, before DistributedDataParallel looks
-        at it, or when Python waits for it. Elsewhere it is complete, because C++ that waits lets nobody make progress;
-        so it is in the callbacks at a backward's end, in which a static graph's first step reduces all its buckets.
+        In a node of a backward the future completes when the backward's own work is done, before
+        DistributedDataParallel looks at it, or when Python waits for it. Elsewhere it is complete when it is returned,
+        because nothing makes progress while C++ waits. So it is, too, in the callbacks at the end of a backward, in
+        which the first step of a static graph reduces all its buckets.
         """
         in_backward = torch._C._current_graph_task_id() != -1
         future = self._future
@@ -167,7 +171,7 @@ class Work(torch.distributed.Work):
         return future
 
     def _wait_quietly(self) -> None:
-        """Wait for the end; an error is the future's."""
+        """Wait for the end, and leave an error to the future."""
         try:
             self.wait()
         except Exception:
@@ -183,7 +187,7 @@ class Work(torch.distributed.Work):
 
 @untraced
 class Received(Work):
-    """A message; knows its sender by its rank in the group."""
+    """A receive, which knows the rank of the sender in the group."""
 
     _sender = -1
 
