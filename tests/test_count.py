@@ -46,7 +46,7 @@ BUDGET = {
     "mpiddp/device": 471,
     "mpiddp/distributed": 1_855,
     "mpiddp/examples": 593,
-    "mpiddp/faults": 2_249,
+    "mpiddp/faults": 2_241,
     "mpiddp/mpi": 2_228,
     "mpiddp/nn": 1_010,
     "mpiddp/optim": 415,
@@ -54,7 +54,7 @@ BUDGET = {
     "mpiddp/shm": 406,
     "mpiddp/torch": 1_410,
     "mpiddp/training": 2_126,
-    "tests, all": 23_724,
+    "tests, all": 23_705,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -2,7 +2,7 @@
 
 Twice a second the watchdog of each node's first rank sends its last records to the group's next node, which compares
 them when it has made as many calls. A rank that finds a mismatch tells all ranks of the group. If a job makes calls
-faster than this, the next handshake compares them, or the end of the job does: one sum tells whether any differ.
+faster than this, the next handshake compares them, or the end of the job does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable
 import numpy as np
 
 from mpiddp.errors import MismatchError
-from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link, Resource
 from mpiddp.typing import Array
 
@@ -41,15 +40,11 @@ class BetweenNodes:
             if error is not None:
                 each.report(error)
 
-    def begin_end(self, comm: MPI.Intracomm) -> tuple[MPI.Request, Array]:
-        """Begin the last barrier of all ranks; its sum is 0 if the calls of every group agree."""
-        shares = [each.share(group) for group, each in self._groups().items()]
-        total = np.array([sum(shares) % (1 << 64)], np.uint64)
-        return comm.Iallreduce(MPI.IN_PLACE, total, MPI.SUM), total
-
-    def settle(self, comm: MPI.Intracomm) -> MismatchError | None:
+    def settle(self) -> MismatchError | None:
         """Return the error, equal on all ranks, of the first group whose calls differ; collective."""
-        groups = self._groups()
+        comm, groups = self._liveness.world.comm, self._groups()
+        if len(set(self._liveness.world.nodes)) == 1:
+            return None
         mine = {group: each.calls.link.history for group, each in groups.items()}
         seen = defaultdict[int, set[int]](set)
         for group, history in (item for each in comm.allgather(mine) for item in each.items()):
@@ -74,10 +69,9 @@ class Comparison(Resource):
 
     def __init__(self, link: Link, calls: Calls, report: Callable[[MismatchError], None]) -> None:
         firsts = [int(link.by_node[start]) for start in link.node_starts]
-        self.successor, self._weight = -1, 0
+        self.successor = -1
         """The first rank of the next node; -1 on a rank that is not the first of its own."""
         if link.rank in firsts:
-            self._weight = len(firsts) - 1 if link.rank == firsts[0] else -1
             self.successor = link.ranks[firsts[(firsts.index(link.rank) + 1) % len(firsts)]]
         self.report = report
         self.name, self.rank = str(link), link.ranks[link.rank]
@@ -87,10 +81,6 @@ class Comparison(Resource):
         self.theirs: tuple[int, Array] | None = None
         """The rank that has sent its records here, and the records."""
         self._found = False
-
-    def share(self, group: int) -> int:
-        """Return this rank's part of a sum over the nodes, which is 0 if their histories are equal."""
-        return self._weight * hash((group, self.calls.link.history))
 
     def compare(self) -> MismatchError | None:
         """Return the error of nodes that disagree, but only once."""

@@ -11,7 +11,6 @@ from mpiddp.mpi import requests
 from mpiddp.mpi.finalize import exit_limit, running
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.processes import state
-from mpiddp.typing import Array
 
 from . import abort as ending, marker
 from .abort import abort, say, set_this_rank
@@ -35,8 +34,6 @@ class Leaving:
         """The job of the world, and behind it that of a communicator, if there is one."""
         self.stop: Callable[[], object] = bool
         self._ended, self._pid = False, os.getpid()
-        self._begun: list[tuple[MPI.Request, Array]] = []
-        """The last barriers: MPI may still write to the memory of one that has failed."""
         # MPI_Finalize first deletes COMM_SELF's attributes, while MPI still works.
         key = MPI.Comm.Create_keyval(delete_fn=lambda *_: self._end_groups())
         MPI.COMM_SELF.Set_attr(key, self)
@@ -80,8 +77,7 @@ class Leaving:
 
     def _wait_for_all(self, job: Job, limit_s: float) -> None:
         liveness, neighbour = job.liveness, Neighbour(job, limit_s)
-        barrier, total = begun = job.between_nodes.begin_end(job.world.comm)
-        self._begun.append(begun)
+        barrier = job.world.comm.Ibarrier()
         pause_s, deadline, pending = 1e-5, 0.0, -1
         while True:
             # Poll both: other ranks may wait for what this one submitted.
@@ -107,7 +103,8 @@ class Leaving:
                 abort(f"its program has ended, and {silence}", EXIT_TIMEOUT, "a missing rank")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05 if finished else 0.001)
-        different = job.between_nodes.settle(job.world.comm) if total[0] else None
+        with exit_limit(limit_s):
+            different = job.between_nodes.settle()
         unheard = (link.monitor.unheard() for link in liveness.links())
         error = different or next(filter(None, unheard), None)
         if error is not None and job.raises:
