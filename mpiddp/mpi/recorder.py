@@ -4,6 +4,7 @@ A call makes an `Operation` when it begins. All else is worked out when a dump i
 plan or group alive.
 """
 
+import functools
 import os
 import sysconfig
 import warnings
@@ -58,7 +59,6 @@ _libraries: tuple[str, ...] = (
     *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")},
 )
 program_files: set[str] = set()
-_other_files: set[str] = set()
 
 
 def add_library(folder: str) -> None:
@@ -66,8 +66,10 @@ def add_library(folder: str) -> None:
     global _libraries
     _libraries += (folder + os.sep,)
     program_files.clear()
+    is_program.cache_clear()
 
 
+@functools.cache
 def is_program(file: str) -> bool:
     """Return False for files of libraries, of Python, and of this package except its commands and examples."""
     return file.startswith(_PROGRAMS) or not file.startswith(_libraries)
@@ -78,13 +80,9 @@ def program_frame(frame: FrameType) -> FrameType:
     found: FrameType | None = frame
     while found is not None:
         file = found.f_code.co_filename
-        if file in program_files:
+        if is_program(file):
+            program_files.add(file)
             return found
-        if file not in _other_files:
-            if is_program(file):
-                program_files.add(file)
-                return found
-            _other_files.add(file)
         found = found.f_back
     return frame
 
