@@ -40,7 +40,7 @@ class State(NamedTuple):
     group: int = 0
     """The group of the collective in which it waits; 0: it waits for a message, or not at all."""
     number: int = 0
-    ranks: Sequence[Sequence[int]] = ()
+    ranks: Sequence[int] = ()
     """The ranks of that group, or the message's peers, `packed`."""
     waited_s: float = 0.0
     begun: int = 0
@@ -59,7 +59,7 @@ class State(NamedTuple):
 
     @property
     def awaited(self) -> set[int]:
-        return {rank for each in self.ranks for rank in range(*each)}
+        return set(self.ranks)
 
     def waits_long(self, long_s: float) -> bool:
         return bool(self.operation) and self.waited_s >= long_s
@@ -85,16 +85,11 @@ class State(NamedTuple):
         return f"{duration(idle_s)} since {what}"
 
 
-def packed(ranks: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return ranks as arguments of `range`.
-
-    For evenly spaced ranks a single range is enough, so answers about 10,000 ranks stay short.
-    """
+def packed(ranks: Sequence[int]) -> Sequence[int]:
+    """Return evenly spaced ranks as a range, and others as they are, so that answers about 10,000 ranks stay short."""
     step = max(ranks[1] - ranks[0], 1) if len(ranks) > 1 else 1
     whole = range(ranks[0], ranks[-1] + 1, step) if ranks else range(0)
-    if tuple(whole) == tuple(ranks):
-        return [(whole.start, whole.stop, whole.step)]
-    return [(rank, rank + 1, 1) for rank in ranks]
+    return whole if tuple(whole) == tuple(ranks) else ranks
 
 
 def cells(states: Mapping[int, State]) -> dict[int, Cell]:

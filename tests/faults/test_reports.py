@@ -46,7 +46,7 @@ class MadeUp:
 
 
 def waits(at: str = "train.py:120 in backward", size: int = SIZE) -> State:
-    return State(at, "all_reduce #4711", GROUP, NUMBER, [(0, size, 1)], 65.0, NUMBER)
+    return State(at, "all_reduce #4711", GROUP, NUMBER, range(size), 65.0, NUMBER)
 
 
 def computes(at: str, idle_s: float = 71.0, last: str = "all_reduce #4710") -> State:
@@ -167,7 +167,7 @@ def test_a_rank_that_went_on_is_not_missing() -> None:
 
 
 def receives(source: int, waited_s: float = 65.0) -> State:
-    return State(f"a.py:{source} in f", f"recv from {source}", ranks=[(source, source + 1, 1)], waited_s=waited_s)
+    return State(f"a.py:{source} in f", f"recv from {source}", ranks=[source], waited_s=waited_s)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_one_rank_reports_a_circle() -> None:
     """The lowest one, or the first of those in a row before it that wait, too; others may wait for the circle."""
     answers: dict[int, State | None] = {0: computes("a.py:1 in f"), 1: receives(5), 2: receives(4), 3: receives(2)}
     answers |= {4: receives(3), 5: receives(2), 6: computes("a.py:1 in f"), 7: receives(4)}
-    told = {rank: warning(rank, answers, (answers[rank].ranks[0][0],)) for rank in (1, 2, 3, 4, 5, 7)}  # type: ignore[union-attr]
+    told = {rank: warning(rank, answers, (answers[rank].ranks[0],)) for rank in (1, 2, 3, 4, 5, 7)}  # type: ignore[union-attr]
     assert [rank for rank, (text, _) in told.items() if text] == [1], told
     lines = told[1][0].splitlines()
     chain = "rank 2 waits for rank 4, which waits for rank 3, which waits for rank 2: a deadlock"
