@@ -11,7 +11,7 @@ from typing import NamedTuple
 from .liveness import SILENCE_S, Liveness
 from .picture import State
 
-_MAX_NAMED = 8
+MAX_NAMED = 8
 
 
 class Wait(NamedTuple):
@@ -100,8 +100,8 @@ def _following(waits: Mapping[int, Wait]) -> dict[int, int]:
 
 def text(circle: list[int]) -> str:
     """Return e.g. "rank 0 waits for rank 1, which waits for rank 0: a deadlock"."""
-    named = [f"rank {rank}" for rank in circle[1:_MAX_NAMED]]
-    if len(circle) > _MAX_NAMED:
-        named.append(f"{len(circle) - _MAX_NAMED} more ranks")
+    named = [f"rank {rank}" for rank in circle[1:MAX_NAMED]]
+    if len(circle) > MAX_NAMED:
+        named.append(f"{len(circle) - MAX_NAMED} more ranks")
     last = f"rank {circle[0]}" if len(circle) > 1 else "itself"
     return f"rank {circle[0]} waits for {', which waits for '.join([*named, last])}: a deadlock"

@@ -13,8 +13,6 @@ from . import deadlock, picture
 from .liveness import SETTLED_S, SILENCE_S, Liveness, group_of
 from .picture import State, counted, duration
 
-_MAX_CIRCLE = 8
-
 _Ask = Callable[[Sequence[int]], Mapping[int, State]]
 
 
@@ -134,6 +132,5 @@ def _deadlocks(liveness: Liveness, operation: Operation, ask: _Ask, long_s: floa
 
 def _deadlock(liveness: Liveness, circle: list[int], states: Mapping[int, State]) -> str:
     world, found = liveness.world, picture.cells({rank: states[rank] for rank in circle})
-    lines = [line for rank in circle[:_MAX_CIRCLE] for line in picture.rows(world, {rank: found[rank]})]
-    more = [f"    and {counted(len(circle) - _MAX_CIRCLE)}"] if len(circle) > _MAX_CIRCLE else []
-    return "\n".join([deadlock.text(circle), *lines, *more])
+    lines = [line for rank in circle[: deadlock.MAX_NAMED] for line in picture.rows(world, {rank: found[rank]})]
+    return "\n".join([deadlock.text(circle), *lines])
