@@ -46,7 +46,7 @@ BUDGET = {
     "mpiddp/device": 471,
     "mpiddp/distributed": 1_855,
     "mpiddp/examples": 593,
-    "mpiddp/faults": 2_237,
+    "mpiddp/faults": 2_235,
     "mpiddp/mpi": 2_212,
     "mpiddp/nn": 1_010,
     "mpiddp/optim": 415,

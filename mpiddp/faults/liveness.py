@@ -11,7 +11,7 @@ import pickle
 import threading
 import time
 import weakref
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -84,7 +84,7 @@ class Liveness:
         self._answers: dict[tuple[int, int], State] = {}
         """Answers by rank and group."""
         self._sent: list[tuple[MPI.Request, bytes]] = []
-        self._sent_to: Counter[int] = Counter()
+        self._sent_to = np.zeros(comm.size, np.int64)
         self._received = 0
         self._parts = False
         """True while the job ends: messages are received, but not answered."""
@@ -160,10 +160,8 @@ class Liveness:
 
     def part(self) -> bool:
         """Receive all that the others have sent, and free the communicator; return False if they do not come."""
-        sent, expected = np.zeros(self.comm.size, np.int64), np.zeros(1, np.int64)
+        sent, expected = self._sent_to.copy(), np.zeros(1, np.int64)
         deadline, self._parts = time.monotonic() + SILENCE_S, True
-        for rank, count in self._sent_to.items():
-            sent[rank] = count
         try:
             request = self.comm.Ireduce_scatter_block(sent, expected)
             while True:

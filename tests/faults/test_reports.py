@@ -116,7 +116,7 @@ def test_a_rank_whose_predecessor_died_prints() -> None:
 
 
 def test_a_thread_may_make_groups_while_the_watchdog_lists_them() -> None:
-    liveness = Liveness(SimpleNamespace(rank=0), SimpleNamespace(thread_multiple=True), raises=False)  # type: ignore[arg-type]
+    liveness = Liveness(SimpleNamespace(rank=0, size=1), SimpleNamespace(thread_multiple=True), raises=False)  # type: ignore[arg-type]
     kept, stop, interval = [made_up(0, {}) for _ in range(50)], threading.Event(), sys.getswitchinterval()
     for each in kept:
         liveness.register(each)
