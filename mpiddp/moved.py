@@ -94,6 +94,7 @@ _GONE = {
         "use DiLoCo(params, period, warmup_steps=N); leave DistributedDataParallel by no_sync() after N steps"
     ),
     "scaled_dot_product_attention": "use (q @ k.transpose(-2, -1) * scale).softmax(-1) @ v",
+    "SequentialSampler": "use range(len(data))",
     "silu SiLU": "use x * x.sigmoid()",
     "smooth_l1_loss SmoothL1Loss": "use mse_loss, or the formula on tensors",
     "Tensor.argmin Tensor.max Tensor.min": "use x.data.max(axis), or where of mpiddp.autograd for a gradient",

@@ -27,7 +27,6 @@ from .samplers import (
     DistributedSampler as DistributedSampler,
     GlobalBatchSampler as GlobalBatchSampler,
     RandomSampler as RandomSampler,
-    SequentialSampler as SequentialSampler,
 )
 from .stream import Stream as Stream, get_include as get_include
 

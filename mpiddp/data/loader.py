@@ -20,7 +20,7 @@ from mpiddp.nested import map_nested
 from mpiddp.typing import Array
 
 from .dataset import Dataset, fetch
-from .samplers import BatchSampler, BatchShare, RandomSampler, SequentialSampler
+from .samplers import BatchSampler, BatchShare, RandomSampler
 
 T = TypeVar("T")
 Indices = Sequence[int] | Array
@@ -95,7 +95,7 @@ class DataLoader:
                 )
         else:
             if sampler is None:
-                sampler = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
+                sampler = RandomSampler(dataset, generator=generator) if shuffle else range(len(dataset))
             batch_sampler = BatchSampler(sampler, batch_size, drop_last)
         self.dataset = dataset
         self.sampler = sampler

@@ -26,19 +26,6 @@ def checked_batch_size(batch_size: object) -> int:
     return whole("batch_size", batch_size, 1)
 
 
-class SequentialSampler:
-    """Visit the samples in order."""
-
-    def __init__(self, data_source: Sized) -> None:
-        self.data_source = data_source
-
-    def __len__(self) -> int:
-        return len(self.data_source)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(len(self.data_source)))
-
-
 class RandomSampler:
     """Visit the samples in a random order, a new one in each iteration.
 

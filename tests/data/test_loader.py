@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpiddp.data import ArrayDataset, DataLoader, DistributedSampler, GlobalBatchSampler, SequentialSampler
+from mpiddp.data import ArrayDataset, DataLoader, DistributedSampler, GlobalBatchSampler
 
 WORKERS = [0, 1, 3]
 
@@ -106,7 +106,7 @@ def test_misuse() -> None:
     with pytest.raises(TypeError, match="has to be an integer, got '4'"):
         DataLoader(data, "4")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="sampler option is mutually exclusive with shuffle"):
-        DataLoader(data, shuffle=True, sampler=SequentialSampler(data))
+        DataLoader(data, shuffle=True, sampler=range(len(data)))
     for options in ({"batch_size": 2}, {"shuffle": True}, {"sampler": data}, {"drop_last": True}):
         with pytest.raises(ValueError, match="batch_sampler option is mutually exclusive"):
             DataLoader(data, batch_sampler=[[0, 1], [2]], **options)  # type: ignore[arg-type]
