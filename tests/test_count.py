@@ -38,7 +38,7 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 925,
+    "mpiddp": 928,
     "mpiddp/algorithms": 2_743,
     "mpiddp/autograd": 799,
     "mpiddp/bench": 1_132,
@@ -48,13 +48,13 @@ BUDGET = {
     "mpiddp/examples": 593,
     "mpiddp/faults": 2_249,
     "mpiddp/mpi": 2_228,
-    "mpiddp/nn": 1_010,
-    "mpiddp/optim": 415,
+    "mpiddp/nn": 978,
+    "mpiddp/optim": 410,
     "mpiddp/parallel": 1_709,
     "mpiddp/shm": 406,
     "mpiddp/torch": 1_410,
     "mpiddp/training": 2_126,
-    "tests, all": 23_693,
+    "tests, all": 23_687,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -65,25 +65,14 @@ class LRScheduler(ABC):
 
 
 class LambdaLR(LRScheduler):
-    """The initial rate times a function of the step.
+    """The initial rate times ``lr_lambda(step)``; for a function of each group, subclass `LRScheduler`."""
 
-    Parameters
-    ----------
-    lr_lambda : callable or list of callable
-        Function of the step, or one for each group.
-    """
-
-    def __init__(
-        self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]]
-    ) -> None:
-        groups = len(optimizer.param_groups)
-        self.lr_lambdas = [lr_lambda] * groups if callable(lr_lambda) else list(lr_lambda)
-        if len(self.lr_lambdas) != groups:
-            raise ValueError(f"Expected {groups} lr_lambdas, but got {len(self.lr_lambdas)}")
+    def __init__(self, optimizer: Optimizer, lr_lambda: Callable[[int], float]) -> None:
+        self.lr_lambda = lr_lambda
         super().__init__(optimizer)
 
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
-        return base_lr * self.lr_lambdas[index](step)
+        return base_lr * self.lr_lambda(step)
 
 
 class StepLR(LRScheduler):

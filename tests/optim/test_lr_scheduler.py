@@ -14,7 +14,6 @@ CASES: dict[str, Make] = {
     "steps": lambda module, opt: module.StepLR(opt, step_size=3, gamma=0.5),
     "milestones": lambda module, opt: module.MultiStepLR(opt, milestones=[7, 2, 2, 11], gamma=0.3),
     "function": lambda module, opt: module.LambdaLR(opt, lambda step: 1 / (1 + step)),
-    "functions": lambda module, opt: module.LambdaLR(opt, [lambda step: 1 / (1 + step), lambda step: 0.5**step]),
     "linear": lambda module, opt: module.LinearLR(opt),
     "linear to zero": lambda module, opt: module.LinearLR(opt, start_factor=1.0, end_factor=0.0, total_iters=13),
     "cosine": lambda module, opt: module.CosineAnnealingLR(opt, T_max=7, eta_min=0.01),
@@ -97,8 +96,6 @@ def test_rates_reach_the_step_as_plain_numbers() -> None:
 
 def test_misuse() -> None:
     opt, other = optimizer(), optimizer()
-    with pytest.raises(ValueError, match="Expected 2 lr_lambdas, but got 1"):
-        lr_scheduler.LambdaLR(opt, [lambda step: 1.0])
     with pytest.raises(ValueError, match="one more than"):
         lr_scheduler.SequentialLR(opt, [lr_scheduler.StepLR(opt, 1)], milestones=[3])
     late = lr_scheduler.StepLR(other, 1)
