@@ -16,7 +16,7 @@ from harness.collectives import COLLECTIVES, check
 
 import mpiddp
 import mpiddp.torch
-from mpiddp.torch import arrays, cuda
+from mpiddp.torch import arrays
 
 GPU = torch.device("cuda", 0)
 
@@ -124,14 +124,14 @@ def check_messages(rank: int, size: int) -> None:
 
 
 def check_without_cupy(rank: int, size: int) -> None:
-    usable, cuda.usable = cuda.usable, lambda tensor: False
+    cuda_fault, arrays.cuda_fault = arrays.cuda_fault, lambda: "as without CuPy"
     torchs.synchronize()
     x = torch.full((9,), float(rank)).as_subclass(OnDevice)
     loan = arrays.Loan()
     assert not isinstance(loan.output(x), cupy.ndarray) and loan.device is None
     dist.all_reduce(x)
     assert (x.plain() == size * (size - 1) / 2).all(), "through the host"
-    cuda.usable = usable
+    arrays.cuda_fault = cuda_fault
 
 
 torch.cuda.is_initialized, torch.cuda.current_device = lambda: True, lambda: 0
