@@ -5,7 +5,6 @@ public function of mpiddp. A call that need not be asynchronous returns None: it
 in other forms into this one.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
@@ -273,22 +272,9 @@ class Operations:
         opts: Any = None,
     ) -> Work | None:
         loan = Loan(moved=True)
-        outputs = self._parts(loan.output(output), output, output_split_sizes)
-        inputs = self._parts(loan.input(input), input, input_split_sizes)
-        return self._call(distributed.all_to_all, [(outputs, inputs)], (output,), loan, opts)
-
-    def _parts(self, flat: Array, tensor: torch.Tensor, splits: Sequence[int] | None) -> list[Array]:
-        """Cut an array into a part for each rank; a part has so many rows of the tensor."""
-        rows, size = tensor.shape[0] if tensor.ndim else 1, self._size
-        if not splits:
-            if rows % size:
-                raise ArgumentError(f"Tensor's dim 0 ({rows}) does not divide equally across group size {size}")
-            splits = [rows // size] * size
-        if sum(splits) != rows or len(splits) != size:
-            raise ArgumentError(f"Split sizes {list(splits)} doesn't match total dim 0 size {rows} of {size} ranks")
-        length = flat.size // rows if rows else 0
-        ends = itertools.accumulate(splits)
-        return [flat[(end - split) * length : end * length] for end, split in zip(ends, splits, strict=True)]
+        arrays = _rows(loan.output(output), output), _rows(loan.input(input), input)
+        splits = output_split_sizes or None, input_split_sizes or None
+        return self._call(distributed.all_to_all_single, [(*arrays, *splits)], (output,), loan, opts)
 
     # ---- point to point
 
@@ -319,6 +305,12 @@ class Operations:
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
     allreduce_sparse = allreduce
+
+
+def _rows(flat: Array, tensor: torch.Tensor) -> Array:
+    """Return a tensor's array with its first dimension, which all_to_all_single cuts."""
+    rows = tensor.shape[0] if tensor.ndim else 1
+    return flat.reshape(rows, flat.size // max(rows, 1))
 
 
 def _sparse_sum(tensor: torch.Tensor, op: distributed.ReduceOp, group: distributed.ProcessGroup) -> torch.Tensor:
