@@ -44,7 +44,7 @@ BUDGET = {
     "mpiddp/bench": 1_132,
     "mpiddp/data": 1_245,
     "mpiddp/device": 471,
-    "mpiddp/distributed": 1_847,
+    "mpiddp/distributed": 1_846,
     "mpiddp/examples": 593,
     "mpiddp/faults": 2_249,
     "mpiddp/mpi": 2_228,

@@ -199,11 +199,9 @@ def init_device_mesh(
     mesh_dim_names: Sequence[str] | None = None,
     backend_override: object = None,
 ) -> "DeviceMesh":
-    """Arrange all ranks in a mesh, in row-major order.
+    """Arrange the first ranks in a mesh, in row-major order: as many as the product of ``mesh_shape``.
 
-    The product of ``mesh_shape`` is the number of ranks, else RuntimeError; torch also takes a smaller one, as
-    `DeviceMesh` does here. ``device_type`` and ``mesh_dim_names`` are those of `DeviceMesh`; ``backend_override`` has
-    no effect.
+    ``device_type``, ``mesh_dim_names`` and the errors are those of `DeviceMesh`; ``backend_override`` has no effect.
 
     Examples
     --------
@@ -215,14 +213,5 @@ def init_device_mesh(
     >>> x.item()
     2.0
     """
-    shape = tuple(int(n) for n in mesh_shape)
-    _checked_names(mesh_dim_names, len(shape))
-    if not is_initialized():
-        init_process_group()
-    size = default_group().size()
-    if not shape or min(shape) < 1 or math.prod(shape) != size:
-        raise RuntimeError(
-            f"mesh_shape {shape} has {math.prod(shape)} places, expected one for each of the {size} ranks of the"
-            " default group; DeviceMesh(device_type, ranks) makes a mesh of some of them"
-        )
-    return DeviceMesh(device_type, np.arange(size).reshape(shape), mesh_dim_names=mesh_dim_names)
+    ranks = np.arange(math.prod(mesh_shape)).reshape(mesh_shape)
+    return DeviceMesh(device_type, ranks, mesh_dim_names=mesh_dim_names)
