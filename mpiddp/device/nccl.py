@@ -53,25 +53,18 @@ class Communicator:
         self._nccl = _nccl()
         self._comm = self._nccl.NcclCommunicator(size, number, rank)
 
-    def broadcast(self, x: Array, root: int, stream: Any) -> None:
-        pointer = _pointer(x)
-        self._comm.broadcast(pointer, pointer, x.nbytes, self._nccl.NCCL_UINT8, root, stream.ptr)
+    def call(self, function: str, x: Array, output: Array, stream: Any, reduction: str = "", *root: int) -> None:
+        """Queue a kernel on as much as the shorter array has: elements for a reduction, else bytes.
 
-    def all_gather(self, output: Array, x: Array, stream: Any) -> None:
-        self._comm.allGather(_pointer(x), _pointer(output), x.nbytes, self._nccl.NCCL_UINT8, stream.ptr)
-
-    def all_reduce(self, x: Array, name: str, stream: Any) -> None:
-        """Reduce ``x`` in place; an average is a sum here."""
-        pointer = _pointer(x)
-        self._comm.allReduce(pointer, pointer, x.size, self._kind(x), self._operation(name), stream.ptr)
-
-    def reduce(self, output: Array | None, x: Array, name: str, root: int, stream: Any) -> None:
-        target = 0 if output is None else _pointer(output)
-        self._comm.reduce(_pointer(x), target, x.size, self._kind(x), self._operation(name), root, stream.ptr)
-
-    def reduce_scatter(self, output: Array, x: Array, name: str, stream: Any) -> None:
-        ends = _pointer(x), _pointer(output)
-        self._comm.reduceScatter(*ends, output.size, self._kind(x), self._operation(name), stream.ptr)
+        An average is a sum here.
+        """
+        if reduction:
+            count, names = min(x.size, output.size), [x.dtype.name.upper(), _OPERATIONS[reduction]]
+        else:
+            count, names = min(x.nbytes, output.nbytes), ["UINT8"]
+        pointers = (int(each.data.ptr) for each in (x, output))  # type: ignore[attr-defined]
+        kinds = (int(getattr(self._nccl, f"NCCL_{name}")) for name in names)
+        getattr(self._comm, function)(*pointers, count, *kinds, *root, stream.ptr)
 
     def destroy(self) -> None:
         """Call on all ranks, with nothing pending."""
@@ -80,13 +73,3 @@ class Communicator:
     def abort(self) -> None:
         """End the pending kernels, on this rank alone."""
         self._comm.abort()
-
-    def _kind(self, x: Array) -> int:
-        return int(getattr(self._nccl, f"NCCL_{x.dtype.name.upper()}"))
-
-    def _operation(self, name: str) -> int:
-        return int(getattr(self._nccl, f"NCCL_{_OPERATIONS[name]}"))
-
-
-def _pointer(x: Array) -> int:
-    return int(x.data.ptr)  # type: ignore[attr-defined]

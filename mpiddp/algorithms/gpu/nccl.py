@@ -98,14 +98,14 @@ def _apart(x: Array, output: Array) -> Array:
 
 def broadcast(link: Link, x: Array, root: int) -> Steps:
     communicator, side = _begin(link, x)
-    communicator.broadcast(x, root, side)
+    communicator.call("broadcast", x, x, side, "", root)
     yield stream.mark(side)
 
 
 def all_gather(link: Link, output: Array, x: Array) -> Steps:
     communicator, side = _begin(link, x, output)
     with stream.on(side):
-        communicator.all_gather(output, _apart(x, output), side)
+        communicator.call("allGather", _apart(x, output), output, side)
     yield stream.mark(side)
 
 
@@ -113,7 +113,7 @@ def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
     communicator, side = _begin(link, x)
     with stream.on(side):
         premultiply(op, x)
-        communicator.all_reduce(x, op.name, side)
+        communicator.call("allReduce", x, x, side, op.name)
         finish(op, x, link.size)
     yield stream.mark(side)
 
@@ -123,11 +123,11 @@ def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
     with stream.on(side):
         if link.rank == root:
             premultiply(op, x)
-            communicator.reduce(x, x, op.name, root, side)
+            communicator.call("reduce", x, x, side, op.name, root)
             finish(op, x, link.size)
         else:
             sent = premultiplied(op, x)
-            communicator.reduce(None, sent, op.name, root, side)
+            communicator.call("reduce", sent, sent, side, op.name, root)  # which only the root's writes
     yield stream.mark(side)
 
 
@@ -135,6 +135,6 @@ def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
     communicator, side = _begin(link, x, output)
     with stream.on(side):
         sent = _apart(premultiplied(op, x), output)
-        communicator.reduce_scatter(output, sent, op.name, side)
+        communicator.call("reduceScatter", sent, output, side, op.name)
         finish(op, output, link.size)
     yield stream.mark(side)
