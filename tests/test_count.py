@@ -38,23 +38,23 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 924,
-    "mpiddp/algorithms": 2_743,
+    "mpiddp": 925,
+    "mpiddp/algorithms": 2_745,
     "mpiddp/autograd": 799,
     "mpiddp/bench": 1_132,
-    "mpiddp/data": 1_253,
+    "mpiddp/data": 1_245,
     "mpiddp/device": 459,
     "mpiddp/distributed": 1_846,
     "mpiddp/examples": 593,
-    "mpiddp/faults": 2_249,
-    "mpiddp/mpi": 2_228,
+    "mpiddp/faults": 2_235,
+    "mpiddp/mpi": 2_226,
     "mpiddp/nn": 1_010,
-    "mpiddp/optim": 415,
+    "mpiddp/optim": 410,
     "mpiddp/parallel": 1_720,
     "mpiddp/shm": 406,
     "mpiddp/torch": 1_401,
     "mpiddp/training": 2_126,
-    "tests, all": 23_724,
+    "tests, all": 23_702,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
