@@ -24,7 +24,6 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import as_message
 from mpiddp.mpi.requests import All, Driven, Steps
-from mpiddp.shm.cma import CrossMemory
 from mpiddp.shm.eager import ADDRESS, BUFFERS, COST, SIZE, TAKEN, EagerBuffers, Round, SpinWait
 from mpiddp.shm.segment import address_of
 from mpiddp.typing import Array
@@ -79,7 +78,6 @@ class Blocks:
     ) -> None:
         eager = link[EagerBuffers]
         self._link, self.eager, self._operation = link, eager, operation
-        self._memory = link.resource(CrossMemory)
         self._cut_output, self._cut_input = cuts
         everyone, me = range(link.size), link.rank
         one_for_all = operation in ("gather", "all_gather")
@@ -223,11 +221,12 @@ class Blocks:
         eager = self.eager
         for index, rank, address, taken in offered:
             x = inputs[index]
-            if self._memory.fault:
-                self._requests.append(self.send(x, rank))
-            else:
+            if eager.reads(rank):
                 eager.words[address] = address_of(x)
                 self._offers.append((taken, rank, x))
+            else:
+                eager.words[address] = 0
+                self._requests.append(self.send(x, rank))
 
     def _next_way(self, choice: Choice, buffer: int) -> str:
         """Return the chosen way, or the next one to try.
@@ -293,11 +292,12 @@ class Blocks:
             fault = native.wrong_size(self._link, self._operation, rank, sent_bytes, x.nbytes)
             x = np.empty(sent_bytes, np.uint8)  # the message is received, so that the next is right
         if not is_in_slot:
-            start = perf_counter_ns()
-            if self._memory.reads(rank, words[address], x):
+            there, start = words[address], perf_counter_ns()
+            if there and eager.read(rank, there, x):
                 words[taken] = eager.number
             else:
-                words[taken] = -eager.number
+                if there:
+                    words[taken] = -eager.number
                 self._requests.append(self._link.later.Irecv(as_message(x, sent_bytes), rank, Tag.LONG_BLOCK))
                 start -= _NEVER_NS
             words[cost] = perf_counter_ns() - start

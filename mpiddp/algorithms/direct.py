@@ -166,7 +166,7 @@ class Direct:
         if chosen is not None:
             self._choice.count()
             return chosen, False
-        if not (self._scratch is None or self._scratch.ready or self._scratch.fault):
+        if not (self._memory.asked and (self._scratch is None or self._scratch.ready or self._scratch.fault)):
             return None, False
         ways = {
             PIECES: self._pieces is not None,
@@ -180,7 +180,9 @@ class Direct:
     def _go(self, way: str | None, output: Array, x: Array, told: list[int]) -> Steps:
         """Go a way that takes steps, or try a way, whose time begins when all ranks have come."""
         if way is None:
-            yield from self._link.resource(Scratch).prepare()
+            yield from self._memory.prepare()
+            if self._scratch is not None:
+                yield from self._scratch.prepare()
             way = SCRATCH if self._pieces is None else PIECES
         if way == PIECES:
             yield self._by_pieces(output, x, None)

@@ -47,7 +47,7 @@ def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
     if in_place_everywhere(link, entries.segments):
         peers = Views(mine.views(link.node, x) or [flat], link.node.rank)
     elif not entries.segments.any():
-        peers = copied(link, x, mine)
+        peers = yield from copied(link, x, mine)
     if peers is not None:
         yield from _where_they_lie(link, peers, flat, op, factors)
     elif (yield from link.resource(Scratch).prepare()):

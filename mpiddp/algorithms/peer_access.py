@@ -7,6 +7,7 @@ to and from a buffer in the cache.
 from collections.abc import Callable, Iterator, Sequence
 
 from mpiddp.mpi.link import Link
+from mpiddp.mpi.requests import Steps
 from mpiddp.shm.cma import CrossMemory
 from mpiddp.shm.segment import Location, address_of, find
 from mpiddp.typing import Array
@@ -121,10 +122,12 @@ class Copies:
 PeerAccess = Views | Copies
 
 
-def copied(link: Link, x: Array, entries: Entries) -> Copies | None:
-    """Return access to ordinary arrays, or None where the kernel does not copy, on all ranks alike."""
+def copied(link: Link, x: Array, entries: Entries) -> Steps:
+    """Return `Copies`, or None where the kernel makes none. Collective."""
     memory = link.resource(CrossMemory)
-    return None if memory.fault else Copies(memory, link.node.rank, x.reshape(-1), entries.offsets.tolist())
+    if not (yield from memory.prepare()):
+        return None
+    return Copies(memory, link.node.rank, x.reshape(-1), entries.offsets.tolist())
 
 
 def place_of(x: Array) -> Location:

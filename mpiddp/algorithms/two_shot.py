@@ -32,7 +32,7 @@ from mpiddp.typing import Array
 from . import fallback, handshake, native
 from .handshake import Entries
 from .local_reduce import bounds, reduce_rows
-from .peer_access import PeerAccess, Views, copied
+from .peer_access import Copies, PeerAccess, Views, copied
 from .ways import ATTACH, MPIS, SCRATCH, Kind, Ways
 
 CHUNK_BYTES = 1 << 19
@@ -194,7 +194,7 @@ def _meet(part: Part, call: Call, way: str | None) -> Steps:
         possible[SCRATCH] = pipeline.run(begun)
     all_block = entries.segment == _BLOCKING
     if all_block or (way == ATTACH and {0, _BLOCKING}.issuperset(entries.segments.tolist())):
-        copies = copied(link, x, entries)
+        copies: Copies | None = yield from copied(link, x, entries)
         if copies is not None:
             possible[ATTACH] = _moved(part, copies, factors)
     if op is None and all_block and x.nbytes >= MPIS_BYTES:

@@ -12,7 +12,6 @@ from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.p2p import Mailbox
 from mpiddp.mpi.requests import Steps, drive
 from mpiddp.shm import eager, segment
-from mpiddp.shm.cma import CrossMemory
 from mpiddp.shm.eager import EagerBuffers
 
 from . import calls
@@ -63,7 +62,6 @@ class GroupMonitor(Resource):
         if memory is not None and eager_bytes:
             link.own(EagerBuffers(link, memory, calls.REGION_BYTES * link.size))
             link.own(fifo.Transport(link, memory, (calls.REGION_BYTES + eager_bytes) * link.size))
-        drive(link.resource(CrossMemory).prepare())
         if not link.one_node:
             self._comparison = link.own(Comparison(link, self._calls, self.find))
 

@@ -1,7 +1,7 @@
 """Cross-memory attach: the kernel copies between the private memories of a node's processes.
 
 Linux allows it between processes of one user that may trace each other. Some containers forbid it, and so does
-``kernel.yama.ptrace_scope`` above 0; therefore the ranks of a new group try it. See process_vm_readv(2).
+``kernel.yama.ptrace_scope`` above 0; therefore the ranks try it once. See process_vm_readv(2).
 """
 
 import ctypes
@@ -48,10 +48,20 @@ class CrossMemory(Resource):
         self._pids: list[int] = []
         self._memory: Array = np.empty(0, np.uint8)
         self.fault = ""
-        """Why the group cannot use it, on all ranks alike; empty if every rank reaches all ranks of its node."""
+        """Why the group cannot use it, on all ranks alike; empty if it can, and before it has been tried."""
+
+    @property
+    def asked(self) -> bool:
+        """True once the ranks know whether they reach each other's memory."""
+        return bool(self._pids or self.fault)
 
     def prepare(self) -> Steps:
-        """Try to read the other ranks' memory. All ranks of the group call this together, and use ``later``."""
+        """Try it once. Return True, on all ranks, if every rank reaches the memory of all ranks of its node.
+
+        All ranks of the group call this together; it communicates on ``later``.
+        """
+        if self.asked:
+            return not self.fault
         node = self._link.node
         token = np.array([random_bits()])
         mine = np.array([os.getpid(), address_of(token), token[0]])
@@ -61,7 +71,9 @@ class CrossMemory(Resource):
         yield self._link.later.Iallreduce(MPI.IN_PLACE, worst, MPI.MAX)
         if worst[0]:
             self.fault = os.strerror(int(worst[0]))
-        self._pids = told[:, 0].tolist()
+        else:
+            self._pids = [int(pid) for pid in told[:, 0]]
+        return not self.fault
 
     def buffers(self, count: int, length: int, dtype: np.dtype[Any]) -> list[Array]:
         """Return memory that is used again and again, because fresh pages from the kernel take time."""
@@ -69,10 +81,6 @@ class CrossMemory(Resource):
         if self._memory.size < size_bytes:
             self._memory = np.empty(size_bytes, np.uint8)
         return list(self._memory[:size_bytes].view(dtype).reshape(count, length))
-
-    def reads(self, rank: int, there: int, into: Array) -> bool:
-        """Copy from an address of another rank; return False if that is impossible."""
-        return not self.fault and _move(_readv, self._pids[rank], there, address_of(into), into.nbytes) == 0
 
     def read(self, rank: int, there: int, here: int, size_bytes: int) -> None:
         """Copy from an address of another rank to one of this rank."""
@@ -107,5 +115,9 @@ def attempt(pid: int, address: int, token: int) -> int:
     """Read a process's token; return the kernel's error, or 0."""
     found = np.zeros(1, np.int64)
     # In another namespace this number is another process's.
-    fault = _move(_readv, pid, address, address_of(found), found.nbytes)
-    return fault or (0 if found[0] == token else errno.ESRCH)
+    return read(pid, address, found) or (0 if found[0] == token else errno.ESRCH)
+
+
+def read(pid: int, address: int, into: Array) -> int:
+    """Copy from the memory of a process that has not been tried; return the kernel's error, or 0."""
+    return _move(_readv, pid, address, address_of(into), into.nbytes)

@@ -30,7 +30,8 @@ from mpiddp.mpi.link import Link, Resource
 from mpiddp.mpi.requests import pause
 from mpiddp.typing import Array
 
-from .segment import SKEW_BYTES
+from . import cma
+from .segment import SKEW_BYTES, address_of, random_bits
 
 _ROUND_BYTES = 1 << 20
 """The size of all ranks' buffers of one round together. Pieces of arrays should stay in the processors' caches."""
@@ -41,9 +42,10 @@ BUFFERS = 4
 _RECORD = struct.Struct("<qqQqq")
 """The number of the round; sequence number, kind, count and root of the call."""
 _NUMBER_BYTES = 8
-SIZE, ADDRESS, TAKEN, COST = range(4)
-"""The words that ranks tell each other about a block: its bytes; where it lies if it may be read there; the number of
-the round once the receiver has read it, or minus that number if it cannot; how long that took."""
+SIZE, ADDRESS, TAKEN, COST, BLOCK_WORDS = range(5)
+"""The words that ranks tell each other about a block: its bytes; where it lies if it may be read there, else 0; the
+number of the round once the receiver has read it, or minus that number if it cannot; how long that took. The last is
+the number of these words."""
 
 ORDERED = os.uname().machine.lower() in ("x86_64", "amd64", "i386", "i686")
 """True if other processors see a thread's stores in the order of the program."""
@@ -131,6 +133,12 @@ class EagerBuffers(Resource):
         self._numbers = [self.words[each.start // 8 : each.stop // 8 : step] for each in records]
         self.told: list[object] = [None] * BUFFERS
         """For each buffer, the object whose block sizes this rank has told there; None if they are overwritten."""
+        self._identity = self.position(BLOCK_WORDS, 0, 0, 0)
+        """Where in `words` each rank tells its process, and the address and the value of a token."""
+        self._token = np.array([random_bits() | 1])
+        for index, word in enumerate((os.getpid(), address_of(self._token), int(self._token[0]))):
+            self.words[self._identity + 3 * link.rank + index] = word
+        self._readable: dict[int, bool] = {}
         self._crowded = link.world.crowded
         """A rank that looks may keep another from its core, because there are more ranks than cores."""
 
@@ -139,9 +147,23 @@ class EagerBuffers(Resource):
         return slice(start, start + self._size * _RECORD.size)
 
     def position(self, kind: int, buffer: int, receiver: int, sender: int) -> int:
-        """Return the index in `words` of the word of this ``kind`` about a block, in rounds with this buffer."""
+        """Return where in `words` the ranks tell one of `BLOCK_WORDS` about a block, in rounds with this buffer."""
         first: int = self._records_of(BUFFERS - 1).stop // 8
         return first + ((kind * BUFFERS + buffer) * self._size + receiver) * self._size + sender
+
+    def reads(self, rank: int) -> bool:
+        """Return True if this rank can read the memory of another one, which is tried once."""
+        found = self._readable.get(rank)
+        if found is None:
+            pid, address, token = self.words[self._identity + 3 * rank : self._identity + 3 * rank + 3]
+            if not token:  # it has not told yet
+                return False
+            found = self._readable[rank] = cma.attempt(pid, address, token) == 0
+        return found
+
+    def read(self, rank: int, address: int, into: Array) -> bool:
+        """Copy from the memory of another rank; return False if that is impossible."""
+        return self.reads(rank) and cma.read(self.words[self._identity + 3 * rank], address, into) == 0
 
     def rounds(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, joined: bool = False) -> list[Round]:
         """Return the four rounds as seen by calls with arrays of this shape and dtype.

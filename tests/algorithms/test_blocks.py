@@ -11,7 +11,6 @@ from harness.collectives import UNEVEN, check
 import mpiddp.distributed as dist
 from mpiddp.algorithms import blocks as module, one_shot
 from mpiddp.algorithms.ways import ATTACH, PIECES
-from mpiddp.shm.cma import CrossMemory
 from mpiddp.shm.eager import EagerBuffers
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -45,6 +44,8 @@ def test_blocks_of_all_sizes(world, mixed_ways, async_op):
 
 @pytest.mark.parametrize(("writing", "reading", "way"), [(1, 9, PIECES), (9, 1, ATTACH)])
 def test_the_sender_takes_what_takes_less_time(world, group, eager_buffers, monkeypatch, writing, reading, way):
+    dist.barrier(group)  # all ranks have told who they are
+    readable = all(map(group._link[EagerBuffers].reads, range(world.size)))
     ticks, times = itertools.count(), {PIECES: writing, ATTACH: 0}
 
     def clock():
@@ -54,7 +55,7 @@ def test_the_sender_takes_what_takes_less_time(world, group, eager_buffers, monk
     for _ in range(30):
         dist.all_gather([np.empty(SIZES[3], "f4") for _ in range(world.size)], np.ones(SIZES[3], "f4"), group)
     *_, plan = group._plans._plans.values()
-    assert plan.run.__self__.shots[0].shown.__self__._choice.way == (PIECES if group._link[CrossMemory].fault else way)
+    assert plan.run.__self__.shots[0].shown.__self__._choice.way == (way if readable else PIECES)
 
 
 def test_short_blocks_are_no_messages_and_have_plans_that_stay(world, group, eager_buffers, monkeypatch):
@@ -68,13 +69,11 @@ def test_short_blocks_are_no_messages_and_have_plans_that_stay(world, group, eag
     assert all(plan.run is not None for plan in before.values())
 
 
-@pytest.mark.parametrize("refuse", [(0, 1), (0,), ()])
+@pytest.mark.parametrize("refuse", [{0: "read", 1: "read"}, {0: "read"}, {1: "reads"}])
 def test_a_block_that_its_receiver_cannot_read_is_sent(world, mixed_ways, monkeypatch, refuse):
-    """Some ranks cannot, and the others read what they are offered; or all know that none can."""
+    """One rank cannot, or knows it before it offers anything; the others read what they are offered."""
     if world.rank in refuse:
-        monkeypatch.setattr(CrossMemory, "reads", lambda *_: False)
-    elif not refuse:
-        monkeypatch.setattr(dist.group.WORLD._link[CrossMemory], "fault", "not in this test")
+        monkeypatch.setattr(EagerBuffers, refuse[world.rank], lambda *_: False)
     for async_op in (False, True):
         for turn in (3, 4):
             everything(world, turn, same=True, async_op=async_op)
@@ -82,7 +81,9 @@ def test_a_block_that_its_receiver_cannot_read_is_sent(world, mixed_ways, monkey
 
 
 def test_long_blocks_are_no_messages_where_they_can_be_read(world, group, monkeypatch):
-    if group._link.find(EagerBuffers) is None or group._link[CrossMemory].fault:
+    eager = group._link.find(EagerBuffers)
+    dist.barrier(group)  # all ranks have told who they are
+    if eager is None or not all(eager.reads(rank) for rank in range(world.size)):
         pytest.skip("needs eager buffers and cross-memory attach")
     monkeypatch.setattr(group._link, "later", SimpleNamespace(Iprobe=group._link.later.Iprobe))  # which sends nothing
     everything(world, 4, same=True, group=group)

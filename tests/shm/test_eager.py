@@ -236,7 +236,7 @@ def test_buffers_lie_apart_and_inside(ranks):
     link = SimpleNamespace(rank=ranks - 1, size=ranks, one_node=True, later=None, world=WORLD)
     memory = mmap.mmap(-1, ranks * eager.region_bytes(link))
     made = EagerBuffers(link, memory, 0)
-    first = 8 * made.position(eager.COST + 1, 0, 0, 0)  # behind the ranks' records and words
+    first = 8 * (made.position(eager.BLOCK_WORDS, 0, 0, 0) + 3 * ranks)  # behind the ranks' records and words
     starts = [address_of(row) for each in made.rounds((made.buffer_bytes,), np.dtype("u1")) for row in each.rows]
     begin = address_of(np.frombuffer(memory, "u1"))
     assert starts == sorted(starts) and starts[0] >= begin + first
