@@ -39,22 +39,22 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 925,
-    "mpiddp/algorithms": 2_745,
+    "mpiddp/algorithms": 2_750,
     "mpiddp/autograd": 799,
     "mpiddp/bench": 1_132,
     "mpiddp/data": 1_245,
     "mpiddp/device": 459,
     "mpiddp/distributed": 1_846,
     "mpiddp/examples": 593,
-    "mpiddp/faults": 2_235,
+    "mpiddp/faults": 2_233,
     "mpiddp/mpi": 2_226,
     "mpiddp/nn": 1_010,
     "mpiddp/optim": 410,
     "mpiddp/parallel": 1_720,
-    "mpiddp/shm": 406,
+    "mpiddp/shm": 428,
     "mpiddp/torch": 1_401,
     "mpiddp/training": 2_126,
-    "tests, all": 23_702,
+    "tests, all": 23_703,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
