@@ -70,12 +70,13 @@ def is_whole(done):
 
 
 def with_whole_report(one, others):
-    """Interrupt the launcher up to eight times; return the job that said most.
+    """Interrupt the launcher up to 24 times; return the job that said most.
 
-    Open MPI's mpirun ends its ranks within half a second, which beside other jobs is too short for a report.
+    Open MPI's mpirun ends its ranks within half a second, which beside other jobs is too short for a report. Of jobs
+    with a stopped rank it mostly hands on nothing that the others print meanwhile.
     """
     tries = []
-    for _ in range(8):
+    for _ in range(24):
         tries.append(interrupt(one, others, "launcher")[0])
         if is_whole(tries[-1]):
             break
