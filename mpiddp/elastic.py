@@ -204,7 +204,7 @@ class _Places:
     def __init__(self, spares: int) -> None:
         link = groups.default_group()._link
         self.timeout_s, self._backend = link.timeout_s, backend_of(link)
-        # Ranks of the start: some may have failed since.
+        # COMM_WORLD still counts the ranks that the job started with, also those that have failed since.
         me, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size - spares
         self.slot = me if me < self.size else None
         self.prepared = False

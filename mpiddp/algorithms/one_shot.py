@@ -96,7 +96,8 @@ class OneShot:
         try:
             for event in steps:
                 if outputs is None or type(event) is SpinWait:  # another event may be all the work of a long array
-                    frame = frame or caller(4)  # takes time, and the others are still on their way
+                    # The caller is looked up now, because that takes time, and the other ranks have not arrived yet.
+                    frame = frame or caller(4)
                     if eager.spin(event.Test, self._looks):
                         continue
                 if outputs is not None:

@@ -32,8 +32,8 @@ TRIES = 6
 WARM_UPS = 4
 """Calls in pieces before the tries. A buffer that no other core has read yet is written faster than ever again."""
 FEW_CALLS, MANY_CALLS = 250, 4000
-"""After so many calls the ways are tried again, because other load may have decided, and may have ended. A choice that
-is new lasts for few calls, and one that is made again for twice as many as before."""
+"""How many calls a choice lasts before the ways are tried again, because other load may have falsified the last tries.
+A new choice lasts for `FEW_CALLS`. One that is confirmed lasts twice as long as before, up to `MANY_CALLS`."""
 LEAD = 0.95
 """Another way has to take less than this of the first one's time, so that chance does not choose."""
 

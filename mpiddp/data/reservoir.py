@@ -16,7 +16,7 @@ class Fifo:
     def __init__(self, seed: int = 0) -> None:
         self.slots: list[int] = []
         self.seen = 0
-        """The first of ``slots``, so many, have been drawn."""
+        """How many slots, from the front of ``slots``, have been drawn."""
         self._random = random.Random(seed)
 
     def add(self, slots: Sequence[int]) -> None:

@@ -11,9 +11,10 @@ from .namespace import cupy, is_device_array
 
 
 def upload(x: Array) -> Array:
-    """Return a copy on the current device; device arrays, and all without a usable GPU, as they are.
+    """Return a copy of a host array on the current device.
 
-    The host may write to ``x`` afterwards, unless it is pinned: CuPy copies that later.
+    A device array is returned as it is, and so is every array if no GPU is usable. The host may write to ``x`` after
+    the call, unless ``x`` is in pinned memory, from which CuPy copies asynchronously.
     """
     if is_device_array(x) or cuda_fault() is not None:
         return x
@@ -27,7 +28,7 @@ def download(x: Array) -> np.ndarray[Any, Any]:
 
 
 def placed(value: Any, like: Array) -> Array:
-    """Return ``value`` as an array at the place of ``like``."""
+    """Return ``value`` as an array on the host or the device where ``like`` is."""
     if is_device_array(like):
         return cupy().asarray(value)  # type: ignore[no-any-return]
     return np.asarray(download(value))

@@ -194,7 +194,8 @@ def seconds(timeout: timedelta | float | None, *, of_group: bool = False) -> flo
 _POLLS_BEFORE_SLEEP = 20_000
 _SLEEP_S = 50e-6
 _LOOKS = 50
-"""Looks of a wait without a yield. They take about as long as a short message between two cores."""
+"""How often a wait tests its event before it begins to yield the core. So many tests take about as long as a short
+message between two cores."""
 _CHECK_S = 1e-3
 """Time between two looks for faults of other ranks. A look takes as long as several polls."""
 

@@ -91,7 +91,7 @@ def _watch(expected: int, over: threading.Event) -> None:
                     " or a return before it\n"
                 )
                 stdio.deliver()
-                time.sleep(2 * look_s)  # let the others see the same, and be silent
+                time.sleep(2 * look_s)  # until the other ranks' threads have seen it, too; only the lowest rank prints
                 if launchers.launcher_survives():
                     os.kill(starter, signal.SIGTERM)
                     time.sleep(_END_S)

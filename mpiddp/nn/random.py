@@ -86,8 +86,9 @@ def _kept(count: int, p: float) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 
 def scrambled(xp: Any, size: int, low: int, high: int) -> Array:
-    """Return ``size`` uniform uint32 from a key of two, drawn on the host: a device's generator has no state to save.
+    """Return ``size`` uniform uint32 numbers that follow from the key ``(low, high)``.
 
+    The caller draws the key on the host, because a device's generator has no state that a checkpoint could save.
     Each index is mixed with the key and scrambled twice by ``lowbias32`` (C. Wellons, "Prospecting for hash functions",
     2018).
     """

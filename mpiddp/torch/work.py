@@ -40,7 +40,11 @@ def untraced(what: T) -> T:
 
 @untraced
 class _Driven(Future[Any]):
-    """The future of a Work. A wait in Python drives MPI. A wait in C++ cannot, and `Work.get_future` sees to that."""
+    """The future of a Work.
+
+    A wait in Python drives MPI, and a wait in C++ cannot. Therefore `Work.get_future` completes the operation before it
+    returns the future, except inside a backward, which completes it later.
+    """
 
     def __init__(self, work: "Work") -> None:
         super().__init__(devices=list({each.device for each in work.result() if each.is_cuda}))

@@ -93,7 +93,7 @@ class Command:
             raise UsageError("train needs --output DIR to go on from its last checkpoint when it is started again")
 
     def again(self) -> list[str]:
-        """Return the words of a restart: ``train`` resumes."""
+        """Return the command line of a restart: a ``train`` without ``--resume`` gets ``--resume auto``."""
         return [*self.words, "--resume", "auto"] if self._given and not self._given.resume else self.words
 
     def checkpoints(self) -> Path | None:

@@ -37,7 +37,7 @@ _MOST_NAMES = 5
 
 
 class Batch(NamedTuple):
-    """Part of a batch on this rank; where its share has no samples, inputs and targets only stand in."""
+    """The part of a batch that this rank has. If the part has no samples, inputs and targets are placeholders."""
 
     inputs: Any
     targets: Array
