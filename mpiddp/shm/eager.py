@@ -86,7 +86,7 @@ class Round:
     """The rows of the third rank and of all later ones."""
     own: Array
     place: slice
-    """Where ``own`` lies in the memory."""
+    """The place of ``own`` in the memory."""
 
 
 class SpinWait:
