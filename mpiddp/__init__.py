@@ -9,10 +9,9 @@ once.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import moved
-from .faults import uncaught
+# A module's `from mpiddp import settings` would ask `__getattr__` below, which imports NumPy, if it were not here yet.
+from . import errors as errors, moved, settings as settings
 from .launchers import announce_ranks, launch
-from .mpi import stdio
 
 if TYPE_CHECKING:
     from .data import DataPartitioner as DataPartitioner, DistributedSampler as DistributedSampler
@@ -60,5 +59,9 @@ def __dir__() -> list[str]:
 
 announce_ranks()
 if launch() is not None:
+    # A program without a launcher, such as an editor's check, does not wait for these imports.
+    from .faults import uncaught
+    from .mpi import stdio
+
     uncaught.install()
     stdio.show_lines()
