@@ -1,8 +1,8 @@
 """Data sets, samplers, the loader and the stream; only `shared_on_node` and `Stream` communicate.
 
-They share: ``seed`` and ``shuffle`` are the same on every rank, and give the same order; ``num_replicas`` and ``rank``
-are the world's by default; ``drop_last`` leaves out a last batch that is not full; samplers use only a data set's
-length.
+These arguments mean the same everywhere. ``seed`` and ``shuffle`` of a distributed sampler are equal on all ranks, so
+that the order is. ``num_replicas`` and ``rank`` are the world's by default. ``drop_last`` leaves out a last batch that
+is not full. Samplers use only the length of a data set.
 """
 
 from mpiddp import moved

@@ -19,14 +19,14 @@ from .permutation import randperm
 TRAIN_SAMPLES = 1437
 """Number of images for training: four fifths of all."""
 DIGITS_MEAN = 0.305
-"""Mean of all pixels, of images of 28 x 28 scaled to 0..1."""
+"""Mean of all pixels when the digits are resampled to 28 x 28 pixels and scaled to 0..1."""
 DIGITS_STD = 0.325
 
 
 def bilinear_weights(source: int, target: int) -> Array:
     """Return the matrix, float64 (target, source), that resamples ``source`` pixels to ``target`` linearly.
 
-    Pixels are areas, as in torch with ``align_corners=False``.
+    A pixel is an area, not a point, as in torch's ``interpolate`` with ``align_corners=False``.
     """
     centre = np.clip((np.arange(target) + 0.5) * source / target - 0.5, 0, source - 1)
     return np.maximum(0, 1 - np.abs(centre[:, None] - np.arange(source)))  # type: ignore[no-any-return]
@@ -41,7 +41,8 @@ def raw_digits() -> tuple[Array, Array]:
 def digits(train: bool = True, *, size: int = 28, seed: int = 0) -> ArrayDataset:
     """Return 1,437 handwritten digits for training or 360 for the test, normalized and scaled.
 
-    Images are float32 (n, 1, size, size), of 8 x 8 pixels as scanned, and labels int64 (n,). ``seed`` splits them.
+    Images are float32 (n, 1, size, size), resampled from scans of 8 x 8 pixels. Labels are int64 (n,). ``seed`` decides
+    which images are for training.
     """
     pixels, labels = raw_digits()
     order = randperm(len(labels), seed)
@@ -58,11 +59,14 @@ MNIST_MEAN = 0.1307
 MNIST_STD = 0.3081
 
 SOURCE = "https://ossci-datasets.s3.amazonaws.com/mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz"
-"""MNIST's four files, for curl."""
+"""Addresses of MNIST's four files, as one pattern that curl expands."""
 
 
 def find_idx(data_dir: Path, name: str) -> Path:
-    """Return the path of one of MNIST's files below ``data_dir``, gzipped or not; FileNotFoundError names the cure."""
+    """Return the path of one of MNIST's files below ``data_dir``, gzipped or not.
+
+    If it is missing, FileNotFoundError has the command that fetches MNIST.
+    """
     folders = [data_dir, data_dir / "MNIST" / "raw"]
     for folder in folders:
         for candidate in (folder / name, folder / f"{name}.gz"):
@@ -78,8 +82,8 @@ def mnist(data_dir: str | Path, train: bool = True) -> ArrayDataset:
     """Return MNIST's 60,000 training or 10,000 test images, normalized.
 
     Images are float32 (n, 1, 28, 28), labels int64 (n,). ``data_dir`` has the four IDX files, gzipped or not, or
-    torchvision's ``MNIST/raw``. FileNotFoundError, with the cure, if a file is missing; ValueError if one is damaged or
-    images and labels do not match.
+    torchvision's ``MNIST/raw``. A missing file raises FileNotFoundError, which has the command that fetches it. A
+    damaged file, or images and labels that do not match, raise ValueError.
     """
     folder = Path(data_dir)
     part = "train" if train else "t10k"
@@ -109,8 +113,9 @@ def synthetic(
 ) -> ArrayDataset:
     """Return noisy copies of one random prototype a class: learnable data of any shape and number.
 
-    Samples are float32 (n, *shape), labels int64 (n,); classes differ by one sample at most. ``train=False`` gives
-    other samples of the same classes. ``noise`` is the standard deviation; that of the prototypes is 1.
+    Samples are float32 (n, *shape), labels int64 (n,). The sizes of two classes differ by one sample at most.
+    ``train=False`` gives other samples of the same classes. ``noise`` is the standard deviation of the noise; the
+    prototypes have a standard deviation of 1.
     """
     prototypes = np.random.default_rng([seed, 0]).standard_normal((classes, *shape), dtype=np.float32)
     labels = np.arange(n) % classes

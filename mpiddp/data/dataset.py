@@ -1,8 +1,8 @@
 """Data sets: the protocol, arrays, parts, and the collation of samples into batches.
 
-A data set has a length and a sample for each index. One may also have a method ``batch(indices)``, which returns the
-samples at ``indices``, int (n,), as arrays with a leading axis n; :class:`~mpiddp.data.DataLoader` then neither loops
-nor stacks.
+A data set has a length and a sample for each index. It may also have a method ``batch(indices)``, which returns the
+samples at ``indices``, int (n,), as arrays with a leading axis n. With that method :class:`~mpiddp.data.DataLoader`
+neither loops over samples nor stacks them.
 """
 
 import random
@@ -21,9 +21,9 @@ from .permutation import randperm
 def default_collate(samples: list[Any]) -> Any:
     """Make a batch of samples of one structure (``torch.utils.data.default_collate``).
 
-    Arrays become arrays (n, ...), numbers an array (n,), strings and bytes lists; tuples (unlike torch's), named
-    tuples, lists and mappings of them stay such. ValueError if samples differ in length or shape, for which there is
-    ``collate_fn``; TypeError for a sample of another type.
+    Arrays become an array (n, ...), numbers an array (n,), strings and bytes a list. A tuple of these becomes a tuple
+    of batches (torch makes a list); named tuples and lists keep their type, and mappings become dicts. Samples of
+    different length or shape raise ValueError and need a ``collate_fn``. A sample of another type raises TypeError.
 
     Examples
     --------
@@ -53,7 +53,7 @@ def default_collate(samples: list[Any]) -> Any:
 
 @runtime_checkable
 class Dataset(Protocol):
-    """A length and a sample for each index, as of lists and torch's data sets."""
+    """Anything with a length and a sample for each index, such as a list or a data set of torch."""
 
     def __len__(self) -> int: ...
 
@@ -63,9 +63,11 @@ class Dataset(Protocol):
 def fetch(
     dataset: Dataset, indices: Sequence[int] | Array, collate_fn: Callable[[list[Any]], Any] | None = None
 ) -> Any:
-    """Return samples as one batch: by ``dataset.batch`` if there is no ``collate_fn``, else collated.
+    """Return the samples at ``indices`` as one batch.
 
-    ``__getitems__``, torch's name, is preferred to ``__getitem__`` for each sample.
+    Without a ``collate_fn``, ``dataset.batch`` makes the batch if the data set has that method. Otherwise the samples
+    come from ``dataset.__getitems__``, torch's name, or one by one from ``dataset.__getitem__``, and ``collate_fn`` or
+    `default_collate` joins them.
     """
     if collate_fn is None and callable(batch := getattr(dataset, "batch", None)):
         return batch(np.asarray(indices, dtype=np.int64))
@@ -78,8 +80,8 @@ def fetch(
 class ArrayDataset:
     """Samples along the first axis of NumPy or CuPy arrays of equal length.
 
-    ``transform`` maps a batch (k, ...) of the first array; a single sample is a batch of one. An index may be an
-    integer, a slice, a list or an array.
+    ``transform`` maps a batch (k, ...) of the first array; it gets a single sample as a batch of one. An index may be
+    an integer, a slice, a list or an array.
 
     Examples
     --------
@@ -107,7 +109,7 @@ class ArrayDataset:
         return (first if self.transform is None else self.transform(first[None])[0], *rest)
 
     def batch(self, indices: Array) -> tuple[Array, ...]:
-        """Return one array (len(indices), ...) for each of the data set's."""
+        """Return one array (len(indices), ...) for each array of the data set."""
         first, *rest = (array[indices] for array in self.arrays)
         return (first if self.transform is None else self.transform(first), *rest)
 
@@ -131,7 +133,7 @@ class Subset:
 
 
 def random_split(dataset: Dataset, lengths: Sequence[int | float], seed: int = 0) -> list[Subset]:
-    """Split a data set into random parts, those of ``torch.utils.data.random_split`` with a generator of ``seed``.
+    """Split a data set into random parts, as ``torch.utils.data.random_split`` does with a generator of that seed.
 
     ``lengths`` add up to ``len(dataset)``, or are fractions that add up to 1.
     """
@@ -149,20 +151,21 @@ def random_split(dataset: Dataset, lengths: Sequence[int | float], seed: int = 0
 
 
 class Partition(Subset):
-    """A part of a data set."""
+    """One of the parts into which `DataPartitioner` cuts a data set."""
 
 
 class DataPartitioner:
     """Cut a data set into random parts, as torch's tutorial on distributed applications does.
 
-    A rank sees the same samples in every epoch; :class:`~mpiddp.data.DistributedSampler` draws others. Part ``i`` has
-    ``int(sizes[i] * len(data))`` samples; the sum of ``sizes`` may be below 1. Source:
+    A rank that trains on one part sees the same samples in every epoch; with
+    :class:`~mpiddp.data.DistributedSampler` it sees others. Part ``i`` has ``int(sizes[i] * len(data))`` samples; the
+    sum of ``sizes`` may be below 1. The tutorial is
     https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
     """
 
     def __init__(self, data: Dataset, sizes: Sequence[float] = (0.7, 0.2, 0.1), seed: int = 1234) -> None:
         sizes = list(sizes)
-        # [1 / 49] * 49 adds up to more than one.
+        # Rounding can carry a sum above 1: that of [1 / 49] * 49 is 1.0000000000000007.
         if not sizes or min(sizes) < 0 or sum(sizes) > 1 + 1e-9:
             raise ValueError(
                 f"DataPartitioner needs sizes that are fractions, none negative, of sum at most 1; got {sizes} of sum "
@@ -175,7 +178,7 @@ class DataPartitioner:
         self.partitions = [part.tolist() for part in np.split(indexes, list(accumulate(lengths)))[:-1]]
 
     def use(self, partition: int) -> Partition:
-        """Return part ``partition``, from 0."""
+        """Return the part with the number ``partition``, counted from 0."""
         if not 0 <= partition < len(self.partitions):
             raise IndexError(
                 f"DataPartitioner has parts 0 to {len(self.partitions) - 1}, got {partition}; give one size per rank"

@@ -1,4 +1,7 @@
-"""Arrays in files (npz, IDX), mapped where stored uncompressed, and labelled samples made of them."""
+"""Arrays from ``.npz`` and IDX files, and labelled samples made of them.
+
+Arrays that a ``.npz`` file stores uncompressed are mapped, not read.
+"""
 
 import gzip
 import struct
@@ -17,10 +20,11 @@ from .dataset import ArrayDataset, Subset, random_split
 
 
 def read_idx(path: Path) -> Array:
-    """Return the bytes of an IDX file, MNIST's format, gzipped or not.
+    """Return the array of bytes in an IDX file, MNIST's format, gzipped or not.
 
-    ValueError if it is none, or its length does not fit its header: two zero bytes, 8 for bytes, the number of
-    dimensions, their sizes as big-endian uint32 (http://yann.lecun.com/exdb/mnist/).
+    The header of such a file has two zero bytes, an 8 (for values of one byte), the number of dimensions, and their
+    sizes as big-endian uint32 (http://yann.lecun.com/exdb/mnist/). Another header, or a length that does not fit it,
+    raises ValueError.
     """
     content = path.read_bytes()
     try:
@@ -36,7 +40,7 @@ def read_idx(path: Path) -> Array:
 
 
 _LOCAL_HEADER = struct.Struct("<26xHH")
-"""Lengths of a zip member's name and extra field."""
+"""Format of a zip member's local header; it unpacks only the lengths of the name and of the extra field."""
 _DAMAGED = (
     *(ValueError, KeyError, EOFError, struct.error, zipfile.BadZipFile, zlib.error),
     *(SyntaxError, tokenize.TokenError),  # NumPy reads the header of an array as a Python expression
@@ -44,10 +48,10 @@ _DAMAGED = (
 
 
 def open_npz(path: Path, choose: Callable[[list[str]], Sequence[str]]) -> list[Array]:
-    """Return those arrays of a ``.npz`` file that ``choose`` chooses among its names.
+    """Return the arrays of a ``.npz`` file whose names ``choose`` returns, given all names in the file.
 
-    They are mapped if stored uncompressed (``numpy.savez``), else read. ValueError if the file is damaged, or holds
-    Python objects.
+    An array is mapped if it is stored uncompressed (``numpy.savez``), else read. A damaged file, or an array of Python
+    objects, raises ValueError.
     """
     arrays, reading = [], ""
     try:
@@ -80,7 +84,7 @@ def _mapped(path: Path, file: IO[bytes], member: zipfile.ZipInfo) -> Array:
 
 
 TEST_SHARE = 0.1
-"""The share of the samples that becomes the test, if the files have none."""
+"""The share of the samples that `labelled` keeps for the test if the file has no arrays for it."""
 
 NAMES = (
     ("x_train", "y_train", "x_test", "y_test"),
@@ -89,14 +93,14 @@ NAMES = (
     ("images", "labels"),
     ("arr_0", "arr_1"),
 )
-"""Accepted names of samples and labels, of training and test."""
+"""Names of arrays that `open_labelled` accepts: samples and labels for training, and with four names for the test."""
 
 
 def open_labelled(path: str | Path) -> list[Array]:
-    """Open samples and labels of an ``.npz`` file, and those of the test if there are any, by one of the `NAMES`.
+    """Return samples and labels of an ``.npz`` file, then samples and labels of the test if the file has them.
 
-    The arrays are samples as in the file, mapped if uncompressed, and labels, int64 (n,). ValueError if the file is
-    damaged, names are others, or labels do not fit the samples.
+    The file's arrays must have one of the sets of `NAMES`. Samples are as in the file, mapped if uncompressed; labels
+    are int64 (n,). A damaged file, other names, or labels that do not fit the samples raise ValueError.
     """
     path = Path(path)
     arrays = open_npz(path, _known_names)
@@ -122,7 +126,10 @@ def _checked(labels: Array, samples: Array, path: Path) -> Array:
 
 
 def as_inputs(samples: Array) -> Array:
-    """Return a batch as float32: bytes scaled to 0..1, images (n, height, width) with an axis for the channel."""
+    """Return a batch as float32, ready for a model.
+
+    Bytes are scaled to 0..1. Images (n, height, width) get an axis for the channel.
+    """
     scaled = samples.astype(np.float32)
     if samples.dtype == np.uint8:
         scaled /= 255
@@ -130,9 +137,10 @@ def as_inputs(samples: Array) -> Array:
 
 
 def labelled(arrays: Sequence[Array], seed: int = 0) -> tuple[ArrayDataset | Subset, ArrayDataset | Subset]:
-    """Return training and test data of the arrays of `open_labelled`.
+    """Return training and test data made of the arrays of `open_labelled`.
 
-    Samples go through `as_inputs`. Without arrays for the test a tenth of the samples, chosen by ``seed``, is the test.
+    Batches of samples go through `as_inputs`. If there are no arrays for the test, a tenth of the samples, chosen by
+    ``seed``, is the test data.
     """
     train = ArrayDataset(*arrays[:2], transform=as_inputs)
     if len(arrays) == 4:

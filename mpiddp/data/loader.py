@@ -1,8 +1,8 @@
 """``DataLoader``: batches of a data set in a sampler's order, fetched ahead by threads, copied to the GPU ahead.
 
 The workers are threads: NumPy and file reads release the GIL, and a process that is forked after ``MPI_Init`` is not
-safe. For a GPU they only write to pinned memory. The consumer's thread, whose device and stream are the right ones,
-queues all work of the GPU.
+safe. With ``device="cuda"`` the workers only write to pinned memory. All copies to the GPU are queued by the thread
+that iterates over the loader, because the current device and stream are those of that thread.
 """
 
 import contextlib
@@ -27,33 +27,34 @@ Indices = Sequence[int] | Array
 
 
 _Ticket = tuple[BatchShare | None, dict[str, Any]]
-"""A batch's sizes, and the sampler's state behind it."""
+"""The sizes of a batch, and the sampler's state after that batch."""
 _Batches = Generator[tuple[_Ticket, Any], None, None]
 
 
 class DataLoader:
-    """Iterate over a data set in batches (``torch.utils.data.DataLoader``), in the sampler's order with any workers.
+    """Iterate over a data set in batches (``torch.utils.data.DataLoader``).
 
-    A worker's exception is raised in the place of its batch; an abandoned iterator ends its threads. ``batch_size`` is
-    this rank's; ``pin_memory`` is ignored, as only ``device="cuda"`` uses pinned memory.
+    Batches come in the sampler's order with any number of workers. A worker's exception is raised in the place of its
+    batch; an abandoned iterator ends its threads. ``batch_size`` is the number of samples on this rank. ``pin_memory``
+    is ignored, because ``device="cuda"`` always uses pinned memory and ``device="cpu"`` never does.
 
     Parameters
     ----------
     shuffle : bool
         Use a :class:`~mpiddp.data.RandomSampler` with ``generator``, random numbers or their seed.
     sampler : iterable of int, optional
-        The order instead, such as a :class:`~mpiddp.data.DistributedSampler`.
+        The order of the samples, such as a :class:`~mpiddp.data.DistributedSampler`, instead of ``shuffle``.
     batch_sampler : iterable of sequences of int, optional
         Indices of each batch, such as a :class:`~mpiddp.data.GlobalBatchSampler`, instead of ``batch_size``,
         ``shuffle``, ``sampler`` and ``drop_last``.
     num_workers : int
-        Threads that fetch batches ahead, ``prefetch_factor`` each; 0 fetches in the consumer.
+        Threads that fetch batches ahead, ``prefetch_factor`` each. With 0 the thread that iterates fetches them.
     collate_fn : callable, optional
-        Makes a batch of a list of samples. Default: the data set's ``batch``, which needs no loop over samples, or
-        :func:`~mpiddp.data.default_collate`.
+        A function that makes a batch of a list of samples. Default: the data set's ``batch``, which needs no loop over
+        samples, or :func:`~mpiddp.data.default_collate`.
     device : {"cpu", "cuda"}
-        "cuda" is the current device, to which the next batch is copied while it computes; the consumer's stream waits
-        for the copy, the consumer does not.
+        The device of the batches; "cuda" is the current GPU. Each batch is copied to the GPU while it computes on the
+        batch before. The current stream waits for the copy; the thread that iterates does not.
 
     Attributes
     ----------
@@ -127,11 +128,14 @@ class DataLoader:
             self.batch_sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sampler's state as of the batch handed over last, not fetched ahead; empty if it has none."""
+        """Return the sampler's state after the batch that was handed over last.
+
+        Batches that are only fetched ahead do not count. The state is empty if the sampler has none.
+        """
         return self._sampler_state() if self._state is None else self._state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue behind the batch of ``state``."""
+        """Continue after the batch at which ``state`` was taken."""
         self._state = None
         if hasattr(self.batch_sampler, "load_state_dict"):
             self.batch_sampler.load_state_dict(state)
@@ -158,7 +162,10 @@ class DataLoader:
 
 
 def _ahead(begun: Iterator[T], count: int, waiting: deque[T]) -> Iterator[T]:
-    """Yield each item when ``count`` later ones have begun, which wait; an error is raised in the place of its item."""
+    """Yield each item of ``begun`` once the next ``count`` items have begun; these are kept in ``waiting``.
+
+    An exception that ``begun`` raises is raised after all items before it.
+    """
     fault: Exception | None = None
     try:
         for each in begun:
@@ -183,11 +190,11 @@ def _uploaded(batches: _Batches) -> _Batches:
     finally:
         batches.close()
         for *_, hold in waiting:
-            hold()  # before its memory is used again
+            hold()  # the copy must end before the batch's memory is used again
 
 
 class Pinned:
-    """A host array's copy ``host`` in pinned ``memory``, bytes of `pinned.take`."""
+    """A copy of a host array in pinned memory: ``host`` is the array, ``memory`` its bytes from `pinned.take`."""
 
     def __init__(self, x: Array, memory: Array) -> None:
         self.memory = memory
@@ -196,7 +203,7 @@ class Pinned:
 
 
 def pin(batch: Any) -> Any:
-    """Return a batch with its arrays of numbers as `Pinned`, in any thread."""
+    """Return a batch with its arrays of numbers copied to `Pinned`; any thread may call this."""
     return map_nested(_pinned, batch, np.ndarray)
 
 
@@ -205,14 +212,17 @@ def _pinned(x: Array) -> Any:
 
 
 def send(batch: Any) -> tuple[Any, Callable[[], None]]:
-    """Begin to copy a batch of `pin` to the device; return it, and what lets the consumer's stream wait for it."""
+    """Begin to copy a batch of `pin` to the device.
+
+    Return the batch on the device, and a function that makes the current stream wait for the copy.
+    """
     sources: list[Pinned] = []
     target: Array | None = None
 
     def begin(x: Pinned) -> Array:
         nonlocal target
         target = empty(x.host.shape, x.host.dtype)
-        # This memory may have been a batch on which the consumer's stream still works.
+        # The memory of `target` may have held a batch on which the current stream still works, so the copy waits.
         up(target, x.host, stream.after("upload", target))
         sources.append(x)
         return target

@@ -14,7 +14,7 @@ module mpiddp_stream
          type(c_ptr) :: stream
       end function
 
-      ! Returns 1: sent, 0: dropped, -1: the trainers want no more.
+      ! The result is 1 if the sample was sent, 0 if it was dropped, and -1 if the trainers want no more samples.
       integer(c_int) function stream_put(stream, sample) bind(C, name="mpiddp_stream_put_f")
          import
          type(c_ptr), value :: stream
@@ -29,8 +29,9 @@ module mpiddp_stream
 
 contains
 
-   ! `fields` names what a sample has, as in "u float32 64 64; step int64", in C's order: the last index runs fastest,
-   ! so u is (64, 64) here as well, and transposed. Without `comm` it is MPI_COMM_WORLD, and MPI is begun if need be.
+   ! `fields` describes a sample, as in "u float32 64 64; step int64". Dimensions are in C's order, in which the last
+   ! index runs fastest, so trainers see the transpose of a Fortran array. Without `comm` the stream uses
+   ! MPI_COMM_WORLD. It calls MPI_Init if the program has not.
    type(c_ptr) function stream_open(fields, comm, tag) result(stream)
       character(*), intent(in) :: fields
       integer, intent(in), optional :: comm, tag

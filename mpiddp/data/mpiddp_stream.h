@@ -13,11 +13,11 @@ typedef struct {
     MPI_Comm comm;
     int tag, fields, bytes[MPIDDP_MAX_FIELDS], trainers, known, stopped, ended, next, mode;
     int64_t dropped, slowed;
-    double look; /* time of the next look for messages */
+    double look; /* time at which `put` next looks for messages of the trainers */
     mpiddp_trainer *trainer;
 } mpiddp_stream;
 
-/* Say that there are no more samples for a trainer; the last one is told of all that were dropped or late. */
+/* Tell a trainer that it gets no more samples. The last trainer also learns how many were dropped or had to wait. */
 static void mpiddp_stream_end(mpiddp_stream *s, mpiddp_trainer *to) {
     if (to->ended++) return;
     int last = ++s->ended == s->trainers;
@@ -25,7 +25,7 @@ static void mpiddp_stream_end(mpiddp_stream *s, mpiddp_trainer *to) {
     MPI_Send(end, 3, MPI_INT64_T, to->rank, s->tag + 3, s->comm);
 }
 
-/* Receive one message of a trainer, or of any: credits, a mode, the number of trainers. */
+/* Receive one message of trainer `rank`, which may be MPI_ANY_SOURCE: credits, a mode, the number of trainers. */
 static void mpiddp_stream_hear(mpiddp_stream *s, int rank) {
     int64_t news[3];
     MPI_Status status;
@@ -41,7 +41,8 @@ static void mpiddp_stream_hear(mpiddp_stream *s, int rank) {
     } else s->mode = (int)news[1];
 }
 
-/* Receive a message, if there is one, of trainers that have not stopped: the others' are of their next stream. */
+/* Receive one message, if there is any, of a trainer that has not stopped. A message of a trainer that has stopped
+   belongs to its next stream. */
 static int mpiddp_stream_news(mpiddp_stream *s) {
     int news = 0;
     for (int i = 0; i < s->known && !news; i++) {
@@ -52,7 +53,7 @@ static int mpiddp_stream_news(mpiddp_stream *s) {
     return news;
 }
 
-/* Wait for the trainers. `fields` names what a sample has, as in "u float32 64 64; step int64". */
+/* Wait for the trainers, and send them the fields of a sample, such as "u float32 64 64; step int64". */
 static void mpiddp_stream_open(mpiddp_stream *s, MPI_Comm comm, int tag, const char *fields) {
     const char *c = fields;
     memset(s, 0, sizeof *s);
@@ -75,7 +76,8 @@ static void mpiddp_stream_open(mpiddp_stream *s, MPI_Comm comm, int tag, const c
         MPI_Send(fields, (int)strlen(fields), MPI_CHAR, s->trainer[i].rank, tag + 1, comm);
 }
 
-/* Send a sample, a pointer for each field. Returns 1: sent, 0: dropped, -1: the trainers want no more. */
+/* Send a sample, given as a pointer for each field. Return 1 if it was sent, 0 if it was dropped, and -1 if the
+   trainers want no more samples. */
 static int mpiddp_stream_put(mpiddp_stream *s, const void *const *sample) {
     mpiddp_trainer *to = NULL;
     for (int waits = 0;;) {
@@ -84,7 +86,7 @@ static int mpiddp_stream_put(mpiddp_stream *s, const void *const *sample) {
             mpiddp_trainer *each = &s->trainer[(s->next + i) % s->trainers];
             if (each->credits > 0 && !each->stopped) to = each;
         }
-        if (to && MPI_Wtime() < s->look) break; /* a look costs as much as a short sample */
+        if (to && MPI_Wtime() < s->look) break; /* to look for messages costs as much as to send a short sample */
         s->look = MPI_Wtime() + 0.005;
         if (mpiddp_stream_news(s)) continue;
         if (to) break;
@@ -108,7 +110,7 @@ static int mpiddp_stream_put(mpiddp_stream *s, const void *const *sample) {
     return 1;
 }
 
-/* Say that there are no more samples, and wait until the trainers know. */
+/* Tell the trainers that there are no more samples, and wait for their answers. */
 static void mpiddp_stream_close(mpiddp_stream *s) {
     for (int i = 0; i < s->trainers; i++) mpiddp_stream_end(s, &s->trainer[i]);
     while (s->stopped < s->trainers) mpiddp_stream_news(s);

@@ -1,4 +1,4 @@
-"""``shared_on_node``: one copy of a data set on each node, for all ranks there."""
+"""``shared_on_node``: one copy of a data set on each node, for all ranks of that node."""
 
 import math
 import mmap
@@ -23,12 +23,15 @@ from mpiddp.shm import segment
 from mpiddp.typing import Array
 
 ALIGNMENT_BYTES = 64
-"""A cache line."""
+"""Arrays in shared memory begin at multiples of a cache line."""
 
 
 @dataclass(frozen=True)
 class _Outline:
-    """Shape and dtype of an array, and path and offset of a mapped file, by which other ranks find it."""
+    """Shape and dtype of an array, and path and offset if it is a mapped file.
+
+    The first rank of a node sends it to the others, which then find the array in shared memory or map the file.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -38,19 +41,19 @@ class _Outline:
 
     @classmethod
     def of(cls, x: Array) -> "_Outline":
-        # NumPy does not tell the offset of a part of a mapped array.
+        # Only a mapping of a whole file is mapped by other ranks: NumPy does not tell the file offset of a slice of it.
         if isinstance(x, np.memmap) and isinstance(x.base, mmap.mmap) and x.filename is not None:
             return cls(x.shape, x.dtype, str(x.filename), x.offset, "C" if x.flags.c_contiguous else "F")
         return cls(x.shape, x.dtype)
 
     @property
     def nbytes(self) -> int:
-        """Bytes in shared memory, with alignment."""
+        """Bytes that the array takes in shared memory, rounded up to `ALIGNMENT_BYTES`; 0 for a mapped file."""
         exact = 0 if self.file else math.prod(self.shape) * self.dtype.itemsize
         return -(-exact // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
     def place(self, memory: Array, start: int) -> Array:
-        """Return the array, in its file or in shared memory from byte ``start`` on."""
+        """Return the array, mapped from its file or as a view of shared ``memory`` from byte ``start`` on."""
         if self.file:
             return np.memmap(self.file, self.dtype, "r", self.offset, self.shape, self.order)
         end = start + math.prod(self.shape) * self.dtype.itemsize
@@ -61,25 +64,29 @@ class _Outline:
 
 
 def shared_on_node(load: Callable[[], Sequence[Array]], group: GroupLike = None) -> tuple[Array, ...]:
-    """Load arrays on one rank of each node, and give all ranks there the same memory to read.
+    """Load arrays on one rank of each node, and give all ranks of that node the same memory to read.
 
-    All ranks of the group call this. On each node the first one calls ``load``, and the others wait. Its arrays are
-    copied, so they exist twice until ``load``'s are dropped.
+    All ranks of the group call this. On each node the first rank calls ``load``, and the others wait. The arrays that
+    ``load`` returns are copied to shared memory, so they exist twice until the originals are dropped.
 
     Parameters
     ----------
     load : callable
-        Returns NumPy arrays; MismatchError on every rank if shapes or dtypes differ between nodes. Whole mapped files
-        (``numpy.memmap``) are not copied but mapped by all. Its exception is raised on every rank, with a note that
-        names the failing one.
+        A function that returns NumPy arrays. Whole mapped files (``numpy.memmap``) are not copied: all ranks map them.
+        An exception in ``load`` is raised on every rank, with a note that names the rank where it failed.
     group : ProcessGroup, optional
         All ranks by default.
 
     Returns
     -------
     tuple of ndarray
-        Read-only; the memory lives as long as any view of it. Without shared memory every rank loads its own, with one
-        warning that says why. Empty on a rank outside of the group.
+        The arrays, read-only. The memory lives as long as any view of it. If there is no shared memory, every rank
+        loads arrays of its own, and one warning says why. The tuple is empty on a rank outside of the group.
+
+    Raises
+    ------
+    MismatchError
+        On every rank, if shapes or dtypes differ between nodes.
 
     Examples
     --------
@@ -91,7 +98,7 @@ def shared_on_node(load: Callable[[], Sequence[Array]], group: GroupLike = None)
     link = found._link
     first = link.node.rank == 0
     arrays, fault = _attempt(lambda: _loaded(load)) if first else ([], None)
-    # The timeout makes ranks that wait for a download poll, instead of keeping a core busy inside of MPI.
+    # A barrier with a timeout polls. Without one, ranks that wait for a download would keep a core busy inside of MPI.
     dist.barrier(found, timeout=link.timeout_s)
     told = _exchange(found, fault or (list(map(_Outline.of, arrays)) if first else None))
     outlines = _agreed(found, told)
@@ -115,7 +122,7 @@ def shared_on_node(load: Callable[[], Sequence[Array]], group: GroupLike = None)
         for mine, x in zip(shared, arrays, strict=False):
             if not isinstance(mine, np.memmap):
                 mine[...] = x
-    _exchange(found, fault)  # the first rank's copy is visible
+    _exchange(found, fault)  # no rank returns before the first rank of its node has copied the arrays
     return tuple(map(_read_only, shared))
 
 
@@ -141,7 +148,7 @@ def _loaded(load: Callable[[], Sequence[Array]]) -> list[Array]:
 
 
 def _exchange(group: ProcessGroup, said: Any) -> list[Any]:
-    """Gather an object of every rank; raise the first exception among them on all ranks."""
+    """Return the objects of all ranks; if some of them are exceptions, raise the first on all ranks."""
     told = gathered(group, "shared_on_node", said)
     for rank, each in enumerate(told):
         if isinstance(each, Exception):
@@ -168,7 +175,10 @@ def _agreed(group: ProcessGroup, told: "Sequence[list[_Outline] | None]") -> "li
 
 
 def _allocate(link: Link, nbytes: int) -> Steps:
-    """Allocate ``nbytes`` that the ranks of each node share; return an empty array and the reason if it fails."""
+    """Allocate ``nbytes`` that the ranks of each node share.
+
+    Return the memory and an empty text, or an empty array and the reason for the failure.
+    """
     yield READY
     # Every rank allocates a part near itself; the parts are consecutive.
     page = segment.ALIGNMENT_BYTES

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_LENGTH = (2**32 - 1) // 20
-"""torch shuffles longer sequences by another algorithm."""
+"""torch shuffles sequences of this length or more by another algorithm."""
 
 
 def randperm(n: int, seed: int) -> npt.NDArray[np.int64]:
@@ -14,9 +14,10 @@ def randperm(n: int, seed: int) -> npt.NDArray[np.int64]:
 
     Notes
     -----
-    torch swaps element ``i`` with a random one ``j[i] >= i`` (Durstenfeld, Algorithm 235, Comm. ACM 7, 1964). Step
-    ``i`` takes the element at ``j[i]``, left there by the last earlier step with the same ``j`` (or ``j[i]`` itself),
-    and leaves there ``W[i]``, the element at ``i``: left by the last earlier step whose ``j`` is ``i`` (or ``i``). So
+    torch swaps element ``i`` with a random element ``j[i] >= i`` (Durstenfeld, Algorithm 235, Comm. ACM 7, 1964). Step
+    ``i`` moves the element at ``j[i]`` to ``i``: the last earlier step with the same ``j`` left it there, or it is
+    ``j[i]`` itself. In exchange the step leaves ``W[i]`` at ``j[i]``, the element that was at ``i``. The last earlier
+    step whose ``j`` is ``i``, called ``parent[i]``, left that element there, or it is ``i`` itself. So
     ``W[i] = W[parent[i]]`` in a forest about ``log n`` deep, which pointer jumping (Wyllie 1979) resolves in a few
     whole-array operations.
 
@@ -31,7 +32,7 @@ def randperm(n: int, seed: int) -> npt.NDArray[np.int64]:
     words = np.random.RandomState(seed & 0xFFFFFFFF).randint(0, 2**32, size=n, dtype=np.uint32)
     partner = steps + words % (n - steps)
 
-    # By partner, then by time: sorting one packed integer is several times faster than an argsort.
+    # Sort the steps by partner, then by time. Sorting packed integers is several times faster than an argsort.
     packed = np.sort(partner << 32 | steps)
     by_partner = packed & 0xFFFFFFFF
     same = (packed[1:] >> 32) == (packed[:-1] >> 32)
@@ -41,7 +42,7 @@ def randperm(n: int, seed: int) -> npt.NDArray[np.int64]:
     parent = steps.copy()  # the last earlier step whose partner is this step
     last = np.append(~same, True)[:n]
     parent[packed[last] >> 32] = by_partner[last]
-    alone = partner == steps  # a swap with itself is the last of its partner, but not an earlier one
+    alone = partner == steps  # a step that swaps nothing is the last with its partner, but not an earlier step
     parent[alone] = np.where(previous[alone] < 0, steps[alone], previous[alone])
     while not np.array_equal(left := parent[parent], parent):
         parent = left

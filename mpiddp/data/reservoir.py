@@ -1,6 +1,6 @@
-"""Which of the samples that have arrived is drawn next, and which one leaves: a reservoir, or first in, first out.
+"""The policies of a `Stream`, which choose the samples to draw and the samples to drop.
 
-Both hold numbers of slots, and know nothing of what is in them.
+`Reservoir` draws at random, `Fifo` in the order of arrival. They hold the numbers of slots in memory, not the samples.
 """
 
 import random
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Fifo:
-    """Slots in the order of their arrival; each is drawn once, and leaves."""
+    """Draw slots in the order of their arrival, each once; a slot leaves when it is drawn."""
 
     def __init__(self, seed: int = 0) -> None:
         self.slots: list[int] = []
@@ -23,31 +23,35 @@ class Fifo:
         self.slots += slots
 
     def evict(self) -> int | None:
-        """Remove a slot that has been drawn, and return it; None if there is none."""
+        """Remove a slot that has been drawn, and return it. Return None if no slot held has been drawn."""
         return None
 
     def draw(self, count: int, last: bool) -> tuple[list[int], list[int]]:
-        """Return ``count`` slots or fewer, and those of them that leave; ``last``: nothing arrives any more."""
+        """Return up to ``count`` slots, and the slots among them that leave.
+
+        ``last`` is True when no more samples arrive.
+        """
         taken, self.slots = self.slots[:count], self.slots[count:]
         return taken, taken
 
     def ready(self, count: int, min_fill: int) -> bool:
-        """Return True if ``count`` slots can be drawn while others arrive."""
+        """Return True if ``count`` slots can be drawn while more samples are still to come."""
         return len(self.slots) >= max(count, min_fill)
 
     def state_dict(self) -> dict[str, Any]:
         return {"seen": self.seen, "random": np.array(self._random.getstate()[1], np.uint64)}
 
     def load_state_dict(self, state: dict[str, Any], slots: list[int]) -> None:
-        """Take the state, with ``slots`` for those that were held."""
+        """Continue from ``state``; ``slots`` have the samples that were held when it was saved."""
         self.slots, self.seen = slots, int(state["seen"])
         self._random.setstate((3, tuple(int(each) for each in state["random"]), None))
 
 
 class Reservoir(Fifo):
-    """Draw any slot with the same chance, also several times; a drawn one may have to leave, any with the same chance.
+    """Draw slots at random, each with the same chance and possibly several times.
 
-    No slot leaves before it was drawn. When nothing arrives any more, each draw takes its slot away.
+    If more samples arrive than fit, `evict` removes a slot at random among those that were drawn. No slot leaves before
+    it was drawn. When no more samples arrive, each draw removes its slot.
 
     References
     ----------
@@ -58,7 +62,7 @@ class Reservoir(Fifo):
         return self._remove(int(self._random.random() * self.seen)) if self.seen else None
 
     def _remove(self, at: int) -> int:
-        # The last one that was drawn fills the gap, and the last one of all that one's.
+        # Slots that were drawn are at the front. The last of them fills the gap, and the last slot of all its place.
         slots = self.slots
         slot = slots[at]
         if at < self.seen:

@@ -1,4 +1,4 @@
-"""Samplers of one process, and those that share the order of an epoch among ranks without communication."""
+"""Samplers for one process, and samplers that divide the order of an epoch among ranks without communication."""
 
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
@@ -17,7 +17,10 @@ from .permutation import randperm
 
 
 def checked_batch_size(batch_size: object) -> int:
-    """Return a positive integer; the error for the tutorial's ``128 / float(size)`` names the integer."""
+    """Return ``batch_size`` if it is a positive integer.
+
+    A float, such as ``128 / float(size)`` of torch's tutorial, raises TypeError, which names the integer to pass.
+    """
     if isinstance(batch_size, (float, np.floating)):
         raise TypeError(
             f"batch_size should be an integer, got the float {batch_size:g}; pass {max(int(batch_size), 1)} "
@@ -27,9 +30,9 @@ def checked_batch_size(batch_size: object) -> int:
 
 
 class RandomSampler:
-    """Visit the samples in a random order, a new one in each iteration.
+    """Visit the samples in a random order, which is new in each iteration.
 
-    ``generator`` has the random numbers, or is their seed. By default every process has another order.
+    ``generator`` is a random generator of NumPy or a seed for one. By default every process has another order.
     """
 
     def __init__(self, data_source: Sized, *, generator: np.random.Generator | int | None = None) -> None:
@@ -46,7 +49,7 @@ class RandomSampler:
 class BatchSampler:
     """Group the indices of a sampler, which has a length, into lists of equal length.
 
-    State and epoch are the sampler's; a state taken between batches has the position behind the last full batch.
+    State and epoch are the sampler's. A state taken between two batches has the position after the last batch.
     """
 
     def __init__(self, sampler: Iterable[int], batch_size: int, drop_last: bool) -> None:
@@ -70,7 +73,7 @@ class BatchSampler:
             self.sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sampler's state; empty if it has none."""
+        """Return the sampler's state, or an empty one if the sampler has none."""
         return self.sampler.state_dict() if hasattr(self.sampler, "state_dict") else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -83,7 +86,7 @@ class EpochSampler:
     """Base of the distributed samplers: each rank computes the order of an epoch, and takes a part of it.
 
     The order is that of :func:`~mpiddp.data.randperm` with ``seed + epoch``, or of the data set without ``shuffle``.
-    ``position`` is the number of samples of it that all ranks together have received.
+    ``position`` is the number of samples of that order that all ranks together have received.
     """
 
     def __init__(self, dataset: Sized, num_replicas: int | None, rank: int | None, shuffle: bool, seed: int) -> None:
@@ -101,9 +104,9 @@ class EpochSampler:
         self._warned = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration, and its order; the same on every rank.
+        """Choose the epoch of the next iteration, and so its order. All ranks must choose the same epoch.
 
-        The epoch of :meth:`load_state_dict` keeps its position.
+        Choosing the epoch that :meth:`load_state_dict` restored keeps the restored position.
         """
         if epoch != self.epoch:
             self.epoch = epoch
@@ -113,7 +116,7 @@ class EpochSampler:
     def state_dict(self) -> dict[str, Any]:
         """Return epoch, position and the parameters of the order, as plain numbers.
 
-        Save rank 0's, which is never behind another rank: any number of ranks can continue from it.
+        Save the state of rank 0, which is never behind another rank. Any number of ranks can continue from it.
         """
         return {
             "epoch": self.epoch,
@@ -124,7 +127,10 @@ class EpochSampler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where ``state`` was taken; ValueError if length, seed or shuffle differ, as samples would repeat."""
+        """Continue where ``state`` was taken.
+
+        Another length, seed or shuffle raises ValueError, because samples would repeat.
+        """
         for key, mine in self.state_dict().items():
             if key not in ("epoch", "position") and state[key] != mine:
                 raise ValueError(
@@ -136,14 +142,14 @@ class EpochSampler:
         self.position = self._start = state["position"]
 
     def _begin(self) -> tuple[Array, int]:
-        """Return the epoch's order and the first position; a restored position serves one iteration."""
+        """Return the order of the epoch and the position to begin at; a restored position serves one iteration."""
         self.position, self._start = self._start, 0
         n = len(self.dataset)
         return randperm(n, self.seed + self.epoch) if self.shuffle else np.arange(n), self.position
 
     def _end(self, position: int) -> None:
-        """Record the end of the epoch; warn if it ended before."""
-        # Only here: a script may look at a first batch before it calls set_epoch.
+        """Record the end of the epoch; warn if the same epoch has ended before."""
+        # The warning comes at the end of an epoch, because a script may look at a first batch before set_epoch.
         if self.shuffle and self._finished and not self._warned:
             self._warned = True
             warn(
@@ -157,8 +163,8 @@ class EpochSampler:
 class DistributedSampler(EpochSampler):
     """Give rank ``r`` of ``N`` every N-th sample of the epoch's order, from ``r`` on; order and padding are torch's.
 
-    After :meth:`load_state_dict` the ranks share the rest of the epoch; ``len`` is that of a whole epoch. A second
-    epoch in the same order warns of a forgotten :meth:`set_epoch`.
+    After :meth:`load_state_dict` the ranks divide the rest of the epoch, but ``len`` remains that of a whole epoch. A
+    second epoch in the same order gives a warning that :meth:`set_epoch` was not called.
 
     Parameters
     ----------
@@ -199,7 +205,7 @@ class DistributedSampler(EpochSampler):
         stop = start + self._total(max(n - start, 0))
         mine: Array = np.take(order, np.arange(start + self.rank, stop, self.num_replicas), mode="wrap") if n else order
         for index in mine.tolist():
-            # After a restart with another number of ranks the padding is another, so positions in it do not count.
+            # The padding depends on the number of ranks, which may change at a restart, so the position stops at n.
             self.position = min(self.position + self.num_replicas, n)
             yield index
         self._end(min(stop, n))
@@ -207,9 +213,9 @@ class DistributedSampler(EpochSampler):
 
 @dataclass(frozen=True, slots=True)
 class BatchShare:
-    """Size of a batch, on this rank (may be 0) and on all, with its number in the epoch.
+    """Sizes of one batch: ``samples`` on this rank, which may be 0, and ``global_samples`` on all ranks together.
 
-    With virtual ranks, ``samples`` are those of ``virtual_rank``.
+    ``index`` is the number of the batch in the epoch. With virtual ranks, ``samples`` are those of ``virtual_rank``.
     """
 
     index: int
@@ -222,18 +228,20 @@ class BatchShare:
 class GlobalBatchSampler(EpochSampler):
     """Divide batches of ``batch_size`` samples among the ranks: a step's samples do not depend on the number of ranks.
 
-    Pass it to :class:`~mpiddp.data.DataLoader` as ``batch_sampler``. Batch ``k`` is samples ``k B`` to ``(k + 1) B`` of
-    the epoch's order, ``B`` at least the number of ranks ``N``; rank ``r`` takes every N-th of them from ``r`` on.
-    After :meth:`load_state_dict` batches continue from the position, with any ``N`` and ``B``; ``len`` is that of a
-    whole epoch.
+    Pass the sampler to :class:`~mpiddp.data.DataLoader` as ``batch_sampler``. With ``B`` for ``batch_size``, batch
+    ``k`` has the samples ``k B`` to ``(k + 1) B`` of the epoch's order. Rank ``r`` of ``N`` takes every N-th sample of
+    a batch from ``r`` on; ``B`` is at least ``N``. After :meth:`load_state_dict` batches continue from the restored
+    position, with any ``N`` and ``B``, but ``len`` remains that of a whole epoch.
 
     ``current`` is the :class:`BatchShare` of the batch given last (with workers use :attr:`DataLoader.current
     <mpiddp.data.DataLoader.current>`). If ``N`` does not divide ``B``, ranks differ by one sample: weight their
-    gradients, and sums over an epoch, by ``current.samples``. A rank without a sample of a last batch gets the first as
-    a stand-in, with ``current.samples`` 0: all ranks take the step, and no model sees an empty batch.
+    gradients, and sums over an epoch, by ``current.samples``. The last batch may have fewer samples than ranks. A rank
+    without a sample then gets the first sample of the batch, with ``current.samples`` 0, so that all ranks take the
+    step and no model sees an empty batch.
 
-    With ``virtual_ranks`` a batch is divided among these, and a rank gets the parts of its own, one after the other:
-    see :meth:`DistributedDataParallel.steps <mpiddp.DistributedDataParallel.steps>`. ``len`` counts the parts.
+    With ``virtual_ranks`` a batch is divided among virtual ranks. A rank gets the parts of its own virtual ranks one
+    after the other, as :meth:`DistributedDataParallel.steps <mpiddp.DistributedDataParallel.steps>` needs them.
+    ``len`` counts the parts.
 
     Examples
     --------

@@ -1,9 +1,11 @@
-"""Samples: their fields, memory for them, and their reception.
+"""Samples of a stream: the text of their fields, memory for them, and their reception.
 
-Each slot of the memory has a request, which is made once and started for each sample.
+Each slot of the memory holds one sample. A slot has a persistent receive request of MPI, which is made once and started
+for each sample.
 
-Open MPI writes all of a message that comes by rendezvous into a receive that is too short, before it tells the error
-(4.1.8 and 5.0.11). Therefore there is memory behind the last slot, and `Slots.overrun` tells that samples may be wrong.
+If a message is longer than its slot and comes by rendezvous, Open MPI (4.1.8 and 5.0.11) writes all of it before it
+reports the error. Therefore there is spare memory behind the last slot, and `Slots.overrun` says that samples may be
+wrong.
 """
 
 from __future__ import annotations
@@ -21,13 +23,19 @@ from mpiddp.mpi.world import library_name
 
 _FIELD = re.compile(r"\s*(\w+)\s+(bool|[a-z]+\d+)((?:\s+\d+)*)\s*")
 TOO_LONG = -1
-"""The size of a sample that was longer than a slot."""
+"""The size that `Slots.arrived` returns for a sample that was longer than a slot."""
 
 
 _LINGER = 30
-"""Polls in vain after a sample before it is handed on. Calls for each sample would take longer than short samples."""
+"""Number of polls for another sample before `Slots.arrived` returns the samples that it has.
+
+Returning each short sample by itself would take longer than receiving it.
+"""
 _BEHIND_BYTES = 1 << 24
-"""Never touched but by a message that is too long, so that it takes addresses and no memory."""
+"""Size of the spare memory behind the last slot.
+
+Only a message that is too long is written to it. Until then it takes addresses but no physical memory.
+"""
 
 
 def parsed(text: str) -> np.dtype[Any]:
@@ -44,7 +52,7 @@ def parsed(text: str) -> np.dtype[Any]:
 
 
 def text_of(dtype: np.dtype[Any]) -> str:
-    """Return a structured dtype as sources write it.
+    """Return the text by which sources describe a structured dtype.
 
     Examples
     --------
@@ -56,13 +64,13 @@ def text_of(dtype: np.dtype[Any]) -> str:
 
 
 class Slots:
-    """``count`` slots for samples of ``dtype``, which come from any rank of ``comm`` with ``tag``.
+    """Memory of ``count`` slots for samples of ``dtype``, which come from any rank of ``comm`` with ``tag``.
 
-    MPI may receive into ``window`` of them at a time.
+    MPI may receive into ``window`` of the slots at a time.
     """
 
     overrun = False
-    """Whether a message that was too long may have been written over samples, or over other memory."""
+    """True if a message that was too long may have been written over samples, or over other memory."""
 
     def __init__(self, comm: Any, tag: int, dtype: np.dtype[Any], count: int, window: int) -> None:
         size = dtype.itemsize
@@ -73,11 +81,15 @@ class Slots:
         self.samples = self.bytes.view(dtype)[:, 0]
         self.free = list(range(count))[::-1]
         self._posted: list[int] = []
-        """The slots that MPI may receive into, in this order."""
+        """The slots that MPI may receive into, in the order in which it fills them."""
         self._sources: list[int] = []
-        """Of the first ones of them, which have been received: a signal's handler may raise before they are told."""
+        """The sources of the samples that have arrived, in the first slots of ``_posted``.
+
+        It is an attribute because a signal's handler may raise before `arrived` returns the samples; its next call
+        returns them.
+        """
         self._last = size
-        """The last one's size."""
+        """Size of the sample that arrived last."""
         self._comm, self._tag, self._window = comm, tag, window
         self._requests = list(map(self._request, range(count)))
         self._tests = [each.Test for each in self._requests]
@@ -93,15 +105,16 @@ class Slots:
         if count > 0:
             slots, start = self.free[-count:], MPI.Prequest.Startall
             requests = [self._requests[slot] for slot in slots]
-            # No call before the start: a signal's handler, which may raise, runs after calls.
+            # Python runs a signal's handler, which may raise, after calls. So no call stands between the first change
+            # of the lists and the start.
             del self.free[-count:]
             self._posted += slots
             start(requests)
 
     def arrived(self) -> tuple[list[int], list[int], int]:
-        """Return slots and sources of samples that have arrived, and the size of the last one.
+        """Return slots and sources of samples that have arrived, and the size of the last sample.
 
-        One of another size than a slot's ends the list; one that was longer has the size `TOO_LONG`.
+        A sample of another size than a slot ends the list. If it was longer than a slot, the size is `TOO_LONG`.
         """
         tests, starts, posted = self._tests, self._starts, self._posted
         status, size, sources = self._status, self.bytes.shape[1], self._sources
@@ -119,7 +132,7 @@ class Slots:
                 sources.append(source_of())
                 if last != size:
                     break
-                if free:  # as in `post`
+                if free:  # without a call before the start, as in `post`
                     slot = free[-1]
                     del free[-1]
                     posted += (slot,)
@@ -134,7 +147,7 @@ class Slots:
         except BaseException:  # a signal's handler has raised
             again = MPI.Status()
             if len(sources) < len(posted) and tests[posted[len(sources)]](again):
-                # It has arrived right now, or the test before has ended its request.
+                # The sample has arrived just now, or the test before the signal has already completed the request.
                 told = again if again.Get_source() >= 0 else status
                 self._last = told.Get_count()
                 sources.append(told.Get_source())
@@ -146,21 +159,21 @@ class Slots:
         return slots, sources, last
 
     def _renew(self, slot: int) -> None:
-        """Make the request of a slot anew. Open MPI 4 frees one that has ended with an error."""
+        """Make a new request for a slot whose request ended with an error. Open MPI 4 frees such a request."""
         with contextlib.suppress(MPI.Exception):
             self._requests[slot].Free()
         self._requests[slot] = request = self._request(slot)
         self._tests[slot], self._starts[slot] = request.Test, request.Start
 
     def close(self) -> None:
-        """Receive no more; the samples stay."""
+        """Stop receiving. The samples that have arrived stay in memory."""
         for slot in self._posted[len(self._sources) :]:
-            with contextlib.suppress(MPI.Exception):  # what has come from a rank that is no source may be too long
+            with contextlib.suppress(MPI.Exception):  # a message from a rank that is no source may be too long
                 self._requests[slot].Cancel()
                 self._requests[slot].Wait()
         self.free += self._posted
         self._posted.clear()
         for request in self._requests:
-            with contextlib.suppress(MPI.Exception):  # Open MPI 4 has freed those with an error
+            with contextlib.suppress(MPI.Exception):  # Open MPI 4 has freed requests that ended with an error
                 request.Free()
         self._requests, self._tests, self._starts, self._sources = [], [], [], []

@@ -25,7 +25,7 @@ from .samplers import checked_batch_size
 from .slots import TOO_LONG, Slots, parsed, text_of
 
 TAG = 31000
-"""The first of the four tags: credits, description, sample, end."""
+"""The first of a stream's four tags, which are for credits, the description of fields, samples, and the end."""
 _TAGS = 4
 _MODES = ("wait", "drop", "stop")
 _STOP = _MODES.index("stop")
@@ -33,7 +33,7 @@ _POLLS_BEFORE_YIELD = 1_000
 _POLLS_OF_SAMPLES, _POLLS_PER_LOOK = 8, 64
 _LOOK_S = 1.0
 _open: "list[Stream]" = []
-"""Streams whose sources have not ended, and may still send to their memory."""
+"""Streams with sources that have not ended. These sources may still send into the stream's memory."""
 
 
 def get_include() -> str:
@@ -47,13 +47,13 @@ class _Source:
 
     heard: float
     due: int = 0
-    """Credits to be sent to it."""
+    """Credits that this rank is to send to the source with its next message."""
     owed: int = 0
-    """Its samples that have not been confirmed: it has as many credits less than the window."""
+    """Received samples whose credits wait for room. A source that waits for the whole window cannot send."""
     received: int = 0
     described: bool = False
     sent: int | None = None
-    """The number of its samples, once it has told its end."""
+    """The number of samples that the source has sent in all, known once it has told its end."""
 
 
 class Stream(Iterator[Any], AbstractContextManager["Stream"]):
@@ -65,45 +65,47 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
     Parameters
     ----------
     comm : mpi4py.MPI.Comm
-        Contains the sources and this rank; of an intercommunicator the sources are in the remote group. Nothing is
-        called on it that needs other ranks. While a stream is open its four tags, from ``tag`` on, are the stream's.
+        A communicator of the sources and this rank. In an intercommunicator the sources are in the remote group. The
+        stream makes no collective calls. While it is open, no other messages may use its four tags, from ``tag`` on.
     sources : sequence of int
         The ranks in ``comm`` of all sources, the same on every trainer.
     fields : str or numpy.dtype, optional
-        The fields of a sample, as in ``"x float32 64 64; step int64"``: names, dtypes and shapes, or a structured
-        dtype. By default the first source tells them. All sources have to agree.
+        The fields of a sample: names, dtypes and shapes, as in ``"x float32 64 64; step int64"``, or a structured
+        dtype. By default the first source that sends its description decides. All sources must have the same fields.
     batch_size : int
         Samples in a batch of this rank. The last batch may be smaller, unless ``drop_last``.
     capacity : int
-        Samples held. Memory is for twice ``window`` more of each source, and MPI takes 1.4 KiB beside each sample.
+        Number of samples held. There is memory for twice ``window`` more samples of each source, and MPI takes 1.4 KiB
+        beside each sample.
     policy : {"reservoir", "fifo"}
-        ``"reservoir"`` draws any held sample with the same chance, so that a sample may come several times. Training
-        waits for no source once there are ``min_fill``. If more arrive than fit, a sample leaves that was drawn, any
-        with the same chance; every sample is drawn at least once. After the end each draw removes its sample.
-        ``"fifo"`` hands over each sample once, in the order of arrival.
+        ``"reservoir"`` draws any held sample with the same chance, so that a sample may come several times. Once there
+        are ``min_fill`` samples, training waits for no source. If more samples arrive than fit, samples leave at
+        random among those that were drawn, so every sample is drawn at least once. After the sources' end each draw
+        removes its sample. ``"fifo"`` hands over each sample once, in the order of arrival.
     min_fill : int
         Samples held before the first draw.
     window : int
-        Samples that a source may have sent and this rank not confirmed. They are received into the memory that batches
-        are made from, without another copy. Short samples come faster with a larger window.
+        Number of samples that a source may send before this rank confirms them. They are received into the memory that
+        batches are made from, without another copy. Short samples come faster with a larger window.
     full : {"wait", "drop"}
-        The behaviour of a source that may send no more: wait, or drop its sample.
+        The behaviour of a source that has sent its whole window: it waits, or drops its sample.
     seed : int
-        Of the draws; ranks draw differently.
+        Seed of the random draws. Ranks draw differently, although all pass the same seed.
     num_replicas, rank : int, optional
-        The number of trainers, and which one this is. Default: the world's if there is a process group, else one.
+        The number of trainers, and the number of this trainer. Default: those of the world if there is a process group,
+        else 1 and 0.
     tag : int
-        The first of four tags. Streams that are open on one communicator at once have different ones.
+        The first of four tags. Streams that are open on one communicator at the same time need different tags.
     timeout : float, optional
         Seconds to wait for a sample. Default: MPIDDP_TIMEOUT.
 
     Raises
     ------
     DistTimeoutError
-        While iterating, if no sample came in time; the text names the sources. A warning names them after
+        While iterating, if no sample came in time; the text names the silent sources. A warning names them after
         MPIDDP_WARN_AFTER seconds, also while a reservoir goes on without them.
     MismatchError
-        While iterating, if a source's fields or the size of its sample are others.
+        While iterating, if the fields of a source or the size of a sample are not the expected ones.
 
     Notes
     -----
@@ -163,7 +165,7 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
         self.comm: Any = comm
         self.batch_size, self.capacity, self.drop_last = checked_batch_size(batch_size), capacity, drop_last
         self.sources = [sources[i] for i in own]
-        """The ranks in ``comm`` that send to this one."""
+        """The ranks in ``comm`` that send to this rank."""
         self.dtype: np.dtype[Any] | None = None
         """The structured dtype of a sample, once it is known."""
         self._tag: int = tag
@@ -213,19 +215,20 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Counts of samples since the beginning, and of what is held.
+        """Counts of samples, and the time in which this rank waited for them.
 
-        ``received``, ``drawn`` and ``left``, the drawn ones that made room for others; ``held`` and ``seen``, those of
-        them that were drawn; ``waited_s``, the time in which this rank waited for samples. Sources tell at their end
-        how many samples they have ``dropped``, and how many waited for this rank, ``slowed``.
+        Since the beginning, ``received`` samples have arrived and ``drawn`` were handed over, counting each draw of
+        the same sample; ``left`` made room for others after they had been drawn. ``held`` are in memory now, and
+        ``seen`` of these have been drawn. ``waited_s`` is the time in seconds. At their end the sources tell how many
+        samples they ``dropped``, and how many had to wait for credits, ``slowed``.
         """
         counts = {name: self._counts[name] for name in ("received", "drawn", "left", "dropped", "slowed")}
         return {**counts, "held": len(self._policy.slots), "seen": self._policy.seen, "waited_s": self._waited_s}
 
     def close(self) -> None:
-        """Tell the sources to stop, drop what they have sent meanwhile, and wait for their end.
+        """Tell the sources to stop, drop the samples that are still on their way, and wait for the sources' end.
 
-        A source hears of it when it sends its next sample. DistTimeoutError names those that do not.
+        A source learns of the stop when it sends its next sample. DistTimeoutError names the sources that do not end.
         """
         if not self._closing:
             for source in self._live:
@@ -235,10 +238,10 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
         self._wait(lambda: not self._live)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the samples held, as bytes uint8 (held, size), which of them were drawn, the random numbers, counts.
+        """Return the samples held, the number of them that were drawn, the random generator's state, and the counts.
 
-        Samples that sources have sent and this rank has not received are not in it, nor is the state of the sources:
-        after a restart they go on wherever they start.
+        The samples are bytes, uint8 (held, size). The state does not have samples that sources have sent and this rank
+        has not received. It does not have the state of the sources either: a restarted source decides where it begins.
         """
         self._expect_whole()
         dtype = np.dtype([]) if self.dtype is None else self.dtype
@@ -248,12 +251,12 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin with the samples of ``state``, before the first batch of this stream.
 
-        ValueError if batches were drawn, or the samples have other fields or are more than a stream of this capacity,
-        window and sources holds.
+        It raises ValueError if samples have arrived before, if the samples of ``state`` have other fields, or if they
+        are more than a stream of this capacity, window and number of sources can hold.
         """
         dtype = parsed(state["fields"]) if state["fields"] else None
         held, known = len(state["samples"]), self.dtype in (None, dtype)
-        # Samples that had not been confirmed are held beyond the capacity.
+        # A stream holds more than its capacity while it has samples that it has not confirmed.
         if self._policy.slots or self._counts or held > self.capacity + self._window * len(self.sources) or not known:
             raise ValueError(
                 f"load_state_dict needs a new stream of the fields '{state['fields']}' with capacity {held} or more; "
@@ -277,7 +280,7 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
         self.dtype, self._names = dtype, dtype.names
         self._batch = namedtuple("Batch", self._names, rename=True)  # type: ignore[misc]
         window = self._window * len(self.sources)
-        count = self.capacity + 2 * window  # with those that are loaded
+        count = self.capacity + 2 * window  # load_state_dict may bring one window beyond the capacity
         self._slots = Slots(self.comm, self._tag + 2, dtype, count, window)
         self._slots.post()
         return self._slots
@@ -288,7 +291,10 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
         self._told.append((self.comm.Isend([news, MPI.INT64_T], source, self._tag), news))
 
     def _progress(self, listen: bool = True) -> bool:
-        """Take samples that have arrived, and return True if there are any; else ``listen`` to what is no sample."""
+        """Take the samples that have arrived, and return True if there are any.
+
+        If there are none and ``listen`` is True, receive descriptions and ends.
+        """
         try:
             arrived = self._slots is not None and self._arrive(self._slots)
             if listen and not arrived:
@@ -311,7 +317,7 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
             source.received += count
             source.heard = now
             source.owed += count
-            self._end_if_complete(rank)  # before anything can raise: its end may have come first
+            self._end_if_complete(rank)  # a source's end may come before its samples; nothing may raise before this
         if self._closing:
             slots.free += found
         else:
@@ -320,7 +326,7 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
                 slots.free.append(slot)
             self._policy.add(found)
         if wrong and self._live:
-            slots.post()  # a stranger's has taken the place of a source's
+            slots.post()  # a refused sample has taken a slot that a source's sample needs
         if not self._closing:
             self._settle()
             if wrong:
@@ -328,7 +334,7 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
         return True
 
     def _refuse(self, source: int, size: int) -> None:
-        self._hear()  # its description says more
+        self._hear()  # if the source's description has come and differs, its error says more
         assert self.dtype is not None
         text = "too long a sample" if size == TOO_LONG else f"a sample of {size} bytes"
         raise MismatchError(
@@ -346,7 +352,7 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
             )
 
     def _settle(self) -> None:
-        """Let drawn samples leave if there are too many, and confirm samples if there is room for others."""
+        """Let drawn samples leave if there are too many, and confirm received samples if there is room for more."""
         policy, slots = self._policy, self._slots
         assert slots is not None
         while len(policy.slots) > self.capacity and (slot := policy.evict()) is not None:
@@ -360,21 +366,21 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
             if not source.owed or source.sent is not None:
                 continue
             if source.owed == self._window:
-                source.heard = time.monotonic()  # it could not send
+                source.heard = time.monotonic()  # the source could not send before, so its silence begins now
             source.due += source.owed
             source.owed = 0
-            # Few messages: the source has as many credits left.
+            # Credits go out by half windows, to save messages; the source still has the other half.
             if 2 * source.due >= self._window:
                 self._tell(rank, source.due)
                 source.due = 0
 
     def _hear(self) -> None:
-        """Receive descriptions and ends."""
+        """Receive the descriptions that sources send first, and the messages that tell their end."""
         status, comm = self._status, self.comm
         while self._live and comm.Iprobe(MPI.ANY_SOURCE, self._tag + 1, status):
             rank, letters = status.source, np.empty(status.count, np.uint8)
             comm.Recv([letters, MPI.CHAR], rank, self._tag + 1)
-            if rank in self._live:  # of another rank the samples are refused
+            if rank in self._live:  # samples of any other rank are refused
                 self._live[rank].described = True
                 self._end_if_complete(rank)
             text = letters.tobytes().decode(errors="replace")
@@ -412,7 +418,7 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
     def _wait(self, done: Callable[[], bool]) -> None:
         began, polls = time.monotonic(), 0
         while not done():
-            # Few calls of MPI between two looks at the sample that comes next.
+            # Other messages are polled for in few rounds only, so that the next sample is found soon.
             others_too = polls % _POLLS_OF_SAMPLES == 0
             if self._progress(others_too):
                 polls, now = 1, time.monotonic()
@@ -420,7 +426,7 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
                 began = now
                 continue
             if others_too:
-                requests.poll()  # other ranks may wait for what is pending here
+                requests.poll()  # other ranks may wait for asynchronous operations of this rank
             polls += 1
             if polls > _POLLS_BEFORE_YIELD:
                 requests.pause(polls)
@@ -433,7 +439,7 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
         self._waited_s += time.monotonic() - began
 
     def _look(self) -> None:
-        """Warn of sources that could send and do not."""
+        """Warn of sources that have credits but have sent nothing for long."""
         now = time.monotonic()
         if now - self._looked < min(_LOOK_S, self._first_warning_s / 4):
             return
@@ -451,7 +457,7 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
             )
 
     def _states(self, quiet_s: float = 0.0) -> str:
-        """Return the sources that may send and have not for ``quiet_s``."""
+        """Return a text about the sources that have credits but have sent nothing for ``quiet_s`` seconds."""
         now, states = time.monotonic(), []
         for rank, source in sorted(self._live.items()):
             silent_s = now - source.heard
