@@ -1,13 +1,13 @@
 """Modules, layers and losses under torch's names, on the tape of :mod:`mpiddp.autograd`.
 
-Only `collectives` knows MPI: gradients leave through ``grad_slot`` and hooks. A layer has the parameters of its
-function in `functional`. They share:
+Only `collectives` communicates. DistributedDataParallel reaches gradients through the ``grad_slot`` and the hooks of a
+parameter. A layer has the options of its function in `functional`. Functions and layers share these parameters:
 
 - ``input``, ``weight``, ``bias`` of functions : array or Tensor. Shapes that do not fit, and an input of another dtype
   than the weights, raise RuntimeError. Compute in float32 or float64: sums of half precision are coarse.
 - ``bias`` of layers : bool. Learn a bias.
-- ``dtype`` : of a layer's parameters, float32 by default.
-- ``eps`` : added to the variance.
+- ``dtype`` : The dtype of a layer's parameters, float32 by default.
+- ``eps`` : A small number that is added to a variance.
 - ``reduction`` : {'mean', 'sum', 'none'}.
 - ``inplace``, ``non_blocking`` : ignored.
 """

@@ -1,4 +1,4 @@
-"""Activations and softmax, functions and layers."""
+"""Activations and softmax, as functions and as layers."""
 
 # mypy: disable-error-code="no-any-return"
 
@@ -27,14 +27,17 @@ def sigmoid(input: Any) -> Tensor:
 
 
 def _axis(dim: int | None, ndim: int) -> int:
-    """Return ``dim``, or torch's default: axis 0 of 0, 1 or 3 axes, else axis 1."""
+    """Return ``dim``. If it is None, return torch's default: axis 0 for 0, 1 or 3 axes, else axis 1."""
     if dim is not None:
         return dim
     return 0 if ndim in (0, 1, 3) else 1
 
 
 def softmax(input: Any, dim: int | None = None) -> Tensor:
-    """Return ``exp(input)`` scaled to sum to 1 along ``dim``, without overflow; by default torch's axis."""
+    """Return ``exp(input)`` scaled to sum to 1 along ``dim``, without overflow.
+
+    Without ``dim`` the axis is torch's default: 0 for 0, 1 or 3 axes, else 1.
+    """
     return SoftmaxFunction.apply(input, _axis(dim, input.ndim))
 
 

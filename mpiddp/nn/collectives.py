@@ -1,15 +1,16 @@
 """Collectives with gradients, as those of ``torch.distributed.nn.functional``, for tensors of mpiddp.
 
-Backward is the adjoint collective: each rank's gradient is that of the sum of all ranks' losses. They share:
+Backward is the adjoint collective: each rank's gradient is that of the sum of all ranks' losses. For all of these
+collectives:
 
-- A call is recorded on all ranks of the group if one rank's input requires a gradient (the ranks exchange one byte);
-  all take part in backward, where torch waits for ever.
-- Every rank calls ``backward`` on a result that depends on the output, ``0 * output.sum()`` if nothing else; the
-  timeout names a missing rank.
-- Recording is on for all ranks of a call or for none (`no_grad`), else RuntimeError on all of them.
+- If the input of one rank requires a gradient, the call is recorded on all ranks of the group; the ranks exchange one
+  byte to find out. Then all ranks take part in backward. In torch only ranks with such an input do, and wait for ever.
+- Every rank must call ``backward`` on a result that depends on the output, if only on ``0 * output.sum()``. The timeout
+  error names a rank that does not.
+- If one rank's input requires a gradient and another rank is under `no_grad`, all ranks raise RuntimeError.
 - Inputs are tensors or arrays of any layout, of equal shape and dtype on all ranks.
-- ``group`` is all ranks by default; a rank outside of it is warned and gets None.
-- ``op`` : SUM, AVG and PREMUL_SUM have a gradient; another raises ValueError where it is recorded.
+- ``group`` is all ranks by default. A rank outside of the group gets a warning and None.
+- ``op`` : SUM, AVG and PREMUL_SUM have a gradient. Another operation raises ValueError if the call is recorded.
 - There are no second derivatives. Errors of the arguments are those of `mpiddp.distributed`.
 """
 
@@ -26,14 +27,20 @@ from mpiddp.distributed.groups import GroupLike, ProcessGroup, member
 from mpiddp.typing import Array
 
 _recording = Tensor(0.0, requires_grad=True)
-"""First input of each recorded operation, so that it is recorded whatever the others require. It gets no gradient."""
+"""First input of each recorded operation; it gets no gradient.
+
+It requires one, so the tape records the operation also on a rank where no other input does.
+"""
 
 _NEEDED, _UNRECORDED = 1, 2
 _DIFFERENTIABLE = ("SUM", "AVG", "PREMUL_SUM")
 
 
 def record(group: ProcessGroup, operation: str, *inputs: Any, op: ReduceOp = ReduceOp.SUM) -> Tensor | None:
-    """Return the input that makes a call recorded, or None if no rank needs a gradient; collective."""
+    """Return the first input of a call: `_recording` if any rank needs a gradient, else None.
+
+    It is collective: the ranks of the group exchange one byte.
+    """
     needed = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
     flags = np.array([_NEEDED * needed if is_grad_enabled() else _UNRECORDED], np.uint8)
     if group.size() > 1:
@@ -79,7 +86,7 @@ class _AllGather(Function):
 
 
 def all_reduce(tensor: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None) -> Any:
-    """Return the reduction of all ranks' tensors, on every rank. The gradients are reduced in the same way."""
+    """Return the reduction of all ranks' tensors, on every rank. Backward reduces the gradients in the same way."""
     group = member(group, "all_reduce")
     if group is None:
         return None
@@ -87,7 +94,7 @@ def all_reduce(tensor: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None
 
 
 def all_gather(tensor: Any, group: GroupLike = None) -> Any:
-    """Return the tuple of all ranks' tensors, on every rank; gradients are summed over the ranks."""
+    """Return the tuple of all ranks' tensors, on every rank. Backward sums the gradients over the ranks."""
     group = member(group, "all_gather")
     if group is None:
         return None

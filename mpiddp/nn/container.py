@@ -27,7 +27,10 @@ class _Ordered(Module):
 
 
 class Sequential(_Ordered):
-    """Modules called one after the other; given in order, or as one ``OrderedDict`` of names and modules."""
+    """A chain of modules, each called with the output of the module before.
+
+    The modules are arguments in their order, or one ``OrderedDict`` of names and modules.
+    """
 
     def __init__(self, *modules: Any) -> None:
         super().__init__()
@@ -57,7 +60,7 @@ class ModuleList(_Ordered):
 
 
 class Identity(Module):
-    """Returns its input; ignores its arguments."""
+    """A module that returns its input. The constructor accepts any arguments and ignores them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()

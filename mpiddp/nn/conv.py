@@ -1,4 +1,4 @@
-"""Convolution of images, function and layer, as matrix products."""
+"""Convolution of images by matrix products, as a function and as a layer."""
 
 # mypy: disable-error-code="no-any-return"
 
@@ -20,26 +20,29 @@ from .parameter import Parameter
 from .window import Pair, Window, batch_first, batch_last, pair
 
 _CACHE_BYTES = 512 << 10
-"""Bytes of a block that stay in a core's cache between its copy and its product."""
+"""Size of a block of `Columns`, small enough to stay in a core's cache between its copy and its product."""
 _UNPACKED = 10**6
-"""Multiplications up to which OpenBLAS skips packing (``SMALL_MATRIX_OPT``): half the time with few channels."""
+"""Largest number of multiplications in a product that OpenBLAS computes without packing (``SMALL_MATRIX_OPT``).
+
+With few channels such a product takes half the time.
+"""
 _LEAST_COLUMNS = 128
-"""Narrower matrices cost more calls than they gain."""
+"""Least number of columns of a matrix. With narrower matrices, more calls cost more than the small products save."""
 
 
 class Columns:
     """The C kh kw pixels behind each output pixel as a column of a matrix, for a block of output rows at a time.
 
     All columns together are kh kw times as large as the image (C, H, W, N). So a block is made, used and dropped while
-    it is in the cache. It is a stack of matrices (..., K, P): P columns of K = C kh kw pixels; on a device one block of
-    one matrix. ``channels`` are the output's.
+    it is in the cache. A block is a stack of matrices (..., K, P), with P columns of K = C kh kw pixels. On a device
+    there is one block of one matrix. ``channels`` is the number of output channels.
     """
 
     def __init__(self, window: Window, image: Array, channels: int) -> None:
         self.window = window
         (height, width), (c, _, _, n) = window.output, image.shape
         self._size = c * math.prod(window.kernel)  # K
-        self._parts = 0  # matrices a row; 0: one for all rows of a block
+        self._parts = 0  # number of matrices for each row; 0 means one matrix for all rows of a block
         self._rows = height
         if is_device_array(image):
             return
@@ -57,7 +60,7 @@ class Columns:
             yield slice(first, min(first + self._rows, height))
 
     def gather(self, image: Array, rows: slice) -> Array:
-        """Return a block of a padded image (C, H, W, N)."""
+        """Return the columns of a padded image (C, H, W, N) for ``rows`` of the output."""
         seen = self._stacked(self.window.seen(image)[:, :, :, rows])
         block = array_namespace(image).ascontiguousarray(seen)
         return block.reshape(*block.shape[:2], self._size, -1)
@@ -68,7 +71,7 @@ class Columns:
         return stacked.reshape(*stacked.shape[:2], len(output), -1)
 
     def _stacked(self, x: Array) -> Array:
-        """Return (..., rows, W', N) with the axes of its matrices in front: rows, and parts of rows."""
+        """Return ``x`` (..., rows, W', N) with two axes in front that number its matrices: rows, and parts of rows."""
         *others, rows, width, n = x.shape
         stack, parts = (rows, self._parts) if self._parts else (1, 1)
         cut = x.reshape(*others, stack, rows // stack, parts, width // parts, n)
@@ -105,7 +108,7 @@ class Conv2dFunction(Function):
         xp, window = array_namespace(grad), self.columns.window
         flat = grad.reshape(len(grad), -1)  # (O, P)
         by_position = xp.ascontiguousarray(self.weight.transpose(2, 3, 1, 0))  # (kh, kw, C, O)
-        # A device makes all products in one launch. On the host each is added while it is in the cache.
+        # A device makes all products in one launch. On the host each product is added while it is in the cache.
         spread = product(by_position, flat) if is_device_array(flat) else None
         image = xp.zeros(self.image.shape, dtype=grad.dtype)
         for i, j, seen in window.offsets():
@@ -115,7 +118,7 @@ class Conv2dFunction(Function):
 
     def _for_weight(self, grad: Array) -> Array:
         columns = self.columns
-        # A product is faster with the longer side first; the transposition in the end is small.
+        # A product with the longer side first is faster. In exchange the small result must be transposed at the end.
         matrix = sum(  # (K, O)
             product(columns.gather(self.image, rows), columns.matrices(grad, rows).swapaxes(-1, -2)).sum(axis=(0, 1))
             for rows in columns.blocks()
@@ -130,8 +133,8 @@ class Conv2dFunction(Function):
 def conv2d(input: Any, weight: Any, bias: Any = None, stride: Pair = 1, padding: Pair = 0) -> Tensor:
     """Correlate images (N, C, H, W) with kernels (O, C, kh, kw).
 
-    The result (N, O, H', W') lies in memory as (O, H', W', N). ``stride`` and ``padding``, the zeros around the image,
-    are ints or pairs of int.
+    The result (N, O, H', W') lies in memory as (O, H', W', N). ``stride`` and ``padding`` are ints or pairs of int;
+    ``padding`` is the width of the zeros around the image.
     """
     if input.ndim != 4:
         raise RuntimeError(f"Expected images (N, C, H, W) as input of conv2d, but got size: {list(input.shape)}")

@@ -1,4 +1,4 @@
-"""Dropout, functions and layers."""
+"""Dropout, as functions and as layers."""
 
 # mypy: disable-error-code="no-any-return"
 
@@ -12,7 +12,7 @@ from .random import keep_mask
 
 
 class DropoutFunction(Function):
-    """Multiplies values by 0 or 1 / (1 - p); the last ``shared`` axes have one factor together."""
+    """Multiplication by random factors, 0 or 1 / (1 - p). The last ``shared`` axes have one factor together."""
 
     def forward(self, x: Array, p: float, shared: int) -> Any:
         index: Any = (..., *(slice(1),) * shared)

@@ -1,4 +1,4 @@
-"""Initial values by torch's formulas, written in place, from the seed that all ranks share."""
+"""Initial values by torch's formulas, written in place. All ranks draw the same values from the common seed."""
 
 import math
 
@@ -27,7 +27,10 @@ def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
 
 
 def default_(weight: Tensor, bias: Tensor | None) -> None:
-    """Fill a linear layer or convolution, with a weight (out, in, ...), as torch: uniform within 1 / sqrt(fan in)."""
+    """Fill weight (out, in, ...) and bias of a linear layer or convolution as torch does.
+
+    Values are uniform between -1 / sqrt(fan in) and 1 / sqrt(fan in).
+    """
     bound = 1 / math.sqrt(max(math.prod(weight.shape[1:]), 1))
     for parameter in (weight, bias):
         if parameter is not None:

@@ -1,4 +1,4 @@
-"""The affine map: function and layer."""
+"""The affine map, as a function and as a layer."""
 
 # mypy: disable-error-code="no-any-return"
 
@@ -53,18 +53,19 @@ class LinearFunction(Function):
         )
 
     def _for_bias(self, rows: Array) -> Array:
-        """Return the sum over rows, as a product with ones: that takes a quarter of a reduction's time."""
+        """Return the sum over rows, by a product with ones, which takes a quarter of the time of ``sum``."""
         ones = array_namespace(rows).ones(len(rows), dtype=rows.dtype)
         return product(ones, rows, out=self.out(2))
 
 
 def check_dtypes(name: str, input: Any, *weights: Any) -> None:
-    """Raise RuntimeError for an input of another dtype than the weights, which NumPy would promote."""
+    """Raise RuntimeError if the input has another dtype than the weights. NumPy would promote one of them silently."""
     for weight in weights:
         if weight is None or input.dtype == weight.dtype:
             continue
         expect_array_or_option(input)
-        # NumPy makes float64: it is the array to convert, but not to integers.
+        # An array of float64 is often an accident of NumPy, so the message proposes to convert that array. It does not
+        # propose to convert weights to integers.
         promoted = weight.dtype == np.float64 and input.dtype.kind == "f"
         name_of, other = ("weight", input) if promoted else ("x", weight)
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""Losses, functions and layers; shapes and errors are torch's."""
+"""Losses, as functions and as layers, with torch's shapes and errors."""
 
 # mypy: disable-error-code="no-any-return"
 
@@ -21,7 +21,7 @@ from .module import Module
 def _check(input: Any, reduction: str) -> None:
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{reduction} is not a valid value for reduction; expected 'mean', 'sum' or 'none'")
-    if input.dtype.kind in "fV" and input.dtype.itemsize == 2:  # the number of samples alone may overflow it
+    if input.dtype.kind in "fV" and input.dtype.itemsize == 2:  # the number of samples alone may overflow float16
         raise TypeError(f"losses are computed in float32 or float64, got {input.dtype}: convert x.astype('float32')")
 
 
@@ -32,7 +32,7 @@ class NLLLossFunction(Function):
         xp = array_namespace(x)
         self.shape = x.shape
         wrong = (target < 0) | (target >= x.shape[1])
-        self.factors: Any = -1  # of the log-probabilities: one number, or (N, ...)
+        self.factors: Any = -1  # factors of the log-probabilities: one number, or an array (N, ...)
         if is_device_array(target):
             target = xp.where(wrong, 0, target)
             self.factors = xp.where(wrong, x.dtype.type(math.nan), x.dtype.type(-1))
@@ -62,8 +62,8 @@ def nll_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
     input : array or Tensor
         Log-probabilities (N, C) or (N, C, ...).
     target : array or Tensor
-        Integer classes (N) or (N, ...). A class below 0, or C or more, raises IndexError; on a GPU, where a check
-        would have to wait, it gives NaN.
+        Integer classes (N) or (N, ...). A class below 0, or C or more, raises IndexError. On a GPU a check would have
+        to wait for the device, so such a class gives a loss of NaN instead.
     """
     _check(input, reduction)
     labels = array_namespace(values_of(input)).asarray(values_of(target))
@@ -80,7 +80,7 @@ def nll_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
 def cross_entropy(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
     """Return the cross entropy of classes with the softmax of scores (N, C) or (N, C, ...).
 
-    It is :func:`nll_loss` of the scores' :func:`log_softmax`; for the arguments see there.
+    The result is :func:`nll_loss` of the scores' :func:`log_softmax`. :func:`nll_loss` describes the arguments.
     """
     return nll_loss(log_softmax(input, 1), target, reduction=reduction)
 
@@ -90,7 +90,7 @@ def mse_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
     _check(input, reduction)
     difference: Tensor = (input if isinstance(input, Tensor) else Tensor(input)) - target
     shapes = tuple(input.shape), tuple(getattr(target, "shape", ()))
-    if shapes[0] != shapes[1]:  # (N, 1) - (N) is (N, N)
+    if shapes[0] != shapes[1]:  # shapes (N, 1) and (N) would broadcast to (N, N)
         warnings.warn(
             f"Using a target size ({shapes[1]}) that is different to the input size ({shapes[0]}). This will likely"
             " lead to incorrect results due to broadcasting. Please ensure they have the same size.",

@@ -19,7 +19,7 @@ from .parameter import Parameter
 
 
 class IncompatibleKeys(NamedTuple):
-    """The keys for `load_state_dict` that the state lacks, and those that the module lacks."""
+    """The result of `Module.load_state_dict`: keys that the given state lacks, and keys that the module lacks."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
@@ -29,7 +29,8 @@ class Module:
     """A part of a model, as ``torch.nn.Module``; buffers are arrays.
 
     A subclass calls ``super().__init__()``, assigns parameters and modules to attributes, and defines ``forward``.
-    ``state_dict`` holds the live arrays (``copy.deepcopy`` keeps a moment), and ``load_state_dict`` writes into them.
+    ``state_dict`` holds the arrays of the module themselves, which go on changing in training; ``copy.deepcopy`` of it
+    keeps their present values. ``load_state_dict`` writes into these arrays.
 
     Examples
     --------
@@ -46,13 +47,13 @@ class Module:
     """
 
     training: bool
-    """In training, dropout drops and batch normalization uses the batch's statistics."""
+    """True in training, in which dropout is active and batch normalization uses the batch's statistics."""
     _parameters: dict[str, Parameter | None]
     _buffers: dict[str, Array | None]
     _modules: dict[str, Module | None]
 
     def __init__(self) -> None:
-        # Not by assignment: __setattr__ looks into these.
+        # An assignment would call __setattr__, which needs these attributes.
         vars(self).update(training=True, _parameters={}, _buffers={}, _modules={}, _not_saved=set())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -87,7 +88,10 @@ class Module:
             super().__setattr__(name, value)
 
     def _register(self, registry: str, name: str, entry: Any) -> None:
-        """Set an entry of a registry, in the place of an older one of that name, because the order counts."""
+        """Set an entry of a registry.
+
+        It keeps the position of an older entry of that name, because optimizers and files depend on the order.
+        """
         self._forget(name, keep=registry)
         getattr(self, registry)[name] = entry
 
@@ -121,7 +125,7 @@ class Module:
         self._register("_parameters", name, param)
 
     def register_buffer(self, name: str, tensor: Array | Tensor | None, persistent: bool = True) -> None:
-        """Add an array, kept without a copy, to the state (if ``persistent``); it is not trained."""
+        """Add an array that is not trained, without a copy. If ``persistent``, the array is part of `state_dict`."""
         self._check_name(name, "buffer")
         self._register("_buffers", name, _as_buffer(name, tensor))
         if not persistent:
@@ -201,7 +205,7 @@ class Module:
     def train(self, mode: bool = True) -> Self:
         """Set this module and all below it to training, or to evaluation."""
         self.training = mode
-        for module in self.children():  # call its own method, which may be overridden
+        for module in self.children():  # by the method of each child, which may be overridden
             module.train(mode)
         return self
 
@@ -242,9 +246,9 @@ class Module:
     def to(self, device: Any = None, dtype: Any = None, non_blocking: bool = False) -> Self:
         """Move all parameters and buffers to a device, cast floats to a dtype, or both, in place.
 
-        ``device`` is ``"cpu"``, ``"cuda"`` (the current GPU), ``"cuda:N"``, N, a floating dtype, or an object with
-        both. An optimizer of the parameters stays valid; those that get another array lose their gradient. Move a model
-        before DistributedDataParallel wraps it.
+        ``device`` is ``"cpu"``, ``"cuda"`` (the current GPU), ``"cuda:N"``, N, a floating dtype, or an array or tensor
+        whose device and dtype are taken. An optimizer of the parameters stays valid. A parameter that gets another
+        array loses its gradient. Move a model before DistributedDataParallel wraps it.
         """
         convert = conversion(device.data if isinstance(device, Tensor) else device, dtype)
         if convert.dtype is not None and not is_floating(convert.dtype):
@@ -270,7 +274,10 @@ class Module:
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self, *, prefix: str = "") -> OrderedDict[str, Array]:
-        """Return the live arrays of parameters and persistent buffers by dotted name, shared ones by each of theirs."""
+        """Return the arrays of parameters and persistent buffers, not copied, by dotted name.
+
+        An array that several names share is in the result under each of them.
+        """
         state: OrderedDict[str, Array] = OrderedDict()
         for name, parameter in self._parameters.items():
             if parameter is not None:
@@ -283,10 +290,10 @@ class Module:
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
-        """Copy arrays into this module's, cast to its dtypes; RuntimeError, before any copy, if keys or shapes differ.
+        """Copy arrays into the arrays of this module, cast to its dtypes.
 
-        Missing and unexpected keys are errors only if ``strict``; the result has them as ``missing_keys`` and
-        ``unexpected_keys``.
+        If keys or shapes differ, RuntimeError is raised before anything is copied. Missing and unexpected keys are
+        errors only if ``strict``; otherwise the result names them as ``missing_keys`` and ``unexpected_keys``.
         """
         own = self.state_dict()
         result = IncompatibleKeys(
@@ -326,7 +333,7 @@ class Module:
 
 
 class Layer(Module):
-    """Base of the layers: ``repr`` shows the options, and names the parameters that a layer does without."""
+    """Base of the layers. Its ``repr`` shows the options, and parameters that the layer lacks, as in ``bias=None``."""
 
     def extra_repr(self) -> str:
         options: dict[str, Any] = {name: x for name, x in vars(self).items() if isinstance(x, int | float | tuple)}

@@ -1,4 +1,4 @@
-"""Batch normalization of the layers."""
+"""Batch normalization, as functions of the tape and as layers."""
 
 # mypy: disable-error-code="no-any-return"
 
@@ -19,7 +19,10 @@ from .parameter import Parameter
 
 
 class Normalization(Function):
-    """``normal * weight + bias``. A subclass computes ``normal`` in its forward, and defines `gradient_of_input`."""
+    """Base of functions that return ``normal * weight + bias``.
+
+    A subclass computes ``normal`` in its forward, and defines `gradient_of_input`.
+    """
 
     normal: Array
     weight: Array
@@ -38,7 +41,8 @@ class Normalization(Function):
 class NormalizeFunction(Normalization):
     """Normalize ``x`` by its mean and variance over ``axes``.
 
-    Both are appended to ``statistics``, with the axes kept. ``weight`` and ``bias`` broadcast to ``x``.
+    Mean and variance are appended to ``statistics``, with length 1 along ``axes``. ``weight`` and ``bias`` broadcast to
+    ``x``.
     """
 
     def forward(
@@ -82,11 +86,12 @@ def blend(running: Array, new: Array, momentum: float) -> None:
 
 
 class BatchNorm(Layer):
-    """Base of the batch normalizations (S. Ioffe and C. Szegedy, arXiv:1502.03167): parameters, running statistics.
+    """Base of the batch normalizations (S. Ioffe and C. Szegedy, arXiv:1502.03167).
 
-    Training uses the batch's statistics, which takes more than one value a channel, and moves the running ones towards
-    mean and unbiased variance by the share ``momentum``; evaluation uses these. A subclass names its numbers of axes in
-    ``ndims``, and may override ``normalize``.
+    Training normalizes by the mean and variance of the batch, which must have more than one value for each channel. It
+    also moves the running mean and variance towards those of the batch (the variance unbiased) by the share
+    ``momentum``. Evaluation normalizes by the running mean and variance. A subclass names the numbers of axes that its
+    input may have in ``ndims``, and may override ``normalize``.
     """
 
     ndims: tuple[int, ...] = ()
@@ -117,7 +122,7 @@ class BatchNorm(Layer):
         return self.normalize(input)
 
     def normalize(self, input: Any) -> Tensor:
-        """Normalize by the batch's statistics, or in evaluation by the running ones."""
+        """Normalize by the batch's statistics in training, and by the running statistics in evaluation."""
         check_dtypes("batch_norm", input, self.weight, self.bias)
         scale, shift = along_channels(self.weight, input.ndim), along_channels(self.bias, input.ndim)
         if not self.training:

@@ -1,4 +1,4 @@
-"""Pooling over windows of images, functions and layers."""
+"""Pooling over windows of images, as a function and as a layer."""
 
 # mypy: disable-error-code="no-any-return"
 
@@ -16,7 +16,11 @@ from .window import Pair, Window, batch_first, batch_last, pair
 
 
 class MaxPool2dFunction(Function):
-    """Keeps the positions of the largest values, not the image; of equal ones the first gets the gradient, as torch."""
+    """The maximum of each window.
+
+    For backward it keeps the positions of the maxima, not the image. Among equal maxima of a window the first gets the
+    gradient, as in torch.
+    """
 
     def forward(self, x: Array, window: Window) -> Array:
         xp = array_namespace(x)
@@ -29,7 +33,7 @@ class MaxPool2dFunction(Function):
             self.window, self.padded = window, image.shape
             free = xp.ones_like(result, dtype=bool)  # windows without a winner yet
             self.winner = xp.zeros_like(result, dtype=np.min_scalar_type(len(views) - 1))
-            for view in views[:-1]:  # else it is the last
+            for view in views[:-1]:  # a window without a winner in these has it in the last view
                 free &= view != result
                 self.winner += free
         return batch_first(result)
@@ -50,8 +54,8 @@ class MaxPool2dFunction(Function):
 def max_pool2d(input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
     """Return the largest value of each window of images (N, C, H, W).
 
-    ``stride`` is by default ``kernel_size``; the margin ``padding``, at most half of the window, never wins. Each is an
-    int or a pair.
+    ``kernel_size``, ``stride`` and ``padding`` are ints or pairs of int. ``stride`` is by default ``kernel_size``.
+    ``padding`` is the width of a margin of minus infinity, at most half of the window.
     """
     kernel, margin = pair(kernel_size), pair(padding)
     if 2 * margin[0] > kernel[0] or 2 * margin[1] > kernel[1]:

@@ -29,7 +29,7 @@ class _Streams:
         vars(self).pop("dropout", None)
 
     @functools.cached_property
-    def dropout(self) -> np.random.Generator:  # 20 us that most steps do not need
+    def dropout(self) -> np.random.Generator:  # made on demand: it takes 20 us, and most steps do not need it
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=self._key)))
 
 
@@ -37,7 +37,7 @@ _streams = _Streams(seed=0, stream=0)
 
 
 def manual_seed(seed: int) -> None:
-    """Seed both streams: initial values are equal on all ranks, dropout is each rank's own. The first seed is 0."""
+    """Seed both streams: initial values are equal on all ranks, dropout differs. Without a call the seed is 0."""
     global _streams
     _streams = _Streams(whole("seed", seed) & 0xFFFF_FFFF_FFFF_FFFF, _streams.stream)
 
@@ -49,7 +49,10 @@ def set_stream(stream: int) -> None:
 
 
 def set_step(*step: int, stream: int | None = None) -> None:
-    """Restart dropout for a training step, in another stream if one is given: masks do not depend on earlier draws."""
+    """Restart dropout for a training step, so that its masks do not depend on earlier draws.
+
+    ``step`` has the numbers that identify the step. ``stream``, if given, replaces this process's dropout stream.
+    """
     _streams.restart_dropout(_streams.stream if stream is None else stream, *step)
 
 
@@ -58,10 +61,13 @@ def value_generator() -> np.random.Generator:
 
 
 def keep_mask(like: Array, p: float) -> Array:
-    """Return factors like ``like``, in its memory order: 0 with probability ``p``, else 1 / (1 - p)."""
+    """Return random factors, each 0 with probability ``p``, else 1 / (1 - p).
+
+    The array has the shape, dtype and memory order of ``like``.
+    """
     xp = array_namespace(like)
     mask = xp.empty_like(like)
-    lying = mask.transpose(sorted(range(mask.ndim), key=lambda axis: -mask.strides[axis]))  # in C order
+    lying = mask.transpose(sorted(range(mask.ndim), key=lambda axis: -mask.strides[axis]))  # a view in C order
     if is_device_array(like):
         low, high = map(int, _streams.dropout.integers(1 << 32, size=2))
         kept = scrambled(xp, like.size, low, high) >= np.uint32(p * 0xFFFF_FFFF)
@@ -72,9 +78,10 @@ def keep_mask(like: Array, p: float) -> Array:
 
 
 def _kept(count: int, p: float) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return booleans, False with probability ``p``, from 16 random bits each: half the time.
+    """Return ``count`` booleans, each False with probability ``p``.
 
-    One in 65,536 is undecided, as ``p`` is no multiple of 2 ** -16, and gets more bits.
+    16 random bits decide each boolean, in half the time of a random float32. If ``p`` is no multiple of 2 ** -16, one
+    boolean in 65,536 remains undecided and gets more bits.
     """
     threshold, rest = divmod(p * 2**16, 1)
     bits = _streams.dropout.bit_generator.random_raw(-(-count // 4)).view(np.uint16)[:count]

@@ -1,4 +1,4 @@
-"""The layer that joins axes."""
+"""``Flatten``, the layer that joins axes."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from .module import Layer
 
 
 class Flatten(Layer):
-    """Joins the axes from ``start_dim`` to ``end_dim``, by default all but the batch's."""
+    """A layer that joins the axes from ``start_dim`` to ``end_dim``, by default all axes but the batch's."""
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         super().__init__()

@@ -13,10 +13,10 @@ from mpiddp.typing import Array
 
 
 def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> float | Array:
-    """Scale gradients, in place, to a common norm of at most ``max_norm``, and return the norm before.
+    """Scale gradients in place, so that their common norm is at most ``max_norm``, and return the norm before.
 
-    Squares are summed in float64; ``norm_type`` ``math.inf`` is the largest absolute value. On a GPU the norm is an
-    array of no axes, not waited for.
+    Powers are summed in float64. With ``norm_type=math.inf`` the norm is the largest absolute value. On a GPU the
+    result is an array without axes, so that the host need not wait for it.
 
     Examples
     --------
@@ -33,9 +33,9 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
     gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
     xp = array_namespace(gradients[0] if gradients else None)
     total: Any = _norm(xp.array([_norm(grad, norm_type) for grad in gradients]), norm_type)
-    factor = xp.minimum(max_norm / (total + 1e-6), 1.0)  # NaN of a NaN, as in torch
+    factor = xp.minimum(max_norm / (total + 1e-6), 1.0)  # if the norm is NaN, so is the factor, as in torch
     on_device = is_device_array(total)
-    for grad in gradients if on_device or not factor >= 1 else ():  # to look at a device's is to wait for it
+    for grad in gradients if on_device or not factor >= 1 else ():  # reading it would wait for the GPU
         grad *= factor.astype(grad.dtype)
     return total if on_device else float(total)
 

@@ -39,7 +39,7 @@ class Window:
         """Every pixel is in exactly one window."""
 
     def offsets(self) -> Iterator[tuple[int, int, tuple[slice, slice, slice]]]:
-        """Yield each position in the kernel, and the index of its pixels in a padded (C, H, W, N)."""
+        """Yield each position in the kernel, with the index of the pixels at it in a padded image (C, H, W, N)."""
         (step_y, step_x), (height, width) = self.stride, self.output
         for i in range(self.kernel[0]):
             rows = slice(i, i + step_y * (height - 1) + 1, step_y)
@@ -47,14 +47,14 @@ class Window:
                 yield i, j, (slice(None), rows, slice(j, j + step_x * (width - 1) + 1, step_x))
 
     def seen(self, image: Array) -> Array:
-        """Return a view of a padded image (C, H, W, N) by kernel and place: (C, kh, kw, H', W', N)."""
+        """Return all windows of a padded image (C, H, W, N) as a view (C, kh, kw, H', W', N)."""
         (y, x), (c, h, w, n) = self.stride, image.strides
         return array_namespace(image).lib.stride_tricks.as_strided(  # type: ignore[no-any-return]
             image, (image.shape[0], *self.kernel, *self.output, image.shape[3]), (c, h, w, y * h, x * w, n)
         )
 
     def pad(self, image: Array, value: float = 0.0) -> Array:
-        """Return an image (C, H, W, N) with its margin, filled with ``value``."""
+        """Return an image (C, H, W, N) with a margin of ``value`` around it."""
         if self.padding == (0, 0):
             return image
         shape: Shape = (image.shape[0], *self.padded, image.shape[3])
