@@ -1,7 +1,7 @@
 """A tape on arrays: tensors that remember their origin, and a backward that fills the leaves' gradients.
 
-It knows neither networks nor MPI. A leaf may have a ``grad_slot``, memory in which its gradient is written first: with
-DistributedDataParallel that is a part of the bucket that is sent.
+The package knows neither networks nor MPI. A leaf may have a ``grad_slot``, memory into which backward writes the
+gradient. DistributedDataParallel makes it a part of the bucket that is sent, so the gradient need not be copied.
 """
 
 from mpiddp import moved

@@ -1,4 +1,7 @@
-"""Functions of each element, comparisons and products; NumPy broadcasts, and a Python number has the empty shape."""
+"""Elementwise functions, comparisons and matrix products.
+
+Operands broadcast as in NumPy; a Python number has the empty shape.
+"""
 
 # mypy: disable-error-code="no-any-return"
 # (Function.apply is typed Any: nodes of the tape are below the tensor and cannot name its type.)
@@ -42,7 +45,10 @@ class _OfOne(Function):
 def _of_one(
     name: str, value: Callable[[Any, Array], Any], gradient: Callable[..., Any], of_result: bool = True
 ) -> type[Function]:
-    """Return the function ``value(xp, a)`` with the gradient ``gradient(grad, y)``; y is its result, or ``a``."""
+    """Return the function ``value(xp, a)`` with the gradient ``gradient(grad, y)``.
+
+    ``y`` is the result of the function if ``of_result``, else ``a``.
+    """
     members = {"value": staticmethod(value), "gradient": staticmethod(gradient), "of_result": of_result}
     return type(name, (_OfOne,), members)
 
@@ -51,7 +57,7 @@ Negative = _of_one("Negative", lambda xp, a: -a, lambda grad, y: -grad)
 Exponential = _of_one("Exponential", lambda xp, a: xp.exp(a), lambda grad, y: grad * y)
 SquareRoot = _of_one("SquareRoot", lambda xp, a: xp.sqrt(a), lambda grad, y: grad / (2 * y))
 Tanh = _of_one("Tanh", lambda xp, a: xp.tanh(a), lambda grad, y: grad * (1 - y * y))
-# By tanh, which cannot overflow.
+# The formula with tanh cannot overflow, unlike one with exp.
 Sigmoid = _of_one("Sigmoid", lambda xp, a: (xp.tanh(a / 2) + 1) / 2, lambda grad, y: grad * y * (1 - y))
 ReLU = _of_one("ReLU", lambda xp, a: xp.maximum(a, 0), lambda grad, y: grad * (y > 0))
 Absolute = _of_one("Absolute", lambda xp, a: abs(a), lambda grad, a: grad * array_namespace(a).sign(a), of_result=False)
@@ -81,18 +87,18 @@ def _of_two(
 ) -> type[Function]:
     """Return the function ``value(a, b)``, whose gradients are ``for_a(grad, a, b)`` and ``for_b(grad, a, b)``.
 
-    Of a ``linear`` function they need only ``grad``, and no operand is kept.
+    The gradients of a ``linear`` function get only ``grad``, so the function keeps no operand.
     """
     return type(name, (_OfTwo,), {"value": staticmethod(value), "gradients": (for_a, for_b), "linear": linear})
 
 
 def _for_base(grad: Array, a: Any, b: Any) -> Array:
-    slope = b * a ** (b - (b != 0))  # not 0 ** -1, which is infinite
+    slope = b * a ** (b - (b != 0))  # for b = 0 not 0 ** -1, which is infinite
     return (grad * slope).astype(a.dtype, copy=False)
 
 
 def _for_exponent(grad: Array, a: Any, b: Any) -> Any:
-    """Return the gradient of an exponent, 0 where the base is 0, as torch's."""
+    """Return the gradient of the exponent ``b``. Where the base is 0 it is 0, as in torch."""
     xp = array_namespace(grad)
     one_for_zero = a or 1 if isinstance(a, _NUMBERS) else xp.where(a == 0, xp.ones_like(a), a)
     return grad * a**b * (np.log(one_for_zero).item() if isinstance(a, _NUMBERS) else xp.log(one_for_zero))
@@ -162,12 +168,12 @@ def _reflected(function: type[Function]) -> Callable[[_T, Operand], _T]:
 
 
 def _constant(function: Callable[[Any, Any], Any]) -> Callable[[_T, Operand], _T]:
-    """Return the method that applies a function to the arrays; its results are off the tape."""
+    """Return the method that applies a function to the arrays of both operands. The tape does not record it."""
     return lambda self, other: constant(function(self.data, values_of(other)))
 
 
 class Arithmetic(Variable):
-    """A tensor's arithmetic and comparisons; comparisons have no gradient."""
+    """Arithmetic and comparisons of a tensor. Comparisons have no gradient."""
 
     __add__ = __radd__ = _operator(Add)
     __sub__, __rsub__ = _operator(Subtract), _reflected(Subtract)
@@ -219,5 +225,5 @@ class Arithmetic(Variable):
     def __invert__(self) -> Self:
         return constant(~self.data)
 
-    # Defining __eq__ removes it.
+    # Python sets __hash__ to None in a class that defines __eq__.
     __hash__ = object.__hash__

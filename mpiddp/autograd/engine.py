@@ -21,7 +21,7 @@ _FREED = (
 
 
 class _Running(threading.local):
-    """The callbacks that wait for the end of this thread's backward, or None outside of one."""
+    """The callbacks that wait for the end of this thread's backward; None while no backward runs."""
 
     callbacks: list[Callable[[], object]] | None = None
 
@@ -58,7 +58,7 @@ def run_backward(root: Variable, gradient: Array, retain_graph: bool) -> None:
 def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
     nodes, uses = _reachable(root)
     leaves, gradients = _Leaves(uses), {root: gradient}
-    on_devices = cupy_is_loaded()  # each node and sum needs the device of its gradient
+    on_devices = cupy_is_loaded()  # a node or a sum must run on the device of its gradient
     for node in nodes:
         grad = gradients.pop(node, None)
         if on_devices:
@@ -93,7 +93,7 @@ def _run_nodes(root: Function, gradient: Array, retain_graph: bool) -> None:
 
 
 def _padded(node: Function, results: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return ``results`` with a None for each option at the end of the inputs."""
+    """Return ``results`` with None added for each input that is left: these are options, which have no gradient."""
     edges = node.edges or ()
     if any(edge is not None for edge in edges[len(results) :]):
         raise RuntimeError(
@@ -130,7 +130,7 @@ class _Leaves:
         self._reached: set[Variable] = set()
 
     def add(self, leaf: Variable, grad: Array | None, owned: bool) -> None:
-        """Add a contribution, or None for no gradient. After the last one, call the leaf's hooks."""
+        """Add a contribution to a leaf's gradient, or None. After its last contribution, call the leaf's hooks."""
         if grad is not None:
             self._reached.add(leaf)
             accumulate(leaf, grad, owned)
@@ -141,7 +141,7 @@ class _Leaves:
 
 
 def accumulate(leaf: Variable, grad: Array, owned: bool) -> None:
-    """Add ``grad`` to a leaf's gradient. If ``owned``, nobody else holds ``grad``, and it may become the leaf's."""
+    """Add ``grad`` to a leaf's gradient. If ``owned``, nothing else holds ``grad``, and the leaf may keep it."""
     data, slot = leaf.data, leaf.grad_slot
     if grad.shape != data.shape:
         raise RuntimeError(

@@ -24,7 +24,7 @@ Hooks = dict["RemovableHandle", Callable[..., Any]]
 
 
 class RemovableHandle(contextlib.AbstractContextManager["RemovableHandle"]):
-    """Removes a registered hook, also as a context manager."""
+    """A handle that removes a registered hook, by ``remove()`` or at the end of a ``with`` block."""
 
     def __init__(self, hooks: Hooks, hook: Callable[..., Any]) -> None:
         self._hooks = hooks
@@ -59,7 +59,7 @@ class _SetGradEnabled(contextlib.ContextDecorator):
         mode.enabled = self._before.pop()
 
     def _recreate_cm(self) -> "_SetGradEnabled":
-        return type(self)()  # each call of a decorated function, in any thread, has its own
+        return type(self)()  # each call of a decorated function, in any thread, needs its own
 
 
 class no_grad(_SetGradEnabled):  # noqa: N801
@@ -96,7 +96,10 @@ _TAKEN = {np.ndarray, int, float, bool, tuple, type(None), str}
 
 
 def expect_array_or_option(value: object) -> None:
-    """Raise TypeError for an array of another library, whose functions would run here and fail far away."""
+    """Raise TypeError for an array of a library other than NumPy and CuPy.
+
+    Without the check such an array would compute by its own methods, and fail far from the cause.
+    """
     if hasattr(value, "__dlpack__") and not (isinstance(value, np.ndarray) or is_device_array(value)):
         kind, cure = type(value), "numpy.asarray(x)"
         if kind.__module__.split(".")[0] == "torch":
@@ -110,20 +113,22 @@ def expect_array_or_option(value: object) -> None:
 class Variable:
     """An array with a place on the tape; a leaf has no ``grad_fn``.
 
-    Defaults are class attributes, so that an instance holds only what differs; this makes outputs cheap.
+    Defaults are class attributes, so an instance stores only the attributes that differ, which makes outputs cheap.
     """
 
     data: Array
-    """The values; may be assigned. Do not write into them between forward and backward: the tape keeps no copy."""
+    """The values. Another array may be assigned. Do not write into the values between forward and backward, because the
+    tape keeps no copy.
+    """
     grad: Array | None = None
     """A leaf's gradient: None, or an array of the shape and dtype of ``data`` in C order."""
     requires_grad: bool = False
     grad_slot: Array | None = None
-    """Memory for a leaf's gradient: the first accumulation writes here, and makes it ``grad``."""
+    """Memory for a leaf's gradient. The first accumulation writes to it, and it becomes ``grad``."""
     grad_fn: Any = None
 
     post_accumulate_grad_hooks: Hooks | None = None
-    """A leaf's hooks that are called when its ``grad`` is final."""
+    """Hooks of a leaf, which backward calls when the leaf's ``grad`` is final."""
 
 
 class Function:
@@ -134,8 +139,8 @@ class Function:
     kept until backward. torch's static methods with a ``ctx`` work, too.
 
     ``backward`` must not write to ``grad``, which other nodes may hold. It returns ``grad``, a view of it, or an array
-    that nobody else holds. Best is ``self.out(index)``, the ``grad_slot`` of a leaf, where that is not None: then
-    nothing is copied.
+    that nothing else holds. If ``self.out(index)`` is not None, it is best to write the gradient into that array and to
+    return it. It is the ``grad_slot`` of a leaf, so nothing is copied.
 
     Examples
     --------
@@ -204,7 +209,7 @@ class Function:
 
     @property
     def needs_input_grad(self) -> tuple[bool, ...]:
-        """`needs` of each input."""
+        """The results of `needs` for all inputs, under torch's name."""
         return tuple(edge is not None for edge in self.edges or ())
 
     def save_for_backward(self, *arrays: Any) -> None:
@@ -212,14 +217,14 @@ class Function:
         self.saved_tensors = arrays
 
     def out(self, index: int) -> Array | None:
-        """Return the array for the gradient of input ``index``, or None."""
+        """Return the ``grad_slot`` into which backward may write the gradient of input ``index``, or None."""
         edges = self.edges or ()
         leaf = edges[index]
         if (
             not isinstance(leaf, Variable)
             or leaf.grad_slot is None
             or leaf.grad is not None
-            # An input that is there twice has one slot for two gradients.
+            # An input that occurs twice has two gradients, but only one slot.
             or sum(edge is leaf for edge in edges) > 1
         ):
             return None
@@ -244,7 +249,7 @@ def unbroadcast(grad: Array, shape: Shape) -> Array:
 
 
 def normalize_axis_index(axis: int, ndim: int) -> int:
-    """Return the axis counted from the first one; NumPy has its own function under a public name since 2.0."""
+    """Return ``axis`` counted from the first axis. NumPy's function of this name is public only since 2.0."""
     axis = operator.index(axis)
     if not -ndim <= axis < ndim:
         raise AxisError(axis, ndim)
@@ -252,7 +257,7 @@ def normalize_axis_index(axis: int, ndim: int) -> int:
 
 
 def constant(array: Any) -> Any:
-    """Return a tensor off the tape."""
+    """Return an array as a tensor that is not on the tape."""
     return Function.output_type(array)
 
 

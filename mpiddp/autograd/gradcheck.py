@@ -1,4 +1,4 @@
-"""Gradients against central differences."""
+"""``gradcheck``, which compares gradients with central differences."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ def gradcheck(
     """
     tensors = [_leaf(value) for value in inputs]
     output = func(*tensors)
-    # With equal weights a gradient at a wrong place could go unnoticed.
+    # With equal weights a gradient at a wrong position could go unnoticed.
     weights = np.random.default_rng(0).uniform(0.5, 1.5, output.shape)
     weights = array_namespace(output.data).asarray(weights)
     output.backward(weights)

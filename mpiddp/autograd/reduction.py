@@ -14,7 +14,7 @@ Dim = int | tuple[int, ...] | list[int] | None
 
 
 def _axes(dim: Dim) -> int | tuple[int, ...] | None:
-    """Return ``dim`` as NumPy's; torch's empty list is all axes."""
+    """Return ``dim`` as NumPy's ``axis``. An empty list means all axes, as in torch."""
     return tuple(dim) or None if isinstance(dim, tuple | list) else dim
 
 
@@ -29,7 +29,7 @@ class Sum(Function):
 
 
 class Mean(Sum):
-    """The mean of nothing is NaN."""
+    """The mean over axes. The mean of no elements is NaN."""
 
     def forward(self, a: Array, dim: Dim, keepdim: bool) -> Any:
         total = super().forward(a, dim, keepdim)
@@ -82,7 +82,10 @@ class Reductions(Shaping):
         return Mean.apply(self, dim, keepdim)
 
     def var(self, dim: Dim = None, unbiased: bool = True, keepdim: bool = False, *, correction: int = 1) -> Self:
-        """Return the variance, divided by the number of elements less ``correction``, 0 if not ``unbiased``."""
+        """Return the variance over axes, by default all.
+
+        Its divisor is the number of elements less ``correction``, or the number itself if not ``unbiased``.
+        """
         correction = correction if unbiased else 0
         squares = (self - self.mean(dim, keepdim=True)) ** 2
         mean = squares.mean(dim, keepdim)
@@ -98,5 +101,5 @@ class Reductions(Shaping):
         return LogSoftmax.apply(self, dim)
 
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Self:
-        """Return the index of the largest value along an axis, or of all."""
+        """Return the index of the largest value along an axis, by default among all elements."""
         return constant(array_namespace(self.data).argmax(self.data, axis=dim, keepdims=keepdim))

@@ -1,4 +1,4 @@
-"""Operations that move values; views where NumPy makes views."""
+"""Operations that move values. They return views where NumPy does."""
 # mypy: disable-error-code="no-any-return"
 
 import math
@@ -92,7 +92,7 @@ class Shaping(Arithmetic):
         return Reshape.apply(self, _lengths(shape))
 
     def view(self, *shape: Any) -> Self:
-        """Return the values in another shape; unlike torch's, may copy."""
+        """Return the values in another shape. Unlike in torch, the result may be a copy."""
         return Reshape.apply(self, _lengths(shape))
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
@@ -117,7 +117,7 @@ class Shaping(Arithmetic):
 
     @property
     def T(self) -> Self:  # noqa: N802
-        """The axes reversed."""
+        """The values with the axes in reverse order."""
         return Transpose.apply(self, tuple(range(self.data.ndim))[::-1])
 
     def transpose(self, dim0: int, dim1: int) -> Self:
@@ -131,10 +131,10 @@ class Shaping(Arithmetic):
         return Copy.apply(self)
 
     def contiguous(self) -> Self:
-        """Return the tensor itself if in C order, else a copy."""
+        """Return the tensor itself if it is in C order, else a copy."""
         return self if self.data.flags.c_contiguous else self.clone()
 
 
 def _lengths(numbers: tuple[Any, ...]) -> Shape:
-    """Return the lengths of ``f(2, 3)`` or ``f((2, 3))``."""
+    """Return the lengths that were passed as ``f(2, 3)`` or as ``f((2, 3))``."""
     return tuple(numbers[0]) if len(numbers) == 1 and isinstance(numbers[0], tuple | list) else numbers

@@ -1,4 +1,4 @@
-"""The tensor, and functions of several."""
+"""``Tensor``, and functions of several tensors."""
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 class Convert(Function):
-    """``a`` with another device or dtype."""
+    """Conversion of ``a`` to another device or dtype."""
 
     def forward(self, a: Array, convert: Conversion) -> Array:
         self.back = Conversion("kept" if convert.place == "kept" else place_of(a), a.dtype)
@@ -56,9 +56,10 @@ def _of_data(function: Callable[[Any], _T]) -> Callable[[Tensor], _T]:
 
 
 def _in_place(ufunc: str) -> Callable[[Tensor, Operand], Any]:
-    """Return the method that works in place where nothing is recorded, as in an optimizer's step.
+    """Return the method of an operator such as ``+=``.
 
-    Elsewhere it makes a new tensor.
+    Under `no_grad`, as in an optimizer's step, it works in place. Otherwise Python makes a new tensor, but a leaf that
+    requires a gradient raises an error.
     """
 
     def augmented(self: Tensor, other: Operand) -> Any:
@@ -74,10 +75,10 @@ def _in_place(ufunc: str) -> Callable[[Tensor, Operand], Any]:
 class Tensor(Reductions):
     """An array on the tape, with torch's methods.
 
-    An array given as ``data`` is kept, not copied; Python floats become float32. ``backward`` adds to ``grad``, an
-    array; ``grad = None`` starts anew. If the tensor has a ``grad_slot``, the first gradient is written there, over an
-    older one that somebody may still hold. In-place operations are not recorded: they are for
-    tensors without a gradient, and for :class:`no_grad`, in which ``+=`` works in place, too.
+    An array given as ``data`` is kept, not copied; Python floats become float32. ``backward`` adds to the array
+    ``grad``, or makes it after ``grad = None``. If the tensor has a ``grad_slot``, ``backward`` makes ``grad`` there,
+    and overwrites an older gradient that the program may still hold. The tape does not record in-place operations.
+    ``x[...] = value`` needs a tensor without a gradient, or :class:`no_grad`, under which ``+=`` works in place too.
 
     Examples
     --------
@@ -88,7 +89,7 @@ class Tensor(Reductions):
     array([2., 4., 6.], dtype=float32)
     """
 
-    # NumPy hands `array + tensor` to __radd__.
+    # None makes NumPy leave `array + tensor` to __radd__ of the tensor.
     __array_ufunc__ = None
 
     def __init__(self, data: Any, requires_grad: bool = False) -> None:
@@ -96,7 +97,7 @@ class Tensor(Reductions):
         if requires_grad:
             self.requires_grad_()
 
-    # -- what it is ------------------------------------------------------------------------------------------------
+    # -- properties and values -------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> Shape:
@@ -115,12 +116,12 @@ class Tensor(Reductions):
 
     @property
     def size(self) -> ElementCount:
-        """Number of elements; called, torch's ``size()`` and ``size(dim)``."""
+        """Number of elements. As in torch, ``size()`` is the shape and ``size(dim)`` one length."""
         return ElementCount(self.data.shape)
 
     @property
     def device(self) -> str:
-        """``"cpu"`` or ``"cuda:N"``."""
+        """The device of the array, ``"cpu"`` or ``"cuda:N"``."""
         place = place_of(self.data)
         return "cpu" if place is None else f"cuda:{place}"
 
@@ -138,7 +139,10 @@ class Tensor(Reductions):
         return self.data.tolist()
 
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
-        """Return a host array itself, a GPU's as a copy; a tensor that requires a gradient needs ``force``."""
+        """Return the array if it is on the host, or a copy of an array on a GPU.
+
+        A tensor that requires a gradient needs ``force``.
+        """
         if self.requires_grad and not force:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
         return download(self.data)
@@ -177,7 +181,7 @@ class Tensor(Reductions):
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
                 "moment."
             )
-        # A copy takes neither the slot, which belongs to a bucket, nor the hooks, which may hold communicators.
+        # The copy has neither grad_slot, which is a part of a DDP bucket, nor hooks, which may hold communicators.
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin.data = self.data.copy()
@@ -218,21 +222,21 @@ class Tensor(Reductions):
     # -- the tape --------------------------------------------------------------------------------------------------
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
-        """Set whether gradients flow to this leaf; return it."""
+        """Set whether backward computes a gradient for this leaf, and return the leaf."""
         if requires_grad and not is_differentiable(self.data.dtype):
             raise RuntimeError("only Tensors of floating point and complex dtype can require gradients")
         self.requires_grad = requires_grad
         return self
 
     def detach(self) -> Tensor:
-        """Return a tensor on the same array, off the tape."""
+        """Return a tensor of the same array that is not on the tape."""
         return Tensor(self.data)
 
     def backward(self, gradient: Any = None, retain_graph: bool | None = None) -> None:
         """Add the gradient of this tensor to ``grad`` of every leaf behind it, the model's last layers first.
 
-        ``gradient`` weights each element and has this tensor's shape; one element needs none. ``retain_graph`` keeps
-        the graph for another backward.
+        ``gradient`` has this tensor's shape and weights its elements. A tensor of one element needs no ``gradient``.
+        ``retain_graph`` keeps the graph for another backward.
         """
         if not self.requires_grad:
             raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
@@ -259,13 +263,14 @@ class Tensor(Reductions):
             self.post_accumulate_grad_hooks = {}
         return RemovableHandle(self.post_accumulate_grad_hooks, hook)
 
-    # -- elsewhere, and of another dtype -----------------------------------------------------------------------------
+    # -- device and dtype --------------------------------------------------------------------------------------------
 
     def to(self, device: Any = None, dtype: Any = None, non_blocking: bool = False, copy: bool = False) -> Tensor:
         """Return the values on another device, with another dtype, or both; gradients flow back.
 
-        ``device`` is ``"cpu"``, ``"cuda"``, ``"cuda:N"``, N, a dtype, or an object with both. ``copy`` copies even
-        if nothing changes. ``non_blocking`` is ignored: only copies to the host wait.
+        ``device`` is ``"cpu"``, ``"cuda"``, ``"cuda:N"``, N, a dtype, or an array or tensor whose device and dtype are
+        taken. ``copy`` makes a copy even if nothing changes. ``non_blocking`` is ignored: the host waits only for
+        copies to itself.
         """
         convert = conversion(values_of(device), dtype)
         if convert.place == "kept" and self.data.dtype == convert.dtype:

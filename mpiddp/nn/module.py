@@ -90,7 +90,7 @@ class Module:
     def _register(self, registry: str, name: str, entry: Any) -> None:
         """Set an entry of a registry.
 
-        It keeps the position of an older entry of that name, because optimizers and files depend on the order.
+        It keeps the position of an older entry of that name, because an optimizer's state numbers parameters in order.
         """
         self._forget(name, keep=registry)
         getattr(self, registry)[name] = entry
