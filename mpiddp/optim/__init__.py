@@ -1,11 +1,12 @@
-"""Optimizers and learning-rate schedules, in torch's words and arithmetic.
+"""Optimizers and learning-rate schedules, with torch's names and arithmetic.
 
-They change anything with ``data`` and ``grad``, and know neither MPI nor autograd. They share:
+An optimizer changes anything that has ``data`` and ``grad``, and does not communicate. All optimizers have these
+parameters:
 
 - ``params`` : iterable of Parameter, or of groups with options of their own, ``{"params": [...], "lr": 0.1}``.
-- ``lr`` : learning rate.
-- ``weight_decay`` : times the parameter, added to the gradient.
-- ``eps`` : added to the denominator.
+- ``lr`` : The learning rate.
+- ``weight_decay`` : The parameter times this factor is added to the gradient, except in `AdamW`.
+- ``eps`` : A small number that is added to the denominator of an update.
 
 An option out of range raises ValueError.
 """

@@ -50,7 +50,7 @@ class Adam(Optimizer):
             xp.subtract(g, mean, out=product)
             if beta1 > 0.5:
                 mean += xp.multiply(product, 1 - beta1, out=product)
-            else:  # from the end at which less is rounded, as torch's lerp does
+            else:  # interpolate from the end that is nearer, as torch's lerp does, to round less
                 xp.subtract(g, xp.multiply(product, beta1, out=product), out=mean)
             square *= beta2
             xp.multiply(g, 1 - beta2, out=product)

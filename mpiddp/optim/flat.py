@@ -1,8 +1,8 @@
 """Runs of parameters that are neighbours in memory, and arrays that span them.
 
 A data-parallel wrapper may lay out parameters, and gradients, as consecutive views of one array. Updating such a run as
-a whole gives the same bits as updating each parameter, in fewer operations. Runs are found by the arrays' addresses;
-when a parameter's array or gradient has become another object, they are found anew.
+a whole gives the same bits as updating each parameter, in fewer operations. An optimizer finds the runs by the arrays'
+addresses, and finds them anew when the array or the gradient of a parameter has become another object.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,10 @@ from mpiddp.device.packing import views
 from mpiddp.typing import Array, Shape
 
 BLOCK = 1 << 18
-"""Elements of a host array updated at a time: intermediate results stay in the cache (Adam: 11.5 ms, not 18)."""
+"""Number of elements of a host array that are updated at a time, so that intermediate results stay in the cache.
+
+A step of Adam took 11.5 ms in such blocks, and 18 ms without them.
+"""
 
 Record = dict[str, Any]
 """The state of one parameter: arrays of its shape by name, and its number of steps as ``step``."""
@@ -42,7 +45,7 @@ def are_adjacent(left: Array, right: Array) -> bool:
     return (
         root is not None
         and root is right.base
-        and isinstance(root, type(left))  # a foreign buffer cannot be sliced
+        and isinstance(root, type(left))  # a base that is a foreign buffer cannot be sliced
         and left.dtype == right.dtype
         and all(x.flags.c_contiguous for x in (left, right, root))
         and address(left) + left.nbytes == address(right)
@@ -61,16 +64,17 @@ def flat_view(pieces: Sequence[Array]) -> Array:
 
 
 class ContiguousRun:
-    """One parameter, or adjacent ones whose states have the same names and steps, for one step over all of them.
+    """One parameter, or several adjacent parameters that an optimizer updates together.
 
-    ``data`` and ``grad`` are one-dimensional views of all, or the arrays of a single parameter that is not contiguous
-    or small; ``state`` spans the records, which hold views of it.
+    The states of all parameters have the same names and the same number of steps. ``data`` and ``grad`` are
+    one-dimensional views over all parameters. For a single parameter that is small or not contiguous they are its own
+    arrays. ``state`` has the arrays of state over all parameters; the record of each parameter holds views of them.
     """
 
     def __init__(self, data: Sequence[Array], grads: Sequence[Array], records: Sequence[Record]) -> None:
         self._records = records
         self._shapes: list[Shape] = [x.shape for x in data]
-        # NumPy 1 computes with scalars and numbers, as it does with a parameter of no dimension, in float64.
+        # NumPy 1 computes in float64 with an array of no dimension and a number, so such a parameter is made flat.
         first, large = data[0], data[0].size > BLOCK or not data[0].ndim
         self._flat = len(data) > 1 or (large and first.flags.c_contiguous and grads[0].flags.c_contiguous)
         self.data = self._whole(data)
@@ -100,7 +104,10 @@ class ContiguousRun:
         return int(step)
 
     def blocks(self, *names: str) -> Iterator[tuple[Array, ...]]:
-        """Yield data, gradient and the named states, zeros at first, a cacheful at a time."""
+        """Yield data, gradient and the named states, on the host in blocks of `BLOCK` elements.
+
+        A state that does not exist yet begins as zeros.
+        """
         for name in names:
             if name not in self.state:
                 self.new_state(name)
@@ -123,7 +130,7 @@ class ContiguousRun:
 
 
 class ContiguousRuns:
-    """Runs of one parameter group, kept while the arrays are the same objects."""
+    """The runs of one parameter group. They are kept while the parameters have the same arrays and gradients."""
 
     def __init__(self, record_of: Callable[[Parameter], Record]) -> None:
         self._record_of = record_of
@@ -131,11 +138,11 @@ class ContiguousRuns:
         self._runs: list[ContiguousRun] = []
 
     def forget(self) -> None:
-        """Find the runs anew in the next step: states have been replaced."""
+        """Forget the runs, for example because states have been replaced. The next step finds them anew."""
         self._seen, self._runs = [], []
 
     def of(self, parameters: Sequence[Parameter]) -> list[ContiguousRun]:
-        """Return runs over the parameters with a gradient and elements."""
+        """Return runs over the parameters that have a gradient and at least one element."""
         live = [(p, p.data, p.grad) for p in parameters if p.grad is not None and p.data.size]
         arrays = [array for _, data, grad in live for array in (data, grad)]
         if self._seen and len(arrays) == len(self._seen) and all(map(is_, arrays, self._seen)):
@@ -150,7 +157,7 @@ class ContiguousRuns:
                 runs.append([entry])
         made = [ContiguousRun(*zip(*run, strict=True)) for run in runs]
         if len(made) < len(live):
-            # Remember the runs only if something was joined: gradients that are remembered are not freed.
+            # Keep the runs only if some parameters were joined, because gradients in them cannot be freed.
             self._seen, self._runs = arrays, made
         return made
 

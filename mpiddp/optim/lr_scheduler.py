@@ -1,7 +1,7 @@
-"""Learning-rate schedules, in torch's words.
+"""Learning-rate schedules, with torch's names.
 
-Each is a closed formula of the number of steps made: it resumes anywhere, with the values of torch's recursions up to
-rounding.
+The rate of each schedule is a closed formula of the number of steps made, so a schedule can resume at any step. The
+rates are those of torch's recursions up to rounding.
 """
 
 import math
@@ -21,7 +21,8 @@ class LRScheduler(ABC):
     Parameters
     ----------
     optimizer : Optimizer
-        The constructor and each :meth:`step` set its groups' ``lr``. A group's first rate is kept as ``initial_lr``.
+        The optimizer. The constructor and each :meth:`step` set the ``lr`` of its groups. The first rate of a group is
+        kept as ``initial_lr``.
 
     Attributes
     ----------
@@ -42,11 +43,11 @@ class LRScheduler(ABC):
         """Return the rate of group ``index``, with initial rate ``base_lr``, after ``step`` steps."""
 
     def get_last_lr(self) -> list[float]:
-        """Return the rate last set, for each group."""
+        """Return the rate that was set last, for each group."""
         return self._last_lr
 
     def step(self, epoch: int | None = None) -> None:
-        """Go one step on, or to step ``epoch``; call it after the optimizer's step."""
+        """Go one step on, or to step ``epoch``. Call this after the optimizer's step."""
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         self._apply()
 
@@ -60,12 +61,12 @@ class LRScheduler(ABC):
         return {"last_epoch": self.last_epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on after the steps of ``state_dict``."""
+        """Continue after the number of steps in ``state_dict``."""
         self.step(state_dict["last_epoch"])
 
 
 class LambdaLR(LRScheduler):
-    """The initial rate times ``lr_lambda(step)``; for a function of each group, subclass `LRScheduler`."""
+    """The initial rate times ``lr_lambda(step)``. For one function for each group, subclass `LRScheduler`."""
 
     def __init__(self, optimizer: Optimizer, lr_lambda: Callable[[int], float]) -> None:
         self.lr_lambda = lr_lambda
@@ -76,7 +77,7 @@ class LambdaLR(LRScheduler):
 
 
 class StepLR(LRScheduler):
-    """The rate times ``gamma`` every ``step_size`` steps."""
+    """A rate that is multiplied by ``gamma`` every ``step_size`` steps."""
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
         self.step_size = step_size
@@ -88,7 +89,7 @@ class StepLR(LRScheduler):
 
 
 class MultiStepLR(LRScheduler):
-    """The rate times ``gamma`` at each of the steps in ``milestones``; one given twice counts twice."""
+    """A rate that is multiplied by ``gamma`` at each step in ``milestones``. A step given twice counts twice."""
 
     def __init__(self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1) -> None:
         self.milestones = sorted(milestones)
@@ -100,7 +101,10 @@ class MultiStepLR(LRScheduler):
 
 
 class LinearLR(LRScheduler):
-    """A warm-up: the rate times a factor from ``start_factor`` to ``end_factor`` in ``total_iters`` steps."""
+    """A warm-up: the initial rate times a factor that goes from ``start_factor`` to ``end_factor``.
+
+    The factor changes linearly in the first ``total_iters`` steps.
+    """
 
     def __init__(
         self, optimizer: Optimizer, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5
@@ -116,7 +120,10 @@ class LinearLR(LRScheduler):
 
 
 class CosineAnnealingLR(LRScheduler):
-    """Half a cosine from the initial rate to ``eta_min`` in ``T_max`` steps, and back in as many (arXiv:1608.03983)."""
+    """Half a cosine from the initial rate to ``eta_min`` in ``T_max`` steps, then back in the same number of steps.
+
+    The schedule is that of arXiv:1608.03983.
+    """
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0) -> None:
         self.T_max = T_max
@@ -133,9 +140,9 @@ class SequentialLR(LRScheduler):
     Parameters
     ----------
     schedulers : sequence of LRScheduler
-        Schedules of the same optimizer; each counts its steps from its beginning.
+        Schedules of the same optimizer. Each schedule counts steps from the milestone at which it begins.
     milestones : sequence of int
-        First step of each schedule but the first.
+        The step at which each schedule but the first begins.
 
     Examples
     --------

@@ -16,7 +16,7 @@ from mpiddp.typing import Array
 from .flat import ContiguousRun, ContiguousRuns, Parameter, Record, Workspace
 
 Group = dict[str, Any]
-"""``{"params": [...], "lr": ..., ...}``."""
+"""A parameter group, ``{"params": [...], "lr": ..., ...}``."""
 
 
 class Optimizer(ABC):
@@ -25,17 +25,17 @@ class Optimizer(ABC):
     Parameters
     ----------
     params : iterable of Parameter or of dict
-        Parameters, or groups of them; ValueError if there are none, or one is given twice.
+        Parameters, or groups of parameters. An empty list, or a parameter given twice, raises ValueError.
     defaults : dict
-        Options of groups without their own.
+        Options for groups that do not have their own.
 
     Attributes
     ----------
     param_groups : list of dict
-        Options may be changed between steps.
+        The parameter groups. Their options may be changed between steps.
     state : dict
-        A dict of arrays for each parameter, perhaps views of larger ones: write into them, or use
-        :meth:`load_state_dict`.
+        A dict of arrays for each parameter. The arrays may be views of larger arrays, so write into them, or use
+        :meth:`load_state_dict`, but do not replace them.
     """
 
     def __init__(self, params: Iterable[Parameter] | Iterable[Group], defaults: dict[str, Any]) -> None:
@@ -57,9 +57,9 @@ class Optimizer(ABC):
         Raises
         ------
         TypeError
-            ``params`` holds something else.
+            If ``params`` holds something that is no parameter.
         ValueError
-            A parameter is in a group already, or is no leaf.
+            If a parameter is in a group already, or is no leaf.
         """
         params = param_group["params"]
         params = [params] if hasattr(params, "grad") else list(params)
@@ -81,7 +81,10 @@ class Optimizer(ABC):
         return chain.from_iterable(group["params"] for group in self.param_groups)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set gradients to None, or with ``set_to_none=False`` to zero: then :meth:`step` does not skip them."""
+        """Set gradients to None, or to zero with ``set_to_none=False``.
+
+        Without a gradient :meth:`step` skips a parameter; with a gradient of zeros it does not.
+        """
         for param in self._parameters():
             if set_to_none:
                 param.grad = None
@@ -89,7 +92,7 @@ class Optimizer(ABC):
                 param.grad[...] = 0
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters in place; those without a gradient stay.
+        """Update the parameters in place. Parameters without a gradient stay as they are.
 
         ``closure``, if given, is called first to compute the gradients; its result, the loss, is returned.
         """
@@ -103,11 +106,12 @@ class Optimizer(ABC):
     def _update(self, run: ContiguousRun, group: Group) -> None:
         """Update one run of parameters by the options of their group.
 
-        Options go through ``float``: a NumPy scalar from a schedule would make float32 arithmetic float64.
+        A subclass converts options by ``float``. Otherwise a NumPy scalar from a schedule would turn float32 arithmetic
+        into float64.
         """
 
     def _descent(self, p: Array, g: Array, decay: float) -> tuple[Array, Array, Array]:
-        """Return the gradient with weight decay added, perhaps in the first scratch array, and both scratch arrays."""
+        """Return the gradient with weight decay added, and two scratch arrays; the first may hold that gradient."""
         xp = array_namespace(p)
         update, product = self._workspace.like(p)
         if decay:
@@ -132,7 +136,7 @@ class Optimizer(ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over state and options, learning rate included, of an optimizer of the same parameters.
 
-        Arrays are copied to the dtype and device of their parameter; ValueError if groups or shapes differ.
+        Arrays are copied to the dtype and device of their parameter. Other groups or shapes raise ValueError.
         """
         saved = state_dict["param_groups"]
         theirs, mine = ([len(group["params"]) for group in groups] for groups in (saved, self.param_groups))
@@ -152,7 +156,7 @@ class Optimizer(ABC):
 
 
 def _like(data: Array, record: Record, number: int) -> Record:
-    """Return a copy of a parameter's state, laid out as the parameter is."""
+    """Return a copy of a parameter's state with the memory layout of the parameter."""
     copy: Record = {}
     for name, value in record.items():
         if name == "step":
@@ -166,7 +170,7 @@ def _like(data: Array, record: Record, number: int) -> Record:
 
 
 def check_not_negative(**options: float) -> None:
-    """Raise torch's ``ValueError`` for an option below zero, and for one that is infinite or NaN."""
+    """Raise torch's ``ValueError`` for an option that is below zero, infinite or NaN."""
     for name, value in options.items():
         if not 0 <= value < math.inf:
             raise ValueError(f"Invalid {name}: {value}")
