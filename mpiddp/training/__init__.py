@@ -1,6 +1,7 @@
 """Training as a job, the command ``python -m mpiddp train``: configuration, models, metrics, checkpoints.
 
-`config` is read before NumPy, because BLAS reads its number of threads then; so nothing is imported here.
+The command reads `config` before it imports NumPy, because BLAS reads its number of threads at that import. Therefore
+the package itself imports no module that needs NumPy.
 """
 
 from mpiddp import moved

@@ -1,4 +1,4 @@
-"""From a `Config` to its objects: device, data, model, loss, optimizer, schedule, and the `Trainer` of them all."""
+"""Make the objects of a `Config`: device, data, model, optimizer, schedule, and the `Trainer` that uses them."""
 
 import functools
 import warnings
@@ -26,13 +26,13 @@ TEST_BATCH = 256
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 
 Split = tuple[data.Dataset, data.Dataset]
-"""Training and test data."""
+"""Training data and test data."""
 
 
 def load_data(config: Config) -> Split:
-    """Return the data of ``--data``, one copy on each node.
+    """Return the training and test data that ``--data`` names; each node holds one copy.
 
-    UsageError, on every rank, if they are absent or of unequal numbers.
+    Every rank raises UsageError if the data cannot be loaded, are empty, or have other lengths on another rank.
     """
     train, test = raise_on_all_ranks(lambda: _load(config))
     lengths = gathered((len(train), len(test)))
@@ -57,11 +57,11 @@ def _load(config: Config) -> Split:
                     lambda train: data.synthetic(4096 if train else 1024, seed=config.seed, train=train, noise=2)
                 )
             case "mnist":
-                # `Config` has checked that there is a folder.
+                # `Config` has checked that ``--data-dir`` is given.
                 return _shared(functools.partial(data.mnist, config.data_dir or ""))
             case "npz":
                 return data.labelled(data.shared_on_node(lambda: data.open_labelled(place)), config.seed)
-        # Called on every rank, so that it may use `shared_on_node`.
+        # The user's callable runs on every rank, so that it may use `shared_on_node`.
         train, test = (call("--data", config.data, data.Dataset, train=part) for part in (True, False))
         return train, test
     except (OSError, ValueError, MismatchError) as error:
@@ -74,7 +74,7 @@ def _shared(make: Callable[[bool], data.ArrayDataset]) -> Split:
 
 
 def build_module(config: Config) -> nn.Module:
-    """Return the model, with equal initial values on all ranks; collective."""
+    """Return the model, with equal initial values on all ranks. All ranks call this together."""
     nn.manual_seed(config.seed)
     nn.random.set_stream(dist.get_rank())
     if config.model in MODELS:
@@ -103,7 +103,7 @@ def _called(name: str) -> nn.Module:
 
 
 def build_model(config: Config) -> DistributedDataParallel:
-    """Return the model whose gradients are averaged."""
+    """Return the model of ``--model``, in the wrapper of ``--average`` that averages its gradients over the ranks."""
     module = build_module(config)
     if config.average == "ddp":
         with refusing(f"--model {config.model}: ", ValueError):
@@ -118,7 +118,7 @@ def build_model(config: Config) -> DistributedDataParallel:
 
 
 def group_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the optimizer's options of a `Config.as_dict`."""
+    """Return the options of the optimizer, such as ``lr``, from the values that `Config.as_dict` returned."""
     options = {"lr": config["lr"]}
     if config["optimizer"] not in OPTIMIZERS:
         return options
@@ -139,11 +139,11 @@ def build_optimizer(config: Config, module: nn.Module) -> Optimizer:
 
 
 def build_scheduler(config: Config, optimizer: Optimizer, steps_an_epoch: int) -> LRScheduler | None:
-    """Return the schedule in steps, None if constant."""
+    """Return the schedule of the learning rate, counted in steps; None if the rate is constant."""
     parts: list[LRScheduler] = []
     warmup, steps = config.warmup_steps, config.epochs * steps_an_epoch
     if warmup:
-        # lr / (w + 1), 2 lr / (w + 1), ..., and lr after w steps
+        # With w warm-up steps the rates are lr / (w + 1), 2 lr / (w + 1), ..., and lr from step w on.
         parts.append(LinearLR(optimizer, start_factor=1 / (warmup + 1), total_iters=warmup))
     if config.schedule == "cosine":
         parts.append(CosineAnnealingLR(optimizer, max(1, steps - warmup)))
@@ -182,11 +182,14 @@ def build_trainer(
 
 
 def agree_on_device(wanted: str, fault_here: str | None) -> bool:
-    """Return True if arrays live on GPUs; UsageError if they are requested and some rank has none; collective."""
+    """Return True if all ranks put their arrays on GPUs. All ranks call this together.
+
+    UsageError if the user requested GPUs and some rank cannot use one, for the reason in its ``fault_here``.
+    """
     faults = gathered(fault_here)
     without = [rank for rank, text in enumerate(faults) if text is not None]
     if not without:
-        choice.choose(dist.get_node_local_rank())  # the launcher may not have announced it
+        choice.choose(dist.get_node_local_rank())  # not every launcher announces the local rank before MPI starts
         return True
     if wanted == "cuda":
         where = f" (on rank {without[0]})" if len(without) < len(faults) else ""

@@ -1,8 +1,8 @@
-"""Checkpoints: a folder for each step, whole or absent; the last and the best are kept.
+"""Checkpoints: one folder for each saved step. A folder is complete or absent; the newest and the best are kept.
 
 ``step-0000000123/`` holds ``arrays.safetensors`` (model and optimizer), ``state.json``, ``rank-00001.safetensors`` for
-each rank with arrays of its own, and ``manifest.json`` with lengths and SHA-256. Ranks write their shards before a
-barrier; rank 0 writes the rest in the background and renames the folder.
+each rank with arrays of its own (a shard), and ``manifest.json`` with the length and SHA-256 of each file. Ranks write
+their shards and exchange the manifest's entries. Then rank 0 writes the rest in the background and renames the folder.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from mpiddp.typing import Array
 
 ARRAYS, STATE, MANIFEST = "arrays.safetensors", "state.json", "manifest.json"
 FORMAT = 2
-"""It grows when an older mpiddp could not read a newer one's checkpoints."""
+"""The version of the format. A version of mpiddp whose checkpoints an older one cannot read increases this number."""
 
 _STEP = re.compile(r"step-(\d+)")
 _SHARD = re.compile(r"rank-(\d+)\.safetensors")
 _VISIBLE_S = 60.0
-"""How long to wait for another rank's file: network file systems remember absent files for a while."""
+"""How long rank 0 waits to see another rank's file. Network file systems cache for a while that a file is absent."""
 _POLL_S = 0.02
 
 
@@ -44,24 +44,24 @@ class DamagedError(ValueError):
 class Checkpoint:
     arrays: Mapping[str, Array]
     state: dict[str, Any]
-    """JSON values, with ``step`` (int) and mostly ``score`` (float or None, larger is better)."""
+    """JSON values with the key ``step`` (int), and often ``score`` (float or None; a larger score is better)."""
     shards: Mapping[int, Mapping[str, Array]] = field(default_factory=dict)
-    """The arrays of single ranks, in a checkpoint that was read."""
+    """The arrays that single ranks saved, by rank. Only `read_checkpoint` fills this field."""
 
     @property
     def step(self) -> int:
         return int(self.state["step"])
 
     def frozen(self) -> Checkpoint:
-        """Return a copy, on the host, that training does not change."""
+        """Return a copy in host memory, which training does not change while it is written."""
         arrays: dict[str, np.ndarray[Any, Any]] = {name: on_host(x, copy=True) for name, x in self.arrays.items()}
         return Checkpoint(arrays, json.loads(json.dumps(self.state)))
 
     def write(self, folder: Path, shards: Mapping[str, Any] | None = None) -> None:
-        """Write a folder that is whole or absent.
+        """Write the checkpoint as ``folder``, which appears only when all of its files are written.
 
-        ``shards``: manifest entries of files that other ranks have written into its `temporary_name`; OSError if one
-        has a ``fault`` instead.
+        ``shards`` holds the manifest entries of the files that ranks have written into the `temporary_name` of
+        ``folder``. OSError if a rank could not write its file; its entry then has the key ``fault``.
         """
         with _whole_folder(folder) as pending:
             _await_shards(pending, shards or {})
@@ -73,7 +73,10 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint, and check lengths and digests; DamagedError, or ValueError of a newer format."""
+    """Read a checkpoint, and check the lengths and digests of its files.
+
+    DamagedError if a file is missing or changed; ValueError if the format is unknown, as after a newer mpiddp.
+    """
     try:
         manifest = json.loads(_read(folder / MANIFEST))
         written = manifest["format"]
@@ -95,7 +98,10 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 class CheckpointStore:
-    """Keeps the ``keep`` newest checkpoints and the best, written in the background by one process."""
+    """Writes the checkpoints of a run in the background, and keeps the ``keep`` newest and the best.
+
+    Only one process, rank 0, uses the store of a folder.
+    """
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
         self.folder = folder
@@ -104,14 +110,14 @@ class CheckpointStore:
         self._writing: Future[None] | None = None
 
     def tidy(self) -> None:
-        """Mend the remains of dead writers."""
+        """Repair what a writer that died has left: restore the name of a replaced folder, remove unfinished ones."""
         _restore_names(self.folder)
         sweep(self.folder)
 
     def steps(self) -> list[int]:
         names: list[str] = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            # glob() takes a folder that cannot be read for an empty one.
+            # iterdir() raises if the folder cannot be read; glob() would return no entries.
             names = [entry.name for entry in self.folder.iterdir()]
         return sorted(int(step[1]) for step in map(_STEP.fullmatch, names) if step)
 
@@ -119,20 +125,23 @@ class CheckpointStore:
         return self.folder / f"step-{step:010d}"
 
     def save(self, checkpoint: Checkpoint, shards: Mapping[str, Any] | None = None) -> None:
-        """Copy and write in the background; OSError if the previous one could not be written."""
+        """Copy a checkpoint now, and write the copy in the background.
+
+        OSError if the previous checkpoint could not be written.
+        """
         self.finish()
         self._writing = self._pool.submit(self._write, checkpoint.frozen(), shards)
 
     def finish(self) -> None:
-        """Wait for the disk; OSError if the last checkpoint could not be written."""
+        """Wait until the last checkpoint is on disk; OSError if it could not be written."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest whole checkpoint, or None, and what is wrong with each newer one.
+        """Return the newest undamaged checkpoint, or None, and a text about each newer one that is damaged.
 
-        ValueError if a later version has written one of them.
+        ValueError if a newer version of mpiddp has written one of them.
         """
         _restore_names(self.folder)
         faults: list[str] = []
@@ -148,7 +157,8 @@ class CheckpointStore:
         self._prune(checkpoint.step)
 
     def _prune(self, last: int) -> None:
-        # Later ones are damaged, else this run would have begun with one. They do not count.
+        # A checkpoint of a later step than ``last`` is damaged: otherwise this run would have resumed from it. Damaged
+        # checkpoints do not count as kept.
         steps = [step for step in self.steps() if step <= last]
         kept = set(steps[-self.keep :])
         scored = {step: score for step in steps if (score := self._score(step)) is not None}
@@ -165,9 +175,10 @@ class CheckpointStore:
 
 @contextlib.contextmanager
 def _whole_folder(folder: Path) -> Iterator[Path]:
-    """Rename a folder from its `temporary_name` at the end; after an exception nothing is left.
+    """Yield the folder's `temporary_name` to write into, and rename it to ``folder`` at the end.
 
-    A writer that dies between the two renames leaves the name empty: see `_restore_names`.
+    An exception in the block removes the temporary folder. If the writer dies between the two renames, ``folder`` does
+    not exist until `_restore_names` runs.
     """
     temporary, replaced = temporary_name(folder), temporary_name(folder, kind="old")
     try:
@@ -197,7 +208,7 @@ def _await_shards(pending: Path, shards: Mapping[str, Any]) -> None:
 
 
 def remove_folders(folders: Iterable[Path]) -> None:
-    """Remove folders. Each is renamed first, so that one that is half removed does not have its name."""
+    """Remove folders. Each is renamed first, so that a partly removed folder never looks like a checkpoint."""
     for folder in folders:
         doomed = folder if _is_temporary(folder) else temporary_name(folder)
         if folder.exists():
@@ -218,7 +229,7 @@ def _is_temporary(path: Path) -> bool:
 
 
 def _restore_names(parent: Path) -> None:
-    """Undo the moves of writers that died before the second rename."""
+    """Give replaced folders their names back if the writer died before its second rename (see `_whole_folder`)."""
     for entry in sorted(parent.glob(".*.old")):
         name = entry.with_name(entry.name[1:].rsplit(".", 2)[0])
         if not name.exists():

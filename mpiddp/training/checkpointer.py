@@ -1,4 +1,4 @@
-"""``Checkpointer`` saves and resumes the checkpoints of a run, on all ranks; ``RestorePoint`` needs no files."""
+"""``Checkpointer`` saves a run's checkpoints and resumes from them; ``RestorePoint`` restores a state without files."""
 
 import functools
 import logging
@@ -27,21 +27,22 @@ _logger = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """Saves and resumes a run's checkpoints; every rank calls the same methods."""
+    """Saves a run's checkpoints and resumes from them. All ranks call each public method together."""
 
     def __init__(self, config: Config, versions: Mapping[str, str] | None = None) -> None:
         assert config.output is not None
         self._config = config
         self._versions = dict(versions or {})
         self._store = CheckpointStore(config.output / "checkpoints", config.keep)
-        """Used by rank 0, which may be another process after a death."""
+        """The store that only rank 0 uses. Every rank has one, because another process may be rank 0 after a death."""
         self._lock: IO[str] | None = None
         self._saved: tuple[int, int] | None = None
 
     def claim(self) -> None:
-        """Lock the output folder, and mend the remains of dead runs, on rank 0.
+        """Lock the output folder on rank 0, and repair what runs that died have left in it.
 
-        BlockingIOError: another run holds it; UsageError: it holds checkpoints, and the configuration does not resume.
+        BlockingIOError if another run has locked the folder. UsageError if the folder has checkpoints, but ``--resume``
+        is not given.
         """
         self._reclaim()
         if dist.get_rank() == 0 and self._config.resume == "no" and self._store.steps():
@@ -51,9 +52,10 @@ class Checkpointer:
             )
 
     def save(self, trainer: Trainer) -> None:
-        """Save in the background, unless this moment is saved; rank 0 logs failures, `finish` raises the last.
+        """Save a checkpoint in the background, unless this step and epoch are already saved.
 
-        The score is the accuracy of the last epoch, if the model is still the one that was tested.
+        Rank 0 logs that a checkpoint could not be written when the next is saved; `finish` raises it of the last one.
+        The checkpoint's score is the accuracy of the last epoch, if no step has changed the model since its test.
         """
         if self._saved == (trainer.epoch, trainer.step):
             return
@@ -71,16 +73,16 @@ class Checkpointer:
             self._store.save(Checkpoint(trainer.arrays(), state), shards)
 
     def finish(self) -> None:
-        """Wait for the disk; RunError on all ranks if the last checkpoint could not be written."""
+        """Wait until the last checkpoint is on disk; all ranks raise RunError if it could not be written."""
         written = refusing("the last checkpoint could not be written (", OSError, by=RunError, after=")")
         raise_on_all_ranks(written(self._store.finish), RunError)
 
     def regroup(self, trainer: Trainer) -> None:
-        """Continue with the surviving ranks, from a checkpoint of this moment."""
+        """Let the surviving ranks go on after a death: lock the folder anew if need be, and save the current state."""
         self._saved = None
         self._finish_previous()
         raise_on_all_ranks(self._reclaim)
-        self.save(trainer)  # the pending one may have died with its writer
+        self.save(trainer)  # if rank 0 died, so did the checkpoint that it was writing
 
     def _reclaim(self) -> None:
         if dist.get_rank() == 0:
@@ -94,9 +96,13 @@ class Checkpointer:
             _logger.warning("the previous checkpoint could not be written (%s); training goes on", error)
 
     def _write_shards(self, trainer: Trainer) -> dict[str, Any]:
-        """Write this rank's arrays, if it has some; return all shards' entries for the manifest by their names."""
+        """Write this rank's own arrays, if it has any; return the manifest entries of all ranks' shards by file name.
+
+        All ranks call this together.
+        """
         own, entry = trainer.own_arrays(), None
-        # Rank 0 tells its name when it has finished the previous checkpoint, so no shard gets into that one's folder.
+        # Rank 0's WRITER is in the folder's name. Rank 0 broadcasts it after the previous checkpoint is finished, so no
+        # rank writes a shard into a folder that is still being written.
         pending = temporary_name(self._store.path(trainer.step), writer=broadcasted(WRITER, 0))
         if own:
             content = encode_arrays(own)
@@ -109,9 +115,10 @@ class Checkpointer:
         return {shard_name(rank): each for rank, each in enumerate(gathered(entry)) if each is not None}
 
     def resume(self, trainer: Trainer) -> None:
-        """Continue from the newest whole checkpoint, if asked for and there; rank 0 reads.
+        """Continue from the newest undamaged checkpoint, if ``--resume`` asks for it and there is one.
 
-        UsageError, on every rank, for another model, data or seed, or if all are damaged.
+        Rank 0 reads the checkpoint and broadcasts it. Every rank raises UsageError if the checkpoint was made with
+        another model, data, seed or optimizer, or if all checkpoints are damaged.
         """
         if self._config.resume == "no":
             return
@@ -152,7 +159,7 @@ class Checkpointer:
             return None
         checkpoint, faults = self._store.newest()
         if checkpoint is None and faults:
-            # Not begun anew: a file system in trouble must not throw days of work away.
+            # The run does not begin anew: a file system that fails for a while must not cost days of training.
             raise UsageError(
                 f"no checkpoint in {self._store.folder} is whole ({'; '.join(faults)}): mend that, or remove the folder"
                 " to begin anew"
@@ -165,9 +172,9 @@ class Checkpointer:
 def _apply_changed_options(trainer: Trainer, then: Mapping[str, Any], config: Config) -> None:
     old, new = group_options(then), group_options(config.as_dict())
     if then["schedule"] != "constant" or then["warmup_steps"]:
-        del old["lr"]  # the checkpoint's is the schedule's
+        del old["lr"]  # the learning rate in the checkpoint was set by its schedule, not by --lr
     if trainer.scheduler is not None:
-        del new["lr"]  # which the schedule sets
+        del new["lr"]  # the schedule sets the learning rate
     for group in trainer.optimizer.param_groups:
         group |= {name: value for name, value in new.items() if value != old.get(name)}
 
@@ -177,20 +184,21 @@ Snapshot = tuple[dict[str, Any], dict[str, Array]]
 
 
 class RestorePoint:
-    """The last moment (steps and epochs made) at which this rank's state was whole, and the way back to it.
+    """Remembers the state after this rank's last completed step, to return to when another rank dies during a step.
 
-    Parameters and the optimizer's state need no copy: only the optimizer's step changes them, and it waits for no other
-    rank. A forward changes buffers, and the loader moves on, so these are copied here. Dropout follows from the number
-    of the step. A communication hook's memory is taken from the most advanced rank.
+    Only a part of the state is copied. Parameters and the optimizer's state need no copy: only the optimizer's step
+    changes them, and it does not communicate, so no death interrupts it. The forward changes buffers, and the loader
+    advances, so `note` copies the buffers and the loader's position. Dropout masks depend on the number of the step
+    alone. The memory of a communication hook is taken from the most advanced rank.
     """
 
     def __init__(self) -> None:
         self._moment: tuple[int, int] | None = None
         self._here: Callable[[], Snapshot]
-        """Goes back to the moment, if there is one, and returns the state."""
+        """Function that returns the state of the recorded moment. It is undefined while `_moment` is None."""
 
     def note(self, trainer: Trainer) -> None:
-        """Record this moment, before anything that may fail."""
+        """Record the current step and epoch. Call this after each step, before any call that a death may interrupt."""
         if not survivable():
             return
         buffers = [x.copy() for x in trainer.model.module.buffers()]
@@ -198,7 +206,10 @@ class RestorePoint:
         self._here = functools.partial(_back, trainer, trainer.train_loader.state_dict(), buffers)
 
     def farthest(self) -> Snapshot | None:
-        """Return the state of the most advanced rank, from now on this rank's too; None without one; collective."""
+        """Return the state of the rank that has made the most steps, or None if no rank has recorded one.
+
+        All surviving ranks call this together, after a death. The state becomes this rank's restore point, too.
+        """
         source = elastic.farthest(self._moment)
         if source is None:
             return None

@@ -1,8 +1,8 @@
-"""``Config``: the configuration of a training run, made into a command line and the keys of a TOML file.
+"""``Config``: the configuration of a training run. Its fields are the command line's options and the TOML file's keys.
 
-Imports the standard library only, because it is read before NumPy may be imported.
+The module imports the standard library only, because the command line is parsed before NumPy may be imported.
 """
-# ruff: noqa: RUF009 (option makes a field)
+# ruff: noqa: RUF009 (`option` returns a dataclass field)
 
 import argparse
 import contextlib
@@ -27,10 +27,10 @@ ALONE = "is on that rank alone, and would die with it; use --resume auto after a
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """The configuration of a training run; UsageError for values out of range or in contradiction.
+    """The configuration of a training run; UsageError if a value is out of range or two options contradict each other.
 
-    A field is an option of ``python -m mpiddp train`` (``batch_size`` is ``--batch-size``), and a key of ``--config``'s
-    TOML file; the command line overrides the file.
+    Each field is an option of ``python -m mpiddp train`` (``batch_size`` is ``--batch-size``), and a key of the TOML
+    file that ``--config`` names. The command line overrides the file.
 
     Examples
     --------
@@ -166,16 +166,16 @@ class Config:
         yield self.device == "cuda", "--virtual-ranks: libraries of GPUs add in an order of their own"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as values for JSON and TOML; those not set as None."""
+        """Return the fields as values for JSON. Fields without a value are None."""
         return {key: str(value) if isinstance(value, Path) else value for key, value in vars(self).items()}
 
 
 _KINDS = {name: (typing.get_args(hint) or (hint,))[0] for name, hint in typing.get_type_hints(Config).items()}
-"""The type of each option; None besides, where it is the default."""
+"""The type of each option's value, without the None of options that have no default."""
 
 
 def _path(text: str) -> Path:
-    if not text:  # which would be the working directory
+    if not text:  # Path("") is the working directory
         raise argparse.ArgumentTypeError("a path has to be given, got ''")
     return Path(text)
 
@@ -189,7 +189,7 @@ def _check_name(name: str, value: str, names: Iterable[str]) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add an option for each field; those that are not given stay out of the namespace."""
+    """Add ``--config`` and an option for each field. The namespace gets only the options that the user gives."""
     parser.add_argument(
         "--config",
         type=Path,
@@ -213,7 +213,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_options(arguments: argparse.Namespace) -> "Config":
-    """Return the configuration of ``--config``, whose keys are read as options, and the command line."""
+    """Return the `Config` of a parsed command line and of the TOML file that its ``--config`` names."""
     given = vars(arguments)
     if "config" in given:
         words, parser = [], argparse.ArgumentParser(exit_on_error=False)
@@ -229,12 +229,13 @@ def read_options(arguments: argparse.Namespace) -> "Config":
 
 
 def resumed_threads(output: Path, ranks: int) -> int | None:
-    """Return the BLAS threads of a run's newest checkpoint, which decide the order of sums.
+    """Return the number of BLAS threads a run had at its newest checkpoint. The number decides the order of sums.
 
-    None if there is no checkpoint of as many ranks (others have other bits anyway), or it does not say.
+    None if there is no checkpoint, if it does not record the number, or if it was made on another number of ranks:
+    the resumed run then gives other bits anyway.
     """
     states: list[Path] = []
-    with contextlib.suppress(OSError):  # `Checkpointer` reports it
+    with contextlib.suppress(OSError):  # `Checkpointer` reports a folder that cannot be read
         states = sorted(output.glob("checkpoints/step-*/state.json"), reverse=True)
     for state in states:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

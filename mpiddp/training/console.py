@@ -1,4 +1,4 @@
-"""What a run prints: its configuration, a line for each epoch, and each rank's warnings."""
+"""The printed output of a run: its configuration, a line for each epoch, and each rank's warnings."""
 
 import contextlib
 import dataclasses
@@ -12,7 +12,7 @@ from .metrics import EpochMetrics
 
 
 def say(text: str) -> None:
-    """Print; a broken pipe or a full disk must not end days of training."""
+    """Print a text and ignore errors: a broken pipe or a full disk must not end days of training."""
     with contextlib.suppress(OSError):
         print(text, flush=True)
 

@@ -35,7 +35,7 @@ _CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy")
 
 
 def collect(version: str) -> dict[str, Any]:
-    """Return a description, as JSON values, the same on every rank; collective."""
+    """Return the description of the job as JSON values, the same on every rank. All ranks call this together."""
     job = default_group()._monitor.job
     world = job.world
     return {
@@ -55,7 +55,7 @@ def collect(version: str) -> dict[str, Any]:
 
 
 def complaints(found: dict[str, Any]) -> list[str]:
-    """Return the likely mistakes, with the cures."""
+    """Return a sentence for each likely mistake in a job's description, with its cure."""
     said = []
     wheels = found["mpi"]["wheels"]
     if len(wheels) > 1:
@@ -93,11 +93,11 @@ def text(found: dict[str, Any]) -> str:
 
 
 def run(version: str, as_json: bool, probe_gpu: bool = False) -> int:
-    """Start MPI, print the description, and return the exit code.
+    """Start MPI, print the description of the job, and return the exit code.
 
-    UsageError if ``probe_gpu`` cannot have a job of its own.
+    UsageError if ``probe_gpu`` is given in a job of several ranks, where the probe cannot start its own job.
     """
-    if probe_gpu:  # in a job of its own, before MPI runs here
+    if probe_gpu:  # the probe starts a job of its own, which works only before MPI runs in this process
         announced = launchers.launch()
         if announced is not None and announced.size > 1:
             raise UsageError("--probe-gpu starts a job of its own: run it alone, without a launcher")
@@ -155,7 +155,7 @@ def _watchdog(job: Job) -> str:
 
 
 def _shared_memory() -> str:
-    """Return the kind of a node's shared memory; collective."""
+    """Return the kind of shared memory that the ranks of a node use. All ranks call this together."""
     with warnings.catch_warnings(record=True, action="always") as caught:
         array = dist.symmetric_empty(1, np.uint8)
     assert array is not None, "every rank is in the default group"
@@ -170,7 +170,10 @@ def _algorithms() -> dict[str, str]:
 
 
 def _ways() -> dict[str, str]:
-    """Let the ranks try the ways of long ordinary arrays, and return what they agree on; collective."""
+    """Return the algorithms that the ranks agree on for long arrays outside symmetric memory, after trying them.
+
+    All ranks call this together.
+    """
     group, ranks = default_group(), dist.get_world_size()
     for size in _TRIED_BYTES if group._link.one_node and ranks > 1 else ():
         x = np.zeros(size // ranks * ranks, np.uint8)

@@ -1,4 +1,4 @@
-"""Metrics: sums over samples and ranks, and the record of an epoch."""
+"""Metrics: loss and correct answers, summed over samples and ranks, and the record of an epoch."""
 
 import dataclasses
 import json
@@ -17,19 +17,20 @@ from mpiddp.typing import Array
 def count_correct(output: Tensor | Array, target: Array) -> Any:
     """Count the samples whose target (N, ...) is the class of the largest output (N, C, ...).
 
-    Of several targets, as in text, the right share counts. A GPU's number is an array without axes, not waited for.
+    A sample with several targets, as in text, counts as the share of its targets that are right. For arrays on a GPU
+    the result is an array without axes, and the call does not wait for the GPU.
     """
     values = output.data if isinstance(output, Tensor) else output
     right: Any = array_namespace(values).count_nonzero(values.argmax(axis=1) == target)
-    right = right if is_device_array(right) else int(right)  # to read a device is to wait for it
+    right = right if is_device_array(right) else int(right)  # int() of a device array would wait for the device
     return right * len(target) / target.size if target.ndim > 1 else right
 
 
 class MetricSum:
-    """Sums (not means) over samples, and over ranks by one short message.
+    """Sums of metrics over samples. One all_reduce of the short array ``sums`` adds those of all ranks.
 
-    With a row for each virtual rank the sums have the same bits on any number of ranks: one rank alone adds to a row,
-    and rows are added at the end.
+    With a row for each virtual rank the sums have the same bits on any number of ranks: only one rank adds to a row,
+    and the rows are added when a sum is read.
 
     >>> tally = MetricSum()
     >>> tally.add(samples=3, loss=1.5, correct=2)
@@ -38,14 +39,14 @@ class MetricSum:
     """
 
     _places: ClassVar = {"samples": 0, "loss": 1, "correct": 2, "stop": 3}
-    """Checkpoints hold the sums in this order; ``stop`` counts the ranks that are asked to stop."""
+    """Index of each sum in a row. Checkpoints hold the sums in this order; ``stop`` counts ranks asked to stop."""
 
     def __init__(self, rows: int = 1) -> None:
-        self.sums = np.zeros(rows * len(self._places))  # float64: millions of samples lose nothing that is shown
+        self.sums = np.zeros(rows * len(self._places))  # float64 is precise enough for sums over millions of samples
         self._unread: list[tuple[int, Array]] = []
 
     def add(self, row: int = 0, /, **amounts: float | Array) -> None:
-        """Add to sums. Numbers on a GPU, which are arrays without axes, are only kept; `read` adds them."""
+        """Add amounts to the sums of a row. Amounts on a GPU are only collected until `read` adds them."""
         for name, amount in amounts.items():
             place = self._places[name] + row * len(self._places)
             if is_device_array(amount):
@@ -54,7 +55,10 @@ class MetricSum:
                 self.sums[place] += amount
 
     def read(self, besides: Sequence[Array] = ()) -> list[float]:
-        """Add the kept numbers of a GPU, and return those of ``besides``, by one wait and one copy for all."""
+        """Add the amounts that `add` collected on the GPU, and return the numbers in ``besides``, also on the GPU.
+
+        All numbers are stacked, so that one copy, which waits for the GPU, fetches them.
+        """
         arrays = [amount for _, amount in self._unread] + list(besides)
         if not arrays:
             return []
@@ -66,7 +70,7 @@ class MetricSum:
         return numbers
 
     def merge(self, other: "MetricSum") -> None:
-        """Add the sums of another one, which may have more rows."""
+        """Add the sums of another `MetricSum`, which may have more rows."""
         for name, place in self._places.items():
             self.sums[place] += other[name]
 
@@ -78,7 +82,7 @@ class MetricSum:
         return float(self.sums[self._places[name] :: len(self._places)].sum())
 
     def mean(self, name: str) -> float:
-        """Return the mean over samples; NaN without any."""
+        """Return the mean of a metric over the samples; NaN if there are no samples."""
         return self[name] / self["samples"] if self["samples"] else float("nan")
 
 
@@ -87,26 +91,26 @@ class EpochMetrics:
     """Metrics of an epoch, the same on every rank except for times."""
 
     epoch: int
-    """Its number, from 1."""
+    """Number of the epoch, from 1."""
     loss: float
-    """Mean over all training samples, each at its step."""
+    """Mean loss over all training samples, each computed in the step that trained on the sample."""
     accuracy: float
     """Share of correctly classified test samples."""
     samples_per_s: float
-    """Training samples of all ranks."""
+    """Training samples of all ranks per second."""
     comm_exposed: float
-    """Share of time in waits for communication; mean over ranks."""
+    """Share of the training time in which a rank waits for communication; mean over ranks."""
     epoch_s: float
-    """The pass over the training data."""
+    """Seconds of the pass over the training data."""
     test_loss: float
-    """Mean over all test samples."""
+    """Mean loss over all test samples."""
     test_s: float
-    """The pass over the test data."""
+    """Seconds of the pass over the test data."""
     lr: float
-    """The rate in the epoch's last step."""
+    """Learning rate of the epoch's last step."""
 
     def as_json(self) -> str:
-        """Return one line of JSON, without line feed; values that are not finite are null."""
+        """Return one line of JSON without a line feed. Values that are not finite become null."""
         values = dataclasses.asdict(self)
         finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
         return json.dumps(finite, allow_nan=False)

@@ -16,10 +16,11 @@ _logger = logging.getLogger(__name__)
 
 
 class TensorBoardEvents:
-    """Event files of TensorBoard, by its package alone; ImportError without it.
+    """Writes TensorBoard's event files with the package tensorboard (no TensorFlow); ImportError if it is missing.
 
-    Every start of a run adds a file, shown as one curve. ``history``, the epochs before a checkpoint, is written if
-    the folder has no events; TensorBoard hides an earlier start's later epochs.
+    Each start of a run adds a file to the folder, and TensorBoard joins the files into one curve. ``history``, the
+    epochs before the checkpoint that the run resumed from, is written only if the folder has no event files yet. If an
+    earlier start got further than the checkpoint, TensorBoard hides its epochs after the checkpoint.
     """
 
     def __init__(self, folder: Path, history: Sequence[EpochMetrics] = ()) -> None:
@@ -50,7 +51,7 @@ class TensorBoardEvents:
 
 
 def tag(name: str) -> str:
-    """Return the name of a metric in TensorBoard.
+    """Return the name under which TensorBoard shows a metric.
 
     >>> tag("loss"), tag("test_loss"), tag("accuracy")
     ('loss/train', 'loss/test', 'accuracy/test')
@@ -61,16 +62,17 @@ def tag(name: str) -> str:
 
 
 class MetricsFiles:
-    """All files of metrics of a run, written on rank 0 from ``history`` on; OSError for unwritable files.
+    """Writes the metrics of each epoch into all files that a run keeps of them. Only rank 0 makes one.
 
-    ``metrics`` is a file with a line of JSON for each epoch, begun anew and flushed after every line; ``output`` gets
-    the same as ``metrics.jsonl`` and, with tensorboard, ``tensorboard/``.
+    ``metrics`` is a file with a line of JSON for each epoch. The folder ``output`` gets the same lines in
+    ``metrics.jsonl`` and, if the package tensorboard is installed, event files in ``tensorboard/``. The JSON files
+    begin with the epochs of ``history`` and are flushed after every line. OSError if a file cannot be opened.
     """
 
     def __init__(self, metrics: Path | None, output: Path | None, history: Sequence[EpochMetrics] = ()) -> None:
         self._written = len(history)
         self._files: dict[Any, Callable[[EpochMetrics], object]] = {}
-        """What writes an epoch into each."""
+        """The open files, each with the function that writes an epoch's metrics into it."""
         for path in filter(None, (metrics, output and output / "metrics.jsonl")):
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("w", buffering=1)
@@ -83,7 +85,7 @@ class MetricsFiles:
                 self._files[events] = events.write
 
     def write(self, history: Sequence[EpochMetrics]) -> None:
-        """Write the new epochs of ``history``; a full disk does not stop the training."""
+        """Write the epochs of ``history`` that are not written yet. A full disk is logged and does not stop the run."""
         for metrics in history[self._written :]:
             for write in self._files.values():
                 try:

@@ -1,4 +1,4 @@
-"""Models of the main job."""
+"""The models that ``python -m mpiddp train --model`` offers by name."""
 # mypy: disable-error-code="no-any-return"
 
 from typing import Any
@@ -9,12 +9,12 @@ from mpiddp.nn import functional as F  # noqa: N812
 
 
 class Net(nn.Module):
-    """PyTorch's MNIST example and the tutorial's network: 28 x 28 pixels, 10 classes, log-probabilities.
+    """The network of PyTorch's MNIST example and distributed tutorial: 28 x 28 pixels, 10 classes, log-probabilities.
 
     Parameters
     ----------
     dropout : float
-        Probability, for channels and later for units.
+        Probability with which a channel of the second convolution, or a unit of the first linear layer, is dropped.
     """
 
     loss_fn = staticmethod(F.nll_loss)
@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 
 def perceptron(nn: Any, hidden: int, dropout: float = 0.5) -> Any:
-    """Return the layers of `MLP`, of ``mpiddp.nn`` or ``torch.nn``."""
+    """Return the layers of `MLP`. ``nn`` is ``mpiddp.nn`` or, in benchmarks, ``torch.nn``."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(784, hidden),
@@ -78,7 +78,7 @@ class ResNet(nn.Module):
     Parameters
     ----------
     dropout : float
-        Probability, for channels before the last layer.
+        Probability with which a channel is dropped before the last layer.
     width : int
         Channels of the first stage; the second has twice as many at half the resolution.
     """
@@ -99,7 +99,10 @@ class ResNet(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions with batch normalization, added to the input, which a convolution fits if need be."""
+    """Two convolutions with batch normalization, whose output is added to the input.
+
+    If the shapes differ, a convolution of size 1 brings the input to the output's shape.
+    """
 
     def __init__(self, channels: int, out_channels: int, stride: int = 1) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What an option of a command line is, and the errors of a request; imports the standard library only."""
+"""Options of a command line as dataclass fields, and the errors of a request. Only the standard library is imported."""
 
 import contextlib
 import dataclasses
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class UsageError(Exception):
-    """A request that cannot be fulfilled; rank 0 alone prints its text, one line."""
+    """A request that cannot be fulfilled. The command prints the text as one line, on rank 0 only."""
 
     exit_code = 2
 
@@ -24,7 +24,10 @@ class RunError(UsageError):
 def refusing(
     prefix: str, *kinds: type[Exception], by: type[UsageError] = UsageError, after: str = ""
 ) -> Iterator[None]:
-    """Raise an error of the block as a `UsageError`, with a prefix before its text and more after it."""
+    """Turn an error of the block into a `UsageError` (or ``by``) with the text prefix + error + ``after``.
+
+    Only errors of the given ``kinds`` are turned.
+    """
     try:
         yield
     except kinds as error:
@@ -33,7 +36,7 @@ def refusing(
 
 class Range(NamedTuple):
     expected: str
-    """The words after "has to be" in an error."""
+    """The words that follow "has to be" in the message of an error, such as "at least 1"."""
     holds: Callable[[Any], bool]
 
 
@@ -51,13 +54,16 @@ def option(
     within: Range | None = None,
     begins: str = "",
 ) -> Any:
-    """Make a dataclass field an option; ``begins`` names the group of ``--help`` whose first one it is."""
+    """Return a dataclass field with an option's description.
+
+    ``begins`` is the title of a group in ``--help`` if the option is the first of that group, else "".
+    """
     metadata = {"begins": begins, "help": text, "choices": choices, "metavar": metavar, "within": within}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean X?"`` if a known name is near; else "".
+    """Return ``"; did you mean X?"`` if ``name`` resembles a known name X; else "".
 
     >>> nearest("epoch", ["lr", "epochs"])
     '; did you mean epochs?'

@@ -1,8 +1,9 @@
-"""The probe for device pointers: it tries each kind of communication in a job of two ranks, which may crash.
+"""The probe for device pointers: it tries calls on GPU arrays, to find out if the MPI library takes their addresses.
 
-``python -m mpiddp info --probe-gpu`` runs it, and keeps the outcomes for this user, MPI library and its transports. The
-job is this module as a program: calls on GPU arrays, compared with the host's. Its rank 0 writes JSON lines: the
-library, that the trial begins, and its outcome.
+``python -m mpiddp info --probe-gpu`` calls `run`. It starts a job of two ranks for each kind of communication, because
+an unsuitable MPI library may crash. The outcomes are kept in a file for this user, MPI library and its transports. The
+job runs this module as a program: it makes calls on GPU arrays and compares the results with those on host arrays. Its
+rank 0 prints lines of JSON, which `_try` reads: the library, the start of the trial, and the outcome.
 """
 
 import contextlib
@@ -33,11 +34,12 @@ from .ranks import of_any_rank
 
 RANKS = 2
 LIMIT_S = 60.0
-"""A job that takes longer counts as failed."""
+"""Seconds that a job of the probe may take. A longer job counts as failed."""
 
 _SHORT = (1, 3_001)
 _LONG = (200_003, 3_000_017)
-"""Numbers of elements. MPI sends short messages at once; long ones it announces or cuts."""
+"""Numbers of elements. MPI libraries send short messages at once, but announce long ones first or send them in parts.
+The probe tries both."""
 _DTYPES = ("bool", "uint8", "int32", "int64", "float32", "float64", "complex64")
 _OPS = (*(op for op in REDUCTIONS if op.name not in ("PREMUL_SUM", "EXACT_SUM")), dist.ReduceOp.PREMUL_SUM(0.5))
 _KINDS = {
@@ -50,7 +52,7 @@ _KINDS = {
         *((length, "float32") for length in _LONG),
     ],
 }
-"""For each kind of communication the lengths and dtypes of the arrays."""
+"""The lengths and dtypes of the arrays that the probe tries, for each kind of communication."""
 
 
 def _remember(key: str, kind: str, outcome: Support) -> None:
@@ -69,9 +71,9 @@ def job_command(kind: str) -> list[str]:
 
 
 def run(command: Callable[[str], Sequence[str]] = job_command, limit_s: float = LIMIT_S) -> dict[str, Support]:
-    """Try every kind, in a job of at most ``limit_s`` seconds each, and write the outcomes to `outcomes_file`.
+    """Try every kind of communication in a job of its own, and write the outcomes to `outcomes_file`.
 
-    UsageError without a launcher, MPI or GPUs.
+    Each job takes at most ``limit_s`` seconds. UsageError if there is no launcher, no working MPI or no GPU.
     """
     outcomes = {}
     for kind in KINDS:
@@ -84,7 +86,7 @@ def _try(command: Sequence[str], limit_s: float) -> tuple[str, Support]:
     began = time.monotonic()
     with refusing("--probe-gpu: a process of the job cannot be ended: ", subprocess.TimeoutExpired):
         job = subprocess.run(
-            ["timeout", "-k5", str(limit_s), *command],  # it ends all that the job has started
+            ["timeout", "-k5", str(limit_s), *command],  # `timeout` signals all processes of its group
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -112,13 +114,16 @@ def _try(command: Sequence[str], limit_s: float) -> tuple[str, Support]:
 
 
 def _last_words(complaint: str) -> str:
-    """Return the line that says how a job ended: Python's own, of a crash, stands before its list of modules."""
+    """Return the line of a job's stderr that says how the job ended, usually the last one.
+
+    After a crash that is Python's line "Fatal Python error", which a stack and a list of modules follow.
+    """
     lines = [line.strip() for line in complaint.splitlines() if line.strip()] or ["it said nothing"]
     return next((line for line in lines if line.startswith("Fatal Python error")), lines[-1])
 
 
 def _end_of(code: int) -> str:
-    """Describe an exit code. Launchers add 128 to the number of a signal."""
+    """Describe an exit code in words. If a signal ended a rank, the launcher returns 128 + the signal's number."""
     number = -code if code < 0 else code - 128
     if number in set(signal.Signals):
         return f"was ended by {signal.Signals(number).name}"
@@ -183,7 +188,7 @@ def _collectives(x: Array) -> Iterator[tuple[str, Array]]:
 
 
 def _wrong(kind: str) -> str | None:
-    """Try all of a kind; return the first call whose result differs on this rank."""
+    """Try all calls of a kind; name the first one whose GPU result on this rank differs from the host's, else None."""
     calls, wrong = {"point_to_point": _point_to_point, "collectives": _collectives}[kind], None
     for length, dtype in _KINDS[kind]:
         x = ((np.arange(length) + dist.get_rank()) % 3).astype(dtype)  # sums and products are exact
@@ -195,7 +200,7 @@ def _wrong(kind: str) -> str | None:
 
 def main(kind: str) -> int:
     os.environ["MPIDDP_CUDA_AWARE"] = "1"
-    for name in ("MPIDDP_ALGORITHM", "MPIDDP_DETERMINISTIC"):  # they may keep calls from device pointers
+    for name in ("MPIDDP_ALGORITHM", "MPIDDP_DETERMINISTIC"):  # these may select algorithms without device pointers
         os.environ.pop(name, None)
     announced, count, fault = launchers.launch(), device.device_count(), device.cuda_fault()
     local_rank = 0 if announced is None else announced.local_rank or 0

@@ -1,4 +1,4 @@
-"""What the ranks of a run tell each other: values, errors, and arrays."""
+"""Exchange values, errors and arrays between the ranks of a run. All ranks call each function together."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ def gathered(value: _T) -> list[_T]:
 
 
 def of_any_rank(text: str | None) -> str | None:
-    """Return the first rank's text that is not None."""
+    """Return the text of the lowest rank whose text is not None; None if all are."""
     return next((each for each in gathered(text) if each is not None), None)
 
 
@@ -32,13 +32,17 @@ def broadcasted(value: _T, src: int) -> _T:
 
 
 def raise_on_all_ranks(action: Callable[[], _T], error_class: type[UsageError] = UsageError) -> _T:
-    """Run an action that may fail on some ranks; UsageError of the first failure on all."""
+    """Run an action that may fail on some ranks. If it fails, all ranks raise the lowest failing rank's error.
+
+    The error that they raise is an ``error_class`` with the text of the original one.
+    """
     fault, result = None, None
     try:
         result = action()
     except (OSError, ValueError, ImportError, UsageError) as error:
         fault = str(error)
-    # With a timeout ranks poll; without, waits for a download would keep cores busy inside MPI.
+    # A barrier with a timeout polls and sleeps. A plain barrier would keep the waiting ranks' cores busy inside MPI
+    # while one rank downloads data.
     dist.barrier(timeout=default_group()._link.timeout_s)
     for rank, text in enumerate(gathered(fault)):
         if text is not None:

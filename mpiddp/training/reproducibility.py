@@ -1,4 +1,4 @@
-"""What decides the last bits of a run's results, besides the trainer's state: checkpoints keep it."""
+"""The facts that decide the last bits of a run's results besides the trainer's state. Checkpoints record them."""
 
 import platform
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,10 @@ from mpiddp.mpi.lazy import MPI
 
 
 def current() -> dict[str, Any]:
-    """Return what the bits of a result depend on. The table of algorithms is left out: it depends on the nodes only."""
+    """Return the facts that the bits of a result depend on.
+
+    The built-in choice of algorithms is left out, because the ranks and nodes determine it.
+    """
     link = default_group()._link
     asked = ",".join(f"{operation}:{name}" for operation, name in sorted(settings.algorithms().items()))
     return {
@@ -29,7 +32,10 @@ def current() -> dict[str, Any]:
 
 
 def differences(then: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, value then and value now."""
+    """Yield name, recorded value and current value of each fact that differs from those in ``then``.
+
+    If the number of ranks differs, the nodes differ anyway and are not yielded.
+    """
     now = current()
     same_ranks = then["ranks"] == now["ranks"]
     for name, value in now.items():

@@ -1,4 +1,4 @@
-"""The main job, ``python -m mpiddp train``: from a `Config` to a trained model, from top to bottom."""
+"""The command ``python -m mpiddp train``. The functions stand in the order in which a run calls them."""
 
 import dataclasses
 import functools
@@ -32,17 +32,19 @@ _logger = logging.getLogger(__name__)
 
 
 def run(config: Config, version: str) -> int:
-    """Train, and return the exit code; starts MPI.
+    """Start MPI, train a model, and return the exit code.
 
-    UsageError, on every rank, is for a configuration that cannot be run; RunError is for a run that failed.
+    Every rank raises UsageError if the configuration cannot be run, and RunError if the run fails.
     """
     began_s = time.monotonic()
     tune_allocator()
-    # Before MPI starts, because it imports CuPy, and the rank gets its GPU.
+    # `cuda_fault` imports CuPy. It has to run before `init_process_group`, which chooses this rank's GPU only if CuPy
+    # is imported.
     no_gpu = "--device cpu" if config.device == "cpu" else cuda_fault()
     dist.init_process_group("nccl" if no_gpu is None else None)
     world = default_group()._link.world
-    # The signals are taken until the end: one that is late on one rank would end the saving.
+    # `StopRequest` handles signals until the job ends. Otherwise a signal that reaches one rank late would kill it
+    # while the ranks save the checkpoint.
     with warnings_of(world.rank, world.size), StopRequest() as stop:
         job = Job(config, stop)
         prepare = functools.partial(_prepare, job, version, began_s, no_gpu)
@@ -53,8 +55,8 @@ def run(config: Config, version: str) -> int:
         if dist.is_initialized():
             dist.destroy_process_group()
     if code == EXIT_CHECKPOINTED:
-        # srun -K terminates ranks that end a moment after the first, and would report that instead; so would a second
-        # SIGUSR1.
+        # After the first rank has ended with this code, srun -K terminates the others and would report the signal
+        # instead of the code. A second SIGUSR1 would have the same effect. The ranks therefore ignore both.
         for each in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(each, signal.SIG_IGN)
     return code
@@ -62,26 +64,29 @@ def run(config: Config, version: str) -> int:
 
 @dataclasses.dataclass
 class Job:
-    """What a run keeps when a rank dies and the others go on."""
+    """The objects of a run that stay when a rank dies and the others go on."""
 
     config: Config
     stop: StopRequest
     point: RestorePoint = dataclasses.field(default_factory=RestorePoint)
     surroundings: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """The contents of ``run.json``."""
+    """The description of the job (`info.collect`), for ``run.json``; empty without ``--output``."""
     data: Split = dataclasses.field(init=False)
     """Training data and test data."""
     checkpointer: Checkpointer | None = None
     files: MetricsFiles | None = None
-    """Written on rank 0; None elsewhere."""
+    """The files of metrics, on rank 0; None on other ranks."""
 
     def survivable(self) -> bool:
-        """Return False if some state is on single ranks only, or on GPUs, with which no death has been tried."""
+        """Return True if the configuration allows the run to go on after the death of a rank.
+
+        With ``--zero`` a death loses a part of the optimizer's state. On GPUs, going on after a death is untested.
+        """
         return not self.config.zero and self.config.device != "cuda"
 
 
 def _prepare(job: Job, version: str, began_s: float, no_gpu: str | None, ranks: int) -> None:
-    """Check the request, load the data, and begin to listen to signals, on spares too."""
+    """Check the request, load the data, and begin to listen to signals. Spare ranks call this too."""
     config, first = job.config, dist.get_rank() == 0
     on_gpu = agree_on_device(config.device, no_gpu)
     job.config = dataclasses.replace(config, device="cuda" if on_gpu else "cpu")
@@ -93,7 +98,8 @@ def _prepare(job: Job, version: str, began_s: float, no_gpu: str | None, ranks: 
     if config.output is not None:
         job.surroundings = info.collect(version)
         job.checkpointer = Checkpointer(job.config, job.surroundings["versions"])
-    # Other nodes may not know the end of the job, and rank 0 may fail before it.
+    # Rank 0 computes the time left and broadcasts it, because other nodes may not know when the Slurm job ends. If rank
+    # 0 raises an error, all ranks do.
     left_s = raise_on_all_ranks(
         lambda: seconds_left(config.max_time, began_s) if first and config.max_time else math.inf
     )
@@ -101,7 +107,10 @@ def _prepare(job: Job, version: str, began_s: float, no_gpu: str | None, ranks: 
 
 
 def _train(job: Job, change: elastic.Change | None) -> int:
-    """Train to the end, and return the exit code; ``change`` is the death that this world goes on after, if any."""
+    """Train until all epochs are done or a stop is requested, and return the exit code.
+
+    After a rank has died, `elastic.go_on` calls this again with the ``change`` of the world.
+    """
     config = job.config
     trainer = _begin(job) if change is None else _go_on(job, change)
     job.point.note(trainer)
@@ -111,7 +120,7 @@ def _train(job: Job, change: elastic.Change | None) -> int:
     skipped = trainer.skipped
     with refusing("", FloatingPointError, by=RunError):
         for ended in trainer.moments(config.epochs):
-            job.point.note(trainer)  # before anything that may fail
+            job.point.note(trainer)  # before any communication, which may fail when a rank dies
             if ended == "epoch" and job.files is not None:
                 say(epoch_line(trainer.history[-1], config.epochs))
                 if left_out := trainer.skipped - skipped:
@@ -126,26 +135,26 @@ def _train(job: Job, change: elastic.Change | None) -> int:
 
 
 def _begin(job: Job) -> Trainer:
-    """Return the trainer of a run that begins, or resumes from a checkpoint."""
+    """Return the trainer of a run that begins anew or resumes from a checkpoint."""
     trainer = build_trainer(job.config, job.data, stop=job.stop)
     if job.checkpointer is not None:
         raise_on_all_ranks(job.checkpointer.claim)
         job.checkpointer.resume(trainer)
-        # Last: a refused run leaves the folder's description as it was.
+        # The description is written last, so that a run that is refused leaves the folder's files as they were.
         first = dist.get_rank() == 0
         raise_on_all_ranks(lambda: describe(job.config, job.surroundings) if first else None)
     return trainer
 
 
 def _go_on(job: Job, change: elastic.Change) -> Trainer:
-    """Return the trainer of a run that goes on from the most advanced rank's state, after a death."""
+    """Return the trainer of a run that goes on after a death, with the state of the most advanced rank."""
     config, first = job.config, dist.get_rank() == 0
     snapshot = job.point.farthest()
     if snapshot is None:
         if first:
             _logger.warning("%s before the first step; beginning anew with %d ranks", change, change.size)
         if len(change.died) == change.before and job.checkpointer is not None:
-            # Without survivors the spares have the checkpoints only.
+            # All ranks that trained have died, so the spares can go on only from a checkpoint.
             job.config = dataclasses.replace(config, resume="auto")
             job.checkpointer = Checkpointer(job.config, job.surroundings["versions"])
         return _begin(job)
@@ -167,7 +176,7 @@ def _go_on(job: Job, change: elastic.Change) -> Trainer:
 def _open_files(job: Job, trainer: Trainer) -> None:
     if dist.get_rank() == 0:
         job.files = job.files or MetricsFiles(job.config.metrics, job.config.output, trainer.history)
-        job.files.write(trainer.history)  # another rank may have completed one more epoch
+        job.files.write(trainer.history)  # after a death, the state may be of a rank that was an epoch ahead
 
 
 def _stop(job: Job, trainer: Trainer) -> int:
@@ -193,6 +202,6 @@ def _finish(job: Job, trainer: Trainer) -> int:
     if first:
         say(f"saved {path}" if output else "no --output DIR, so the model is not saved")
     if job.checkpointer is not None:
-        # After the model, which is saved even if the last checkpoint cannot be written.
+        # The model is saved first: `finish` raises an error if the last checkpoint could not be written.
         job.checkpointer.finish()
     return 0

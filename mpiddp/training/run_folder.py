@@ -17,15 +17,16 @@ from .checkpoint import sweep
 from .config import Config
 
 _PATIENCE_S = 5.0
-"""How long the ranks of a killed launcher may take to end."""
+"""Seconds to wait for the lock. The ranks of an earlier run whose launcher was killed take that long to end."""
 _LOOK_S = 0.1
 
 
 def locked(folder: Path) -> IO[str]:
-    """Return a file with which this process has the right to write in a run's folder, by ``flock``, until it is closed.
+    """Lock a run's folder for this process, and return the open file ``lock``, which holds the lock until it is closed.
 
-    Two runs would remove each other's unfinished checkpoints and mix their metrics. A file system without locks has
-    none, silently. The file ``lock`` names its owner, and so does BlockingIOError.
+    Without the lock two runs would remove each other's unfinished checkpoints and mix their metrics. On a file system
+    that has no ``flock``, the function returns without a lock and says nothing. BlockingIOError if another run holds
+    the lock; its text names the owner, which the file names too.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file, given_up_at = (folder / "lock").open("a+"), time.monotonic() + _PATIENCE_S
@@ -50,13 +51,16 @@ def _taken(file: IO[str]) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
-    except OSError:  # there are no locks
+    except OSError:  # the file system has no locks
         pass
     return True
 
 
 def describe(config: Config, surroundings: Mapping[str, Any]) -> None:
-    """Write ``config.json`` and ``run.json`` (`mpiddp.training.info` and the commits of the code) in the folder."""
+    """Write ``config.json`` and ``run.json`` into ``config.output``.
+
+    ``run.json`` holds ``surroundings`` (of `mpiddp.training.info`), the commits of the code and the time of the start.
+    """
     assert config.output is not None, "there is a folder"
     sweep(config.output)
     commits = {"mpiddp": git_commit(Path(__file__)), "working directory": git_commit(Path.cwd())}
@@ -66,11 +70,14 @@ def describe(config: Config, surroundings: Mapping[str, Any]) -> None:
 
 
 _LIMIT_S = 5.0
-"""How long git may take, which is slow on a network file system."""
+"""Seconds that a git command may take. Git is slow on a network file system."""
 
 
 def git_commit(path: Path) -> str | None:
-    """Return the commit of a file's repository, ``-dirty`` if files differ; None without git or an unknown file."""
+    """Return the current commit of the repository of a file, with ``-dirty`` appended if tracked files are changed.
+
+    None if git is not installed or does not track the file.
+    """
     folder, name = (path, ".") if path.is_dir() else (path.parent, path.name)
     if not _git(folder, "ls-files", "--", name):
         return None

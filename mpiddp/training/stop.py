@@ -1,4 +1,4 @@
-"""Requests to stop a run, asked for once a step: signals, and a deadline."""
+"""Requests to stop a run: signals and a deadline. The trainer checks for a request once a step."""
 
 import contextlib
 import math
@@ -13,7 +13,9 @@ from .options import UsageError
 
 
 def parse_duration(text: str) -> float | None:
-    """Return seconds, of a number of them, ``M:SS`` or ``H:MM:SS``; None for ``slurm``; UsageError.
+    """Return the seconds of a duration such as ``90``, ``M:SS`` or ``H:MM:SS``; None for ``slurm``.
+
+    UsageError for any other text.
 
     >>> parse_duration("1:30:00")
     5400.0
@@ -28,7 +30,10 @@ def parse_duration(text: str) -> float | None:
 
 
 def seconds_left(max_time: str, began_s: float) -> float:
-    """Return the seconds until the end; UsageError for ``slurm`` without an announced one."""
+    """Return the seconds until the run, which began at ``began_s``, has to end by ``--max-time``.
+
+    UsageError if ``max_time`` is ``slurm``, but the environment does not say when the Slurm job ends.
+    """
     seconds = parse_duration(max_time)
     if seconds is not None:
         return began_s + seconds - time.monotonic()
@@ -42,14 +47,14 @@ def seconds_left(max_time: str, began_s: float) -> float:
 
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-"""Batch systems send SIGUSR1 before the time limit, on request, and SIGTERM at it."""
+"""Signals that ask a run to stop. Batch systems send SIGTERM at the time limit and, on request, SIGUSR1 before it."""
 
 
 class StopRequest(contextlib.ExitStack):
-    """Records the first signal that asks a run to stop; a second Ctrl-C interrupts at once.
+    """Records the first signal that asks a run to stop. A second Ctrl-C raises KeyboardInterrupt at once.
 
-    It is for the main thread. At first it takes SIGUSR1 alone, which MPICH's MPI_Init has begun to ignore; `listen`
-    takes the others, too.
+    Only the main thread can make one, because it installs signal handlers. At first it handles SIGUSR1 alone, which
+    MPICH ignores from MPI_Init on; `listen` installs the handlers of the other signals, too.
     """
 
     def __init__(self) -> None:
@@ -62,9 +67,9 @@ class StopRequest(contextlib.ExitStack):
         self._take(signal.SIGUSR1)
 
     def listen(self, end_s: float = math.inf, margin_s: float = 0) -> None:
-        """Take all signals, and stop ``margin_s`` before ``time.monotonic()`` is ``end_s``.
+        """Handle all of `STOP_SIGNALS`, and request a stop ``margin_s`` before ``time.monotonic()`` reaches ``end_s``.
 
-        A step is taken to last as long as the longest one so far.
+        The estimate assumes that each step lasts as long as the longest one so far.
         """
         self._latest_s = end_s - margin_s
         self._take(*STOP_SIGNALS)
@@ -74,10 +79,10 @@ class StopRequest(contextlib.ExitStack):
             self.callback(signal.signal, each, signal.signal(each, self._remember))
 
     def __call__(self) -> bool:
-        """Return True if this rank is asked to stop; called once a step."""
+        """Return True if this rank is asked to stop. The trainer calls this once a step."""
         now_s = time.monotonic()
         self._asked_s, self._longest_s = now_s, max(self._longest_s, now_s - self._asked_s)
-        # Twice: the current step has to end, and another one would follow.
+        # Two steps have to fit into the time left: the current one, and the next, in which the trainer asks again.
         self.late = self.late or now_s + 2 * self._longest_s >= self._latest_s
         return self.number != 0 or self.late
 

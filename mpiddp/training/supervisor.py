@@ -1,7 +1,7 @@
-"""``python -m mpiddp run``: starts a job again when it ends badly, as torchrun's ``--max-restarts`` does.
+"""``python -m mpiddp run``: start a job again when it fails, as torchrun's ``--max-restarts`` does.
 
-It runs beside the launcher, without MPI. The job has ended well if its launcher returns 0 and its marker says so (see
-`mpiddp.faults.marker`).
+The supervisor is the launcher's parent process and does not use MPI. A job has ended well if its launcher returns 0 and
+its marker file says that all ranks have ended (see `mpiddp.faults.marker`).
 """
 
 import argparse
@@ -27,14 +27,16 @@ from .options import UsageError, refusing
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _FINAL = (UsageError.exit_code, EXIT_CHECKPOINTED, EXIT_INTERRUPTED)
-"""Exit codes after which the same command would do the same, or the batch system starts it again."""
+"""Exit codes after which the job is not started again. The same command would fail again (a wrong request), the batch
+system starts it again (after a checkpoint), or the user interrupted it."""
 _FRUITLESS = 2
-"""Restarts without progress that end the attempts."""
+"""The supervisor gives up after this many restarts in a row without progress."""
 _LOOK_S, _GRACE_S = 0.1, 10.0
 _PAUSES_S = (1.0, 5.0, 25.0, 60.0)
-"""Seconds to wait before each restart in a row; the last one repeats. A host that is away needs time to come back."""
+"""Seconds to wait before the first restart, the second, and so on; the last pause repeats. A failed host needs time to
+come back."""
 _LONG_S = 60.0
-"""After a job that ran for longer, the pauses begin anew."""
+"""If a job has run for more than this many seconds, the next pause is the first of `_PAUSES_S` again."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -73,15 +75,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 _TRAIN = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-"""The options of ``train`` that matter here; the launcher may have others of the same names."""
+"""Parses the options of ``train`` that the supervisor needs. It gets only the words after ``mpiddp train``, because the
+launcher may have options of the same names."""
 for _name in ("--output", "--config", "--resume"):
     _TRAIN.add_argument(_name, nargs="?")
 
 
 class Command:
-    """The command of a job.
+    """The command line of a job: the launcher and the program.
 
-    UsageError for ``mpiddp train`` without ``--output``, which could only begin anew.
+    UsageError for ``mpiddp train`` without ``--output`` or ``--config``: it has no checkpoints to go on from.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -93,7 +96,7 @@ class Command:
             raise UsageError("train needs --output DIR to go on from its last checkpoint when it is started again")
 
     def again(self) -> list[str]:
-        """Return the command line of a restart: a ``train`` without ``--resume`` gets ``--resume auto``."""
+        """Return the command line for a restart. ``mpiddp train`` without ``--resume`` gets ``--resume auto``."""
         return [*self.words, "--resume", "auto"] if self._given and not self._given.resume else self.words
 
     def checkpoints(self) -> Path | None:
@@ -102,11 +105,11 @@ class Command:
 
 class _End(NamedTuple):
     code: int
-    """The launcher's; 128 and the signal's number if a signal ended it."""
+    """The launcher's exit code, or 128 plus the signal's number if a signal ended the launcher."""
     marked: str
-    """Content of the marker; empty if no rank has written it."""
+    """Content of the marker file; empty if no rank has written the file."""
     lost: bool
-    """Ended by the supervisor, because rank 0 showed no life."""
+    """True if the supervisor ended the job, because rank 0 no longer renewed the marker file."""
 
     @property
     def well(self) -> bool:
@@ -114,19 +117,23 @@ class _End(NamedTuple):
 
 
 class Supervisor:
-    """Starts a job, and starts it again when it ends badly.
+    """Starts a job, and starts it again when it fails.
 
-    New files in ``watched`` are progress; without ``watched`` every start that a rank has seen counts as progress.
+    A start has made progress if it left new files in the folder ``watched``. If ``watched`` is None, every start in
+    which rank 0 wrote the marker file ``path`` counts as progress.
     """
 
     def __init__(self, command: Command, watched: Path | None, path: Path, lost_after_s: float) -> None:
         self._command, self._watched, self._path, self._lost_after_s = command, watched, path, lost_after_s
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
-        """A signal has asked for the end."""
+        """True once this process has received a signal that ends the job."""
 
     def run(self, restarts: int) -> int:
-        """Return the exit code of the last attempt; the launcher gets the signals of this process meanwhile."""
+        """Run the job, with up to ``restarts`` restarts, and return the exit code of the last attempt.
+
+        Meanwhile this process forwards the signals of `_FORWARDED` to the launcher.
+        """
         with contextlib.ExitStack() as stack:
             for number in _FORWARDED:
                 stack.callback(signal.signal, number, signal.signal(number, self._forward))
@@ -158,7 +165,8 @@ class Supervisor:
                 _say(f"the job {how} {took}; it is not started again")
                 return end.code or 1
             made = bool(end.marked) and (self._watched is None or self._newest() > before)
-            # Of a program that has run before, a start that no rank has seen says nothing.
+            # No rank has written the marker, although ranks did in an earlier start: the launcher failed, perhaps
+            # because a host is away. Such a start does not count as fruitless.
             away = ran and not end.marked
             ran = ran or bool(end.marked)
             fruitless = 0 if made or start == 0 else fruitless + (not away)
@@ -174,7 +182,7 @@ class Supervisor:
         return end.code or 1
 
     def _pause(self, pause_s: float) -> bool:
-        """Wait; return False if a signal asks for the end meanwhile."""
+        """Wait before a restart; return False if a signal asks for the end meanwhile."""
         _say(f"it is started again in {pause_s:g} s")
         until = time.monotonic() + pause_s
         while time.monotonic() < until and not self._stopped:
@@ -182,7 +190,7 @@ class Supervisor:
         return not self._stopped
 
     def _job(self, words: Sequence[str]) -> _End:
-        """Run the job once. After a bad end, none of its processes on this machine is left."""
+        """Run the job once. If it fails, kill those of its processes on this machine that are left."""
         self._path.write_text("")
         environment = os.environ | {rank_process.MARKERS[0]: str(self._path)}
         try:
@@ -202,7 +210,7 @@ class Supervisor:
         return end
 
     def _wait(self, process: subprocess.Popen[bytes]) -> bool:
-        """Return True if this process brought the end about."""
+        """Wait until the launcher ends. Return True if this process ended it, because rank 0 showed no life."""
         renewed, since_s = 0, time.monotonic()
         while process.poll() is None:
             time.sleep(_LOOK_S)
@@ -219,13 +227,19 @@ class Supervisor:
         return False
 
     def _marker(self) -> tuple[int, str]:
-        """Return time in nanoseconds and content; nothing while the file is away: the job may write it again."""
+        """Return the marker file's modification time in nanoseconds, and its content.
+
+        Return (0, "") while the file cannot be read; the job may write it again.
+        """
         with contextlib.suppress(OSError):
             return self._path.stat().st_mtime_ns, self._path.read_text()
         return 0, ""
 
     def _kill_members(self) -> None:
-        """Kill the processes that inherited the marker: launchers put ranks into sessions of their own."""
+        """Kill all processes of this machine that inherited the marker's environment variable from the job.
+
+        Killing a process group would not reach them, because launchers put ranks into sessions of their own.
+        """
         marks = {f"{name}={self._path}".encode() for name in rank_process.MARKERS}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -238,7 +252,7 @@ class Supervisor:
             self._process.send_signal(number)
 
     def _newest(self) -> int:
-        """Return the time of the newest file in ``watched``, in nanoseconds, or 0."""
+        """Return the modification time of the newest file in ``watched``, in nanoseconds; 0 if there is none."""
         newest = 0
         if self._watched is not None:
             for path in self._watched.rglob("[!.]*"):
@@ -250,7 +264,7 @@ class Supervisor:
 
 @contextlib.contextmanager
 def _marker_file() -> Iterator[Path]:
-    """Make the marker in the working directory, which other nodes see, too."""
+    """Make the marker file in the working directory, because rank 0 may be on another node that sees that folder."""
     with refusing("the working directory cannot be written (", OSError, after="): run in a folder that all nodes see"):
         descriptor, name = tempfile.mkstemp(prefix=".mpiddp-run-", dir=Path.cwd())
     os.close(descriptor)

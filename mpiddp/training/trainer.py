@@ -30,14 +30,14 @@ from .metrics import EpochMetrics, MetricSum, count_correct
 from .ranks import gathered
 
 MAX_SKIPPED = 100
-"""Steps in a row that may be skipped, if an epoch has more of them."""
+"""A run stops when it skips this many steps in a row, or all steps of an epoch if that is fewer."""
 _NUMBERS = ("epoch", "step", "skipped", "_skipped_in_a_row", "_last_lr", "_epoch_s", "_epoch_exposed_s")
-"""Attributes that a checkpoint holds as they are."""
+"""Names of the attributes whose values a checkpoint holds unchanged, without the leading underscore."""
 _MOST_NAMES = 5
 
 
 class Batch(NamedTuple):
-    """The part of a batch that this rank has. If the part has no samples, inputs and targets are placeholders."""
+    """One rank's part of a batch. If the part has no samples, ``inputs`` and ``targets`` are placeholders."""
 
     inputs: Any
     targets: Array
@@ -46,42 +46,44 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Trainer:
-    """Trains a model on all ranks in synchronous steps, each of which sends the gradients and 32 bytes.
+    """Trains a model on all ranks in synchronous steps. A step sends the gradients and 32 bytes of metrics.
 
-    The gradient of a step is that of the mean loss over all samples of all ranks: of ``n`` samples in a batch, ``n0``
-    in the step's first and ``T`` in all, a batch's loss is multiplied by ``n / n0``, and the sum of the gradients by
-    ``n0 / T`` during reduction.
+    The gradient of a step is that of the mean loss over all samples of all ranks. A rank multiplies the mean loss of
+    each of its batches by ``n / n0`` before backward, and the reduction multiplies the rank's gradients by ``n0 / T``:
+    ``n`` is the number of this rank's samples in the batch, ``n0`` that in the first batch of the step, and ``T`` the
+    number of all samples of the step on all ranks.
 
     Parameters
     ----------
     model : DistributedDataParallel
     optimizer : Optimizer
     train_loader : DataLoader
-        (inputs, targets), equally many on every rank.
+        Loader of (inputs, targets) whose batch sampler is a `GlobalBatchSampler`: all ranks get equally many batches.
     test_loader : DataLoader
-        Each test sample on one rank. The samplers of both loaders are each a `GlobalBatchSampler`.
+        Loader of (inputs, targets) that gives each test sample to one rank, also by a `GlobalBatchSampler`.
     config : Config
-        Its ``accumulate`` is the number of batches of a step; the last step of an epoch takes the rest. ``clip_norm``
-        limits all averaged gradients together. Of steps whose loss or gradients are not finite, ``on_nan`` skips at
-        most `MAX_SKIPPED` in a row, and fewer than an epoch has.
+        ``accumulate`` is the number of batches of a step; the last step of an epoch takes the rest. ``clip_norm``
+        limits the norm of all averaged gradients together. With ``on_nan="skip"`` a step whose loss or gradients are
+        not finite changes nothing; the run fails at `MAX_SKIPPED` such steps in a row, or at a whole epoch of them.
     stop : callable, optional
-        It is asked once a step. If it is true on one rank, all ranks stop after this step.
+        Function that is called once a step. If it returns True on one rank, all ranks stop after that step.
     scheduler : LRScheduler, optional
-        Advances after skipped steps, too.
+        Schedule of the learning rate, which advances after every step, even a skipped one.
 
     Attributes
     ----------
     loss_fn, correct_fn : callable
-        Mean loss, a Tensor, and number of correct samples, of output and targets. They are the model's, if it has some.
+        Functions of output and targets: the mean loss, a Tensor, and the number of correct samples. The model's
+        attributes of these names are used, if it has them.
     compression : PowerSGDState or None
-        Each rank's own memory, if the communication hook is PowerSGD's.
+        State of the communication hook if that is PowerSGD's; it differs between ranks.
     epoch, step, skipped : int
-        Completed; steps include skipped ones.
+        Numbers of completed epochs, of steps including the skipped ones, and of skipped steps.
     running : MetricSum
         Sums over the samples of all ranks in the current epoch.
     history : list of EpochMetrics
     stopped : bool
-        True, on all ranks, if one was told to stop.
+        True, on all ranks, once `stop` has returned True on one of them.
 
     Examples
     --------
@@ -100,7 +102,7 @@ class Trainer:
     scheduler: LRScheduler | None = None
 
     def __post_init__(self) -> None:
-        # Cross entropy is right for log-probabilities, too: softmax inverts their logarithm.
+        # Cross entropy is right for log-probabilities, too: its log-softmax leaves them unchanged.
         self.loss_fn: Callable[[Any, Array], Tensor] = getattr(self.model.module, "loss_fn", F.cross_entropy)
         self.correct_fn: Callable[[Any, Array], float] = getattr(self.model.module, "correct_fn", count_correct)
         self.epoch = self.step = self.skipped = 0
@@ -111,15 +113,16 @@ class Trainer:
         self.compression = hook_state if isinstance(hook_state, PowerSGDState) else None
         self._skipped_in_a_row = 0
         self._last_lr = float(self.optimizer.param_groups[0]["lr"])
-        # Seconds of the current epoch, of all runs that have trained in it.
+        # Seconds spent in the current epoch, including those before a checkpoint that the run resumed from.
         self._epoch_s = self._epoch_exposed_s = 0.0
         self._on_device = any(is_device_array(p.data) for p in self.model.module.parameters())
         self._mixes_samples = any(isinstance(module, SyncBatchNorm) for module in self.model.module.modules())
 
     def moments(self, epochs: int) -> Iterator[Literal["step", "epoch"]]:
-        """Train until ``epochs`` epochs are completed, or `stop` is true; yield what has just ended.
+        """Train until ``epochs`` epochs are completed or a rank's `stop` returns True.
 
-        That is the same on every rank, so the ranks may communicate before they go on.
+        Yield "step" after each step and "epoch" after each epoch. All ranks yield the same, so the caller may
+        communicate with the other ranks before it continues.
         """
         while self.epoch < epochs and not self.stopped:
             self.model.module.train()
@@ -138,9 +141,9 @@ class Trainer:
             yield "epoch"
 
     def evaluate(self) -> MetricSum:
-        """Return ``loss`` and ``correct`` summed over the test samples of all ranks.
+        """Return ``loss`` and ``correct`` summed over the test samples of all ranks. All ranks call this together.
 
-        All ranks test rank 0's model: its running statistics are broadcast.
+        Rank 0 broadcasts its buffers (running statistics) first, so that all ranks test the same model.
         """
         tally = MetricSum(rows=self.model.virtual_ranks or 1)
         broadcast_arrays(list(self.model.module.buffers()), default_group())
@@ -154,49 +157,57 @@ class Trainer:
         return tally
 
     def arrays(self) -> dict[str, Array]:
-        """Return the live arrays of model and optimizer that are equal on every rank, by name."""
+        """Return the arrays of model and optimizer that are equal on every rank, by name, without copying them."""
         found = {f"model.{name}": x for name, x in self.model.module.state_dict().items()}
         if not isinstance(self.optimizer, ZeroRedundancyOptimizer):
             found |= _by_names(self.optimizer.state_dict()["state"])
         return found
 
     def own_arrays(self) -> dict[str, Array]:
-        """Return the live arrays of this rank alone: its shard of the optimizer's state, and `compression`."""
+        """Return the arrays that only this rank has, by name, without copying them.
+
+        They are its shard of a `ZeroRedundancyOptimizer`'s state, and the arrays of `compression`.
+        """
         found = _by_names(self.optimizer.shard()) if isinstance(self.optimizer, ZeroRedundancyOptimizer) else {}
         return found | flatten(self._states(), "stateful")[1]
 
     def wants(self, name: str, rank: int, ranks: int) -> bool:
-        """Return True if this rank needs an array that ``rank`` of ``ranks`` alone held (see `own_arrays`)."""
+        """Return True if this rank needs an array of a checkpoint that only ``rank`` of ``ranks`` ranks saved.
+
+        `own_arrays` names such arrays.
+        """
         if name.startswith("optimizer."):
             optimizer, number = self.optimizer, int(name.split(".")[1])
             return not isinstance(optimizer, ZeroRedundancyOptimizer) or number in optimizer.owned()
         return get_rank() % ranks == rank
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all other state, as JSON values; collective."""
+        """Return the state outside of `arrays` and `own_arrays`, as JSON values. All ranks call this together."""
         return self.common_state() | {"stateful": gathered(flatten(self._states(), "stateful")[0])}
 
     def common_state(self) -> dict[str, Any]:
-        """Return `state_dict` without the other ranks' state."""
+        """Return `state_dict` without the ``compression`` of the other ranks. No communication is needed."""
         return {
             **{name.lstrip("_"): getattr(self, name) for name in _NUMBERS},
             "loader": self.train_loader.state_dict(),
             "running": self.running.sums.tolist(),
             "history": [dataclasses.asdict(metrics) for metrics in self.history],
             "schedule": [self.step if self.scheduler is None else self.scheduler.last_epoch, self._steps_an_epoch()],
-            # The base class's method, because a sharded optimizer's needs the whole state collected first.
+            # `ZeroRedundancyOptimizer.state_dict` works only after its whole state was collected, so the method of the
+            # base class is called.
             "param_groups": Optimizer.state_dict(self.optimizer)["param_groups"],
-            "random": [],  # older mpiddp looks for it; each step draws from seed, rank and number
+            "random": [],  # for older versions of mpiddp; dropout now depends only on seed, rank and step
             "stateful": [flatten(self._states(), "stateful")[0]],
             "bucket_order": self.model.bucket_order(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """Continue from `state_dict` and `arrays`, also in the middle of an epoch.
+        """Continue from the results of `state_dict`, `arrays` and `own_arrays`, also in the middle of an epoch.
 
-        As many ranks continue to the same bits. With another number no sample of the epoch is lost or repeated, and a
-        new rank takes the `compression` of another. Of `own_arrays` each rank needs those that it `wants`. RuntimeError
-        or ValueError if model, optimizer or data do not fit the state.
+        With the same number of ranks training continues to the same bits. With another number no sample of the epoch
+        is lost or repeated, and an added rank takes the `compression` of an old one. Each rank needs only those of
+        `own_arrays` for which `wants` returns True. RuntimeError or ValueError if the state does not fit the model,
+        optimizer or data.
         """
         self.model.module.load_state_dict(
             {name.removeprefix("model."): x for name, x in arrays.items() if name.startswith("model.")}
@@ -218,12 +229,13 @@ class Trainer:
             mine = unflatten(states[get_rank() % len(states)], arrays)
             if "compression" in mine:
                 self.compression.load_state_dict(mine["compression"])
-        # Older mpiddp has not saved these.
+        # Checkpoints of older versions of mpiddp lack these keys.
         state = {"skipped": 0, "skipped_in_a_row": 0, "last_lr": self._last_lr, **state}
         for name in _NUMBERS:
             setattr(self, name, state[name.lstrip("_")])
         if self.scheduler is not None:
-            # The schedule is this run's, which may have changed; the position is the checkpoint's, in epochs.
+            # The options of the schedule are this run's and may have changed. Its position is the checkpoint's,
+            # converted by way of epochs, because an epoch may have another number of steps now.
             position, steps = state.get("schedule", (self.step, self._steps_an_epoch()))
             self.scheduler.step(round(position * self._steps_an_epoch() / steps))
         self.history = [EpochMetrics(**metrics) for metrics in state["history"]]
@@ -257,11 +269,11 @@ class Trainer:
         return -(-len(self.train_loader) // self._window())
 
     def _window(self) -> int:
-        """Return how many batches of the loader make a step."""
+        """Return the number of the loader's batches in a step."""
         return len(self.model.own_virtual_ranks) if self.model.virtual_ranks else self.config.accumulate
 
     def _make_step(self, first: Batch, following: Iterator[Batch]) -> None:
-        """Make a step of ``first`` and up to ``accumulate`` - 1 that follow."""
+        """Make a step with the batch ``first`` and the next `_window` - 1 of ``following``, or those that are left."""
         self._last_lr, exposed_before_s = float(self.optimizer.param_groups[0]["lr"]), self.model.exposed_s
         nn.random.set_step(self.step)
         virtual_ranks = self.model.virtual_ranks
@@ -277,7 +289,8 @@ class Trainer:
         tally.add(stop=self.stop())
         with self._part_of_step(batch, reference if samples else 0, total, last=True):
             loss = self._forward(batch, tally)
-            # Metrics are sent before backward, to arrive during it; with a GPU after it, because reading them waits.
+            # Without a GPU the metrics are sent before backward, which overlaps with their reduction. With a GPU they
+            # are sent after backward, because reading the loss waits for the GPU.
             early = None if self._on_device else self._summing(tally)
             self._backward(loss, 1 if virtual_ranks else batch.share.samples / reference)
         broken = self._broken(tally)
@@ -309,30 +322,34 @@ class Trainer:
 
     @contextmanager
     def _alone(self, samples: int, total: int) -> Iterator[None]:
-        """Send no gradients, but tell layers that average over ranks in forward this rank's weight."""
+        """Send no gradients in this block. Layers that average over ranks in forward still get this rank's weight."""
         with self.model.no_sync(), self.model.weighted(samples, total) if self._mixes_samples else nullcontext():
             yield
 
     @staticmethod
     def _summing(tally: MetricSum) -> tuple[bool, Work]:
-        """Start to sum all ranks' metrics; return True for a finite loss on this rank, and the Work."""
+        """Start to sum the metrics over all ranks. Return whether this rank's loss is finite, and the Work."""
         tally.read()
         return bool(np.isfinite(tally["loss"])), tally.all_reduce()
 
     def _broken(self, tally: MetricSum) -> list[str]:
-        """Name parameters whose averaged gradient is not finite; read pending device numbers, too."""
+        """Return the names of parameters whose averaged gradient is not finite.
+
+        With a GPU the same copy to the host also reads the metrics that ``tally`` has collected.
+        """
         named = [(name, p.grad) for name, p in self.model.module.named_parameters() if p.grad is not None]
         if not self._on_device:
             return [name for name, grad in named if not is_finite(grad)]
         squares = [grad.reshape(-1) @ grad.reshape(-1) for _, grad in named]
         found = zip(named, tally.read(squares), strict=True)
-        # Averaged gradients are the same on all ranks, and so is the result.
+        # Averaged gradients are the same on all ranks, so all ranks return the same names. A sum of squares may be
+        # infinite by overflow; `is_finite` then decides.
         return [name for (name, grad), square in found if not (np.isfinite(square) or is_finite(grad))]
 
     def _skip(self, broken: list[str], finite: bool, last: Batch) -> None:
-        """Leave out a step with ``broken`` gradients, or a loss that is not ``finite`` on some rank.
+        """Leave out a step, because of ``broken`` gradients or because the loss is not ``finite`` on some rank.
 
-        Raise if that is not wanted or goes on for too long.
+        FloatingPointError if `config.on_nan` is "stop", or if too many steps in a row were left out.
         """
         self._skipped_in_a_row += 1
         too_many = self._skipped_in_a_row >= min(MAX_SKIPPED, self._steps_an_epoch())
@@ -341,14 +358,14 @@ class Trainer:
             many = "" if self.config.on_nan == "stop" else f"{self._skipped_in_a_row} steps in a row were left out: "
             raise FloatingPointError(f"{many}{what} at step {self.step + 1} (epoch {self.epoch + 1}), with {cause}")
         self.skipped += 1
-        if self.compression is not None:  # the gradient has spoilt it
+        if self.compression is not None:  # the values that are not finite have entered the hook's memory
             self.compression.error_dict.clear()
             self.compression.q_memory_dict.clear()
 
     def _faults(self, broken: list[str], finite: bool, last: Batch) -> tuple[str, str]:
-        """Name the values that are not finite, their ranks, and the likely cause.
+        """Return two texts for an error: the values that are not finite with their ranks, and the likely cause.
 
-        Collective; it discards the gradients.
+        All ranks call this together. It may compute the last batch again, which changes the gradients.
         """
         spoilt = [name for name, p in self.model.module.named_parameters() if not is_finite(p.data)]
         if ranks := _ranks_where(not finite):
@@ -372,18 +389,21 @@ class Trainer:
         return what, cause
 
     def _forward(self, batch: Batch, tally: MetricSum) -> Tensor | None:
-        """Return a batch's mean loss and count it; None without samples."""
+        """Return the mean loss of a batch, and add it to ``tally``; None if this rank has no samples in the batch.
+
+        With `SyncBatchNorm` every rank runs the model, even without samples.
+        """
         if not (batch.share.samples or self._mixes_samples):
             self.model.skip_forward()
             return None
         return self._count(self.model, batch, tally)
 
     def _count(self, model: nn.Module, batch: Batch, tally: MetricSum) -> Tensor:
-        """Return the mean loss of a model on a batch, and add it and the correct samples to the sums."""
+        """Return the mean loss of a model on a batch; add the loss and the number of correct samples to ``tally``."""
         inputs, targets, share = batch
         if self._on_device:
             inputs, targets = map_nested(upload, (inputs, targets), np.ndarray)
-        if not share.samples:  # the other ranks' layers wait for this rank's sums, of an empty batch
+        if not share.samples:  # in SyncBatchNorm the other ranks wait for this rank, so it runs an empty batch
             inputs, targets = inputs[:0], targets[:0]
         with _no_mean_of_nothing(share.samples):
             output = model(inputs)
@@ -416,14 +436,15 @@ def _by_names(state: Mapping[int, Mapping[str, Array]]) -> dict[str, Array]:
 
 
 def _no_mean_of_nothing(weight: float) -> AbstractContextManager[Any]:
-    """Silence NumPy about the mean loss of an empty batch, NaN of weight 0."""
+    """Silence NumPy's warnings if ``weight`` is 0: the mean loss of an empty batch is NaN."""
     return nullcontext() if weight else np.errstate(divide="ignore", invalid="ignore")
 
 
 def is_finite(x: Array) -> bool:
-    """Return True if all elements are finite, which one pass tells."""
+    """Return True if all elements are finite. Mostly one pass over them is enough."""
     flat = x.reshape(-1)
-    # A sum of squares is fast and never hides a NaN, but may overflow without an infinite element.
+    # A finite sum of squares has finite elements only. The sum may overflow although all elements are finite, so a sum
+    # that is not finite needs the second, slower test.
     with np.errstate(over="ignore", invalid="ignore"):
         xp = array_namespace(flat)
         return bool(xp.isfinite(flat @ flat)) or bool(xp.isfinite(flat).all())

@@ -1,4 +1,4 @@
-"""Callables that the user names as MODULE:CALLABLE: they are imported and called, and their errors are one sentence."""
+"""Import and call what the user names as MODULE:CALLABLE. Its errors become one line that names the source line."""
 
 import importlib
 import os
@@ -11,20 +11,20 @@ from typing import Any
 from .options import UsageError, nearest
 
 _NOT_THEIRS = (f"{Path(__file__).parents[1]}{os.sep}", pkgutil.__file__, str(importlib.__file__), "<frozen ")
-"""The beginnings of the names of files that say nothing of a user's error."""
+"""Prefixes of file names. Stack frames in these files are not the user's code, so error messages do not name them."""
 
 
 def call(option: str, name: str, kind: type[Any], **arguments: Any) -> Any:
-    """Call ``package.module:callable``; UsageError if that fails, or it returns something else than a ``kind``.
+    """Call ``package.module:callable``; UsageError if the call fails, or if its result is not a ``kind``.
 
-    The working directory is searched, too.
+    Modules in the working directory are found, too.
 
     >>> call("--data", "random:Random", object, x=3).randrange(1)
     0
     """
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.append(here)  # sys.path of the console script lacks it
+        sys.path.append(here)  # the console script's sys.path lacks the working directory
     function = None
     try:
         function = pkgutil.resolve_name(name)
