@@ -1,4 +1,4 @@
-"""Benchmarks of mpiddp beside plain MPI, one copy of the bytes, and Gloo: ``python -m mpiddp bench`` and ``plot``.
+"""Benchmarks of mpiddp against plain MPI, memcpy and Gloo: ``python -m mpiddp bench`` and ``python -m mpiddp plot``.
 
-Modules are imported on first use; `cli` needs no NumPy.
+The command imports a benchmark's module only when it runs that benchmark, so that `cli` needs no NumPy.
 """

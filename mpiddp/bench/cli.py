@@ -1,6 +1,6 @@
-"""The options of ``python -m mpiddp bench`` and ``plot``. Imports the standard library only, until a command runs.
+"""The options of ``python -m mpiddp bench`` and ``plot``. NumPy is imported only when a command runs.
 
-A benchmark is a row of `COMMANDS` and a module of its name, whose ``run(arguments)`` returns the exit code.
+Each benchmark has an entry in `COMMANDS` and a module of the same name, whose ``run(arguments)`` returns the exit code.
 """
 
 import argparse
@@ -31,7 +31,8 @@ def positive(text: str) -> int:
 
 _METAVARS: dict[Any, str] = {parse_size: "SIZE", positive: "N", int: "N", Path: "FILE"}
 
-# Each option's flags, type (choices, a flag's value, or a function), default, and help.
+# For each option: its flags, its type, its default and its help. The type is a tuple of choices, a function that reads
+# the text, or, for a flag without a value, the bool that the flag sets.
 _OPTIONS: dict[str, tuple[str, Any, Any, str]] = {
     "begin": ("-b --begin", parse_size, "8", "smallest size"),
     "end": ("-e --end", parse_size, "64M", "largest size"),
@@ -57,9 +58,9 @@ _SWEEP = "begin end factor iterations warmup dtype op"
 class Command(NamedTuple):
     summary: str
     options: str
-    """Names of its options in `_OPTIONS`."""
+    """Names of the command's options in `_OPTIONS`, separated by spaces."""
     defaults: dict[str, Any]
-    """The defaults that differ from those in `_OPTIONS`, and values that have no option here."""
+    """Defaults that differ from those in `_OPTIONS`, and fixed values of options that the command does not offer."""
 
 
 COMMANDS = {

@@ -1,9 +1,9 @@
-"""``bench compare``: mpiddp beside plain mpi4py, one copy of the bytes, and torch on Gloo and on mpiddp, in one run.
+"""``bench compare``: mpiddp against plain mpi4py, memcpy, and torch on Gloo and on mpiddp, in one run.
 
-All take turns in the same processes, on arrays written anew before each call. A ratio is the median of the rounds'
-ratios.
+These contenders take turns in the same processes, on arrays that are written anew before each call. A ratio of two
+contenders is the median over the rounds of the ratio of their times.
 
-mpi4py's column is MPI's default algorithm; for MPICH's release_gather see the README.
+The column mpi4py shows MPI's default algorithm. MPICH's release_gather is not the default; the README measures it.
 """
 
 import argparse
@@ -31,11 +31,11 @@ RATIOS = (
     ("gloo", SYMMETRIC),
     ("gloo", "torch"),
 )
-"""Pairs of times that are divided: above 1, the second is faster."""
+"""Pairs of contenders. The first one's time is divided by the second one's: above 1, the second one is faster."""
 
 
 _SLOWER, _SLOWER_S = 1.1, 3e-6
-"""An operation counts as slower than MPI's if it takes more than so many times MPI's time, and so many seconds."""
+"""An operation counts as slower than MPI's if its time is above `_SLOWER` times MPI's time plus `_SLOWER_S` seconds."""
 
 
 class Measured(NamedTuple):
@@ -44,7 +44,7 @@ class Measured(NamedTuple):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Return 1 if a result was wrong."""
+    """Run the comparison, and return the exit code: 1 if a result was wrong, else 0."""
     compared = OPERATIONS if arguments.operation == ALL else (arguments.operation,)
     for operation in compared:
         check_reduction(operation, arguments.op, dtype(arguments.dtype))
@@ -97,7 +97,10 @@ def _compare(here: Bench, found: list[Contender], arguments: argparse.Namespace)
 
 
 def count_slower(series: list[Series]) -> tuple[int, int]:
-    """Return in how many rows mpiddp is slower on ordinary arrays than mpi4py, and how many rows have both."""
+    """Return the number of rows in which mpiddp is slower on ordinary arrays than mpi4py, and that of rows with both.
+
+    A row is an operation and a size.
+    """
     times: defaultdict[str, dict[tuple[str, int], float]] = defaultdict(dict)
     for each in series:
         times[each.name] |= {(each.operation, point.size_bytes): point.median_s for point in each.points}
@@ -121,10 +124,13 @@ def _ratio(measured: dict[str, Measured], slow: str, fast: str) -> str:
 def measure(
     here: Bench, contenders: list[Contender], arguments: argparse.Namespace, budget_s: float = BUDGET_S
 ) -> Iterator[dict[str, Measured]]:
-    """Yield the results of each size by contender; the contenders have taken turns, and their results are checked."""
+    """Yield, for each size, the times of each contender by name. All ranks call this together.
+
+    The contenders take turns. One further call of each, apart from memcpy, checks its result.
+    """
     kind, rounds = dtype(arguments.dtype), arguments.rounds
     sizes = [0] if arguments.operation == "barrier" else arguments.sizes
-    # Small sizes are rounded up to one element for each rank.
+    # `Buffers` rounds small sizes up to one element for each rank, so arrays may be that much longer than `sizes`.
     most = max(sizes) + here.size * kind.itemsize
     allocators = {each: symmetric(most) if each else np.empty for each in {each.symmetric for each in contenders}}
     last = -1
@@ -135,7 +141,7 @@ def measure(
         }
         total = arrays[contenders[0].symmetric].total_bytes
         if total == last:
-            continue  # both are less than one element for each rank
+            continue  # rounding to whole elements gave the previous size again
         last = total
         ways: dict[str, Way] = {}
         for name, prepare, _, in_shared in contenders:

@@ -1,11 +1,12 @@
-"""``bench ddp``: training steps under DistributedDataParallel, alone, and of torch's models, in turns.
+"""``bench ddp``: times of training steps with and without communication, in mpiddp and in torch.
 
-Equal networks and batch sizes, SGD with momentum, new gradients in every step.
+All columns have the same networks and batch sizes, train by SGD with momentum, and compute new gradients in every step.
+They take turns. Their names:
 
-alone        the step without communication (``no_sync``)
-ddp          the step with averaged gradients
-exposed      its time in which backward only waits
-virtual      the step with as many virtual ranks as ranks
+alone        mpiddp's model without communication (``no_sync``)
+ddp          mpiddp's model in mpiddp's DistributedDataParallel, which averages the gradients
+exposed      the part of ddp's time in which backward only waits for communication
+virtual      as ddp, with as many virtual ranks as ranks
 torch        torch's model in torch's DistributedDataParallel on Gloo
 torch-alone  torch's model without communication
 on-mpiddp    torch's model in torch's DistributedDataParallel on the backend "mpiddp"
@@ -33,14 +34,15 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "mlp": MLP,
     "mlp-wide": lambda: MLP(hidden=2048),
 }
-"""The tutorial's convolutions, 784-256-256-10 and 784-2048-2048-10."""
+"""The networks that take part, by name. The units in the layers of the perceptrons are 784-256-256-10 and
+784-2048-2048-10."""
 
 _TORCHS = ("torch", "torch-alone", "on-mpiddp", "in-ours")
 _ADDED = ("ddp/alone", "virtual/ddp", "ddp/torch")
 
 
 class Batch(NamedTuple):
-    """Images (N, 1, 28, 28) and their classes (N)."""
+    """Random images (N, 1, 28, 28) and their random classes (N)."""
 
     images: Any
     labels: Any
@@ -68,12 +70,12 @@ class Ours:
         self._optimizer.step()
 
     def alone(self) -> None:
-        """Make a step whose gradients stay this rank's."""
+        """Make a step whose gradients are not sent to other ranks."""
         with self.model.no_sync():
             self.step()
 
     def virtual(self) -> None:
-        """Make a step of this rank's only micro-batch."""
+        """Make a step with virtual ranks. This rank has one of them, so it runs one micro-batch."""
         with self.model.micro_batch(self.model.own_virtual_ranks[0], 0):
             F.nll_loss(self.model(self._batch.images), self._batch.labels).backward()
         self._optimizer.step()

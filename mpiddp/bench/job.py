@@ -1,4 +1,4 @@
-"""The job of a benchmark: its group, its arrays, and the description of its machine."""
+"""The job of a benchmark: its communicators, its arrays in shared memory, and the description of its machine."""
 
 import contextlib
 import importlib.metadata
@@ -28,7 +28,7 @@ from .timing import Clock
 
 
 class Bench:
-    """The ranks of a benchmark; ``comm`` is for plain MPI."""
+    """The job of a benchmark, as seen by one of its ranks. Calls of plain MPI use the communicator ``comm``."""
 
     def __init__(self) -> None:
         self.world = this_job.start().world
@@ -42,7 +42,7 @@ class Bench:
             print(text, flush=True)
 
     def describe(self) -> None:
-        """Print the environment on rank 0, and keep it for `write`. Collective."""
+        """Print the environment on rank 0, and keep it for `write`. All ranks call this together."""
         world = self.world
         self._described = {
             "mpi": library_name(),
@@ -61,13 +61,13 @@ class Bench:
         self.say(header(self._described))
 
     def write(self, path: Path | None, kind: str, series: Sequence[results.Series] = (), **more: Any) -> None:
-        """Write on rank 0, if a file is wanted; its `UsageError` is raised on all ranks."""
+        """Write the results on rank 0 if ``path`` is given. If that fails, all ranks raise the UsageError."""
         if path is not None:
             first, described = self.rank == 0, self._described
             raise_on_all_ranks(lambda: results.write(path, kind, described, series, **more) if first else None)
 
     def torch(self) -> Any:
-        """Return None, and print a line, if a rank has no torch; else a `with_torch.Torchs`. Collective."""
+        """Return a `with_torch.Torchs`. If a rank has no torch, print that and return None. All ranks call this."""
         fault = None
         try:
             from . import with_torch
@@ -111,13 +111,16 @@ def _processor() -> str:
 
 @contextlib.contextmanager
 def job() -> Iterator[Bench]:
-    """Start MPI with an allocator that keeps its pages, and the process group unless the program has."""
+    """Start the job of a benchmark: tune the allocator, so that it keeps its pages, and initialise the process group.
+
+    If the program has initialised the group already, it also has to destroy it.
+    """
     tune_allocator()
     began = not dist.is_initialized()
     if began:
         dist.init_process_group()
     made = Bench()
-    # The values do not matter, so NumPy need not warn of averages of zeros and of integers that overflow.
+    # Values do not matter while times are measured, so NumPy need not warn of overflow or invalid values.
     with np.errstate(all="ignore"):
         yield made
     made.comm.Free()
@@ -132,11 +135,14 @@ def dtype(name: str) -> np.dtype[Any]:
 
 
 def symmetric(largest_bytes: int) -> Allocate:
-    """Return an allocator of two arrays up to a size, the same on all ranks. Collective."""
+    """Return a function that allocates arrays of up to ``largest_bytes`` in symmetric memory.
+
+    Only the last two arrays are valid, because they share two blocks of memory. All ranks call this together.
+    """
     halves: list[Array] = [dist.symmetric_empty(largest_bytes, np.uint8) for _ in range(2)]  # type: ignore[misc]
 
     def allocate(count: int, kind: np.dtype[Any]) -> Array:
-        halves.reverse()  # an operation has two arrays at most
+        halves.reverse()  # an operation has at most two arrays, so they get different blocks
         return halves[0][: count * kind.itemsize].view(kind)
 
     return allocate

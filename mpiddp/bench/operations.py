@@ -1,12 +1,14 @@
-"""The measured operations: their arrays, how mpiddp, mpi4py and torch do each, and an independent check of the results.
+"""The measured operations: their arrays, the calls of mpiddp, mpi4py and torch, and a check of the results.
 
-Sizes as in nccl-tests: S is all bytes that one rank sends or receives; with blocks, the largest array of the call, of
-which a rank's block is S / n. Inputs repeat a short pattern of small integers that every rank can compute, and so do
-results. A new operation is a line in each of the tables of `mpi4py` and `torch`, and its arrays in `Buffers`.
+Sizes are those of nccl-tests. The size S of an operation on n ranks is the number of bytes that one rank sends or
+receives. If an array has a block for each rank, S is the size of the whole array, and a block has S / n bytes. Inputs
+repeat a short pattern of small integers that every rank can compute, so every rank also knows the right results.
+
+A new operation needs a line in each of the tables in `mpi4py` and `torch`, and its arrays in `Buffers`.
 
 References
 ----------
-https://github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md; for gather, scatter and send/recv, ``GetBw`` in its src.
+https://github.com/NVIDIA/nccl-tests: doc/PERFORMANCE.md, and the functions ``GetBw`` for gather, scatter and send/recv.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ from .results import Series
 from .timing import Call
 
 Allocate = Callable[[int, np.dtype[Any]], Array]
-"""Makes a flat array; called by all ranks alike."""
+"""A function that makes a flat array of a length and dtype. All ranks call it in the same order."""
 
 REDUCING = ("all_reduce", "all_reduce_async", "reduce", "reduce_scatter")
 MESSAGES = ("send_recv", "batch_isend_irecv", "ping_pong", "barrier")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _ONE_ARRAY = ("all_reduce", "all_reduce_async", "broadcast", "reduce")
 _BLOCKS_IN = ("reduce_scatter", "scatter", "all_to_all", "all_to_all_list")
-"""Operations whose input has a block for each rank, which gets its own of every rank's."""
+"""Operations whose input has a block for each rank. The result of rank r comes from the blocks r of the inputs."""
 _BLOCKS_OUT = ("all_gather", "gather", "all_to_all", "all_gather_list", "all_to_all_list")
 """Operations whose output has a block from each rank."""
 _BLOCKS = {*_BLOCKS_IN, *_BLOCKS_OUT}
@@ -49,19 +51,21 @@ _SOURCE = {
     "batch_isend_irecv": "left",
     "ping_pong": "partner",
 }
-"""The rank whose pattern arrives, an attribute of `Buffers`."""
+"""For operations that move one rank's pattern: the attribute of `Buffers` that is the sending rank."""
 
 PERIOD = 1021
-"""A prime, so that blocks begin at different positions of it."""
+"""Length of the pattern of values. It is a prime, so that blocks begin at different positions of the pattern."""
 _SEED = 20_05
 _CHUNK = PERIOD * 64
 
 _NUMPY = {"exact_sum": "sum", "avg": "mean"}
-"""NumPy's names of reductions, where they are others."""
+"""NumPy's functions for the reductions that have another name in NumPy."""
 
 
 def bus_factor(operation: str, size: int) -> float:
-    """Return bus bandwidth / algorithm bandwidth (S / t): the slowest link's share of S.
+    """Return the ratio of bus bandwidth to algorithm bandwidth, S / time, for ``size`` ranks.
+
+    The ratio is the number of bytes that the busiest link has to carry, divided by S.
 
     >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4)
     (1.5, 0.75, 1.0)
@@ -74,8 +78,8 @@ def bus_factor(operation: str, size: int) -> float:
 class Buffers:
     """The arrays of an operation on this rank.
 
-    all_gather, reduce_scatter and all_to_all are the forms on one array. S is rounded down to whole elements, of which
-    there is at least one.
+    The operations all_gather, reduce_scatter and all_to_all take one array for all blocks; those with ``_list`` take a
+    list of arrays. ``size_bytes`` is rounded down to whole elements, but each block has at least one element.
     """
 
     def __init__(
@@ -92,12 +96,12 @@ class Buffers:
         self.dtype, self.op = dtype, op
         self.root, self.left, self.right = 0, (rank - 1) % size, (rank + 1) % size
         self.partner = rank ^ 1 if rank ^ 1 < size else rank
-        """Of a ping-pong."""
+        """The other rank of a ping-pong. The last rank of an odd number has none: ``partner`` is the rank itself."""
         blocks = size if operation in _BLOCKS else 1
         self.count = 0 if operation == "barrier" else max(size_bytes // blocks // dtype.itemsize, 1)
-        """Elements of each rank's block, as in nccl-tests."""
+        """Elements of a block, or of the array if it has no blocks, as in nccl-tests."""
         self.total_bytes = self.count * blocks * dtype.itemsize
-        """S, by which results are listed."""
+        """The size S of the operation, under which its results are listed."""
         inputs, outputs = (size if operation in table else 1 for table in (_BLOCKS_IN, _BLOCKS_OUT))
         self.x: Array = allocate(self.count * inputs, dtype)
         self.output: Array = self.x if operation in _ONE_ARRAY else allocate(self.count * outputs, dtype)
@@ -106,7 +110,10 @@ class Buffers:
         return [x[rank * self.count : (rank + 1) * self.count] for rank in range(self.size)]
 
     def reset(self) -> None:
-        """Fill with zeros, which no reduction changes: no overflow, no slow numbers."""
+        """Fill input and output with zeros before a measured call.
+
+        Repeated reductions leave zeros unchanged, so no call meets overflow or slow subnormal numbers.
+        """
         self.x[...] = 0
         self.output[...] = 0
 
@@ -120,7 +127,11 @@ class Buffers:
             part[...] = block[: part.size]
 
     def count_wrong(self, *, spoils_inputs: bool = False) -> int:
-        """Count wrong elements after `fill`; ``spoils_inputs``: ranks without a result lose theirs, as in Gloo."""
+        """Count the wrong elements of the result, after `fill` and a call.
+
+        ``spoils_inputs`` is for Gloo, whose reduce overwrites the arrays of ranks that get no result: those are not
+        checked.
+        """
         on_root = self.rank == self.root
         if not on_root and (self.operation == "gather" or (self.operation == "reduce" and spoils_inputs)):
             return 0
@@ -136,7 +147,10 @@ class Buffers:
 
 @functools.cache
 def pattern(rank: int, dtype: np.dtype[Any]) -> Array:
-    """Return `PERIOD` values, exact in every dtype, as is their reduction over some hundred ranks."""
+    """Return the pattern of a rank: `PERIOD` random integers from -3 to 3, or from 0 if the dtype is unsigned.
+
+    The integers are so small that every dtype holds them, and their sums over some hundred ranks, exactly.
+    """
     rng = np.random.default_rng((_SEED, rank))
     lowest = 0 if dtype.kind == "u" else -3
     return rng.integers(lowest, 4, PERIOD).astype(dtype)
@@ -157,10 +171,10 @@ def _tile(values: Array, first: int, count: int) -> Array:
 
 
 def count_mismatches(x: Array, values: Array, first: int = 0) -> int:
-    """Count the elements that differ from a pattern, which begins at its position ``first``.
+    """Count the elements of ``x`` that differ from a repeated pattern whose position ``first`` is at ``x[0]``.
 
-    The tolerance is one unit in the last place, of the value or of one: the error of a rounded average, far less than a
-    missing contribution.
+    The tolerance is the dtype's distance from 1 to the next number, times the value's magnitude plus 1. It allows for
+    the rounding of an average, and is far smaller than the error of a missing contribution.
     """
     block = _tile(values.astype(_wide(x.dtype)), first % PERIOD, min(_CHUNK, x.size))
     tolerance = _unit(x.dtype) * (np.abs(block) + 1)
@@ -198,15 +212,15 @@ def new_series(name: str, ranks: int, arguments: argparse.Namespace) -> Series:
 class Contender(NamedTuple):
     name: str
     prepare: Callable[[Buffers], Call | None]
-    """Returns the call of the buffers' operation; None if the library has no such operation."""
+    """Function that returns the call of an operation on its buffers; None if the library has no such operation."""
     algorithm: str | None = None
-    """mpiddp's, if it is not to choose."""
+    """The algorithm that mpiddp is told to use; None if mpiddp chooses."""
     symmetric: bool = False
-    """Its arrays lie in memory that the ranks of a node share."""
+    """True if the arrays lie in symmetric memory, which the ranks of a node share."""
 
 
 def to_and_fro(b: Buffers, send: Call, receive: Call) -> None:
-    """Send to the partner and back; a rank without one copies."""
+    """Send an array to the partner and receive one back. A rank without a partner copies the array instead."""
     if b.partner == b.rank:
         np.copyto(b.output, b.x)
         return
@@ -215,7 +229,10 @@ def to_and_fro(b: Buffers, send: Call, receive: Call) -> None:
 
 
 def mpiddp(b: Buffers, algorithm: str | None = None) -> Call:
-    """Return the call, by the built-in choice or by an algorithm; ValueError if the operation has none of its name."""
+    """Return mpiddp's call of the operation, with the given algorithm or with mpiddp's own choice.
+
+    ValueError if an algorithm is given, but the operation has no algorithms to choose from.
+    """
     chooses = b.operation in plan.ONE_NODE
     if algorithm is not None and not chooses:
         raise ValueError(f"there is no algorithm {b.operation}:{algorithm}")
@@ -224,7 +241,7 @@ def mpiddp(b: Buffers, algorithm: str | None = None) -> Call:
 
 def mpi4py(b: Buffers, comm: MPI.Intracomm) -> Call | None:
     x, output, root, here = b.x, b.output, b.root, b.rank == b.root
-    op = mpi_op(b.dtype, reduce_op("sum" if b.op == "exact_sum" else b.op))  # MPI has no exact one
+    op = mpi_op(b.dtype, reduce_op("sum" if b.op == "exact_sum" else b.op))  # MPI has no EXACT_SUM
     if op is None or b.dtype.kind not in "biufc":
         return None
 
@@ -250,18 +267,18 @@ def mpi4py(b: Buffers, comm: MPI.Intracomm) -> Call | None:
     if b.op != "avg" or b.operation not in REDUCING or (b.operation == "reduce" and not here):
         return call
     share = b.dtype.type(1 / b.size)
-    return lambda: (call(), np.multiply(output, share, out=output))  # MPI has no average
+    return lambda: (call(), np.multiply(output, share, out=output))  # MPI has no average, so the sum is scaled
 
 
 def torch(b: Buffers, td: Any, group: Any, tensor: Callable[[Any], Any], **how: Any) -> Call:
-    """Return the call of ``td``, which is ``torch.distributed``, or mpiddp with the same names.
+    """Return the call of the operation in ``td``, which is ``torch.distributed`` or `mpiddp.distributed`.
 
-    ``tensor`` makes a tensor over an array's memory; ``how`` has arguments that only mpiddp takes.
+    ``tensor`` makes a tensor over an array's memory. ``how`` holds keyword arguments that only mpiddp takes.
     """
     x, output, root, op = tensor(b.x), tensor(b.output), b.root, getattr(td.ReduceOp, b.op.upper())
     inputs, outputs = [[tensor(block) for block in b.blocks(each)] for each in (b.x, b.output)]
     parts = (inputs if b.operation == "scatter" else outputs) if b.rank == root else None
-    # torch 2.13 has new names, and warns of the older ones.
+    # torch 2.13 renamed these two functions, and warns if the old names are used.
     gather = getattr(td, "all_gather_single", td.all_gather_into_tensor)
     reduce_scatter = getattr(td, "reduce_scatter_single", td.reduce_scatter_tensor)
 
@@ -297,9 +314,10 @@ def torch(b: Buffers, td: Any, group: Any, tensor: Callable[[Any], Any], **how: 
 
 
 def memcpy(b: Buffers, comm: MPI.Intracomm) -> Call | None:
-    """Return a call in which each rank copies S bytes, all at once: the limit that memory sets. None without bytes.
+    """Return a call in which all ranks copy S bytes at the same time; None if the operation has no bytes.
 
-    The barrier at its end counts: ranks that share a core copy one after the other.
+    Its time is the limit that the memory's bandwidth sets. The time includes the barrier at the end, because ranks that
+    share a core copy one after the other.
     """
     if not b.total_bytes:
         return None

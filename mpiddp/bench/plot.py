@@ -1,4 +1,4 @@
-"""``plot``: pictures of benchmarks' results, by matplotlib, without MPI."""
+"""``plot``: draw the results of benchmarks with matplotlib. It needs no MPI."""
 
 import argparse
 from collections.abc import Iterator
@@ -16,11 +16,12 @@ class Panel(NamedTuple):
     x_label: str
     y_label: str
     lines: dict[str, dict[Any, float]]
-    """The points of each line, y by x, by its name."""
+    """The name of each line, with its points: y for each x."""
 
 
 _STEPS = ("alone", "ddp", "exposed", "torch", "torch-alone", "on-mpiddp", "in-ours")
-# For each kind of rows: the title, what x is, what y is and its factor, and the columns.
+# For each kind of result that has rows: the title, the key of x in a row, the label of y, the factor of y, and the
+# columns to draw.
 _ROWS: dict[str, tuple[str, str, str, float, tuple[str, ...]]] = {
     "ddp": ("DDP: a training step", "network", "time (ms)", 1e3, _STEPS),
     "train": ("Training: samples a second", "ranks", "samples a second", 1, ("samples_per_s",)),
@@ -39,14 +40,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def panels(paths: list[Path]) -> list[Panel]:
-    """Return the panels of files; of several, lines have the files' names."""
+    """Return the panels that show the results in the files. With several files, names of lines end with the file's."""
     found: dict[str, Panel] = {}
     for path in paths:
         mark = f" ({path.stem})" if len(paths) > 1 else ""
         for title, x_label, y_label, lines in _of_file(path):
             panel = found.setdefault(title, Panel(title, x_label, y_label, {}))
             for name, points in lines.items():
-                # Runs of `bench train` on several numbers of ranks make one line.
+                # Files of `bench train` add their points to the same line, because each may cover other numbers of
+                # ranks.
                 panel.lines.setdefault(name if x_label == "ranks" else name + mark, {}).update(points)
     return list(found.values())
 
@@ -70,7 +72,7 @@ def _of_file(file: Path) -> Iterator[Panel]:
 
 
 def draw(found: list[Panel], path: Path) -> None:
-    """Draw two panels a row; UsageError without matplotlib, or for an unwritable file."""
+    """Draw the panels, two in a row, into a file. UsageError without matplotlib, or if the file cannot be written."""
     with refusing("plot needs matplotlib (", ImportError, after="): pip install 'mpiddp[plot]'"):
         from matplotlib.figure import Figure
     rows = -(-len(found) // 2)

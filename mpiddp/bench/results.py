@@ -1,6 +1,6 @@
-"""Results of benchmarks: sizes, series of points, and the JSON files of both.
+"""Results of benchmarks: sizes in bytes, series of measured points, and the JSON files that hold them.
 
-Imports the standard library and `UsageError` only, so that the command line and `plot` can use it anywhere.
+The module imports only the standard library and `UsageError`, so that the command line and `plot` need no MPI.
 """
 
 import argparse
@@ -18,7 +18,9 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def parse_size(text: str) -> int:
-    """Read a size in bytes: an integer, or a number with K, M or G, powers of 1,024; else ArgumentTypeError.
+    """Read a size in bytes: an integer, or a number with K, M or G (powers of 1,024).
+
+    ArgumentTypeError if the text is not such a size.
 
     >>> parse_size("8"), parse_size("1.5K"), parse_size("128M")
     (8, 1536, 134217728)
@@ -31,7 +33,9 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size_bytes: float) -> str:
-    """Write a size as `parse_size` reads it: in the largest whole unit, else with one decimal.
+    """Write a size as `parse_size` reads it, with the largest of G, M and K that divides it.
+
+    If none divides the size and it is 10,000 or more, it is rounded to one decimal.
 
     >>> format_size(8), format_size(65536), format_size(1000), format_size(1_500_000)
     ('8', '64K', '1000', '1.4M')
@@ -44,7 +48,7 @@ def format_size(size_bytes: float) -> str:
 
 
 def size_range(begin: int, end: int, factor: float) -> list[int]:
-    """List sizes, each ``factor`` times its predecessor; UsageError if there are none.
+    """List the sizes from ``begin`` to ``end``, each ``factor`` times its predecessor; UsageError if there are none.
 
     >>> size_range(8, 100, 2)
     [8, 16, 32, 64]
@@ -64,7 +68,7 @@ def size_range(begin: int, end: int, factor: float) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """Times in seconds."""
+    """The measured times of an operation at one size, in seconds."""
 
     size_bytes: int
     count: int
@@ -74,12 +78,12 @@ class Point:
     iterations: int
     algorithm: str = ""
     wrong: int | None = None
-    """Wrong elements on all ranks; None if unchecked."""
+    """Number of wrong elements in the results of all ranks; None if the results were not checked."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """Bandwidths in bytes per second."""
+    """The points of one contender for one operation. Bandwidths are in bytes per second."""
 
     name: str
     operation: str
@@ -97,10 +101,10 @@ class Series:
 
 
 def write(path: Path, kind: str, environment: dict[str, Any], series: Sequence[Series], **more: Any) -> None:
-    """Write a file whole or not at all; ``more`` are entries of one command."""
+    """Write a result file, completely or not at all. ``more`` holds entries that only one kind of benchmark has."""
     document = {"format": FORMAT, "kind": kind, "environment": environment, **more}
     document["series"] = [dataclasses.asdict(each) for each in series]
-    from mpiddp.serialization import write_atomically  # it imports NumPy
+    from mpiddp.serialization import write_atomically  # this module imports NumPy
 
     try:
         write_atomically(path, (json.dumps(document, indent=1) + "\n").encode())
@@ -109,7 +113,7 @@ def write(path: Path, kind: str, environment: dict[str, Any], series: Sequence[S
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Series]]:
-    """Return the whole document, and its series; UsageError for another file."""
+    """Return the whole document of a result file, and its series; UsageError if the file is not one of `write`."""
     try:
         document = json.loads(path.read_text())
         if document["format"] != FORMAT:

@@ -18,7 +18,7 @@ _HEAD = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Return 1 if a result was wrong."""
+    """Measure one operation at all sizes, and return the exit code: 1 if a result was wrong, else 0."""
     check_reduction(arguments.operation, arguments.op, dtype(arguments.dtype))
     with job() as here:
         here.describe()

@@ -1,7 +1,8 @@
-"""Times of calls on a group of ranks: each measures its call after a barrier, and the slowest counts.
+"""Times of calls that a group of ranks makes together. Each rank times its call after a barrier; the slowest counts.
 
-Ranks leave a barrier at different moments: differences below a microsecond mean nothing. Arrays that stay in the caches
-flatter a second call; `before` therefore writes them anew, outside of the time.
+Ranks leave a barrier at slightly different moments, so differences below a microsecond mean nothing. A second call on
+the same arrays would be faster because they are in the caches. The function ``before`` therefore writes the arrays anew
+before each call; its time is not measured.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ import numpy as np
 from mpiddp.mpi.lazy import MPI
 
 BUDGET_S = 0.1
-"""Time for one size, if the number of iterations is not given."""
+"""Seconds to spend on one size and contender, if the number of iterations is not given."""
 _FEWEST, _MOST = 20, 10_000
-"""Iterations for one size."""
+"""Limits of the number of iterations for one size, if the number is not given."""
 
 Call = Callable[[], object]
 
 
 def nothing() -> None:
-    """Do nothing before a call."""
+    """Do nothing: the default of the function that runs before each call."""
 
 
 class Way(NamedTuple):
@@ -33,7 +34,7 @@ class Way(NamedTuple):
 
 
 class Clock:
-    """Measures calls that all ranks of its own communicator make together."""
+    """Measures calls that all ranks of a communicator make together. The clock owns the communicator."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
@@ -42,7 +43,10 @@ class Clock:
         self._comm.Free()
 
     def each(self, call: Call, iterations: int, before: Call = nothing) -> list[float]:
-        """Return the slowest rank's seconds in each iteration, on all ranks; ``before`` runs unmeasured."""
+        """Return, on all ranks, the slowest rank's seconds for each iteration of ``call``.
+
+        ``before`` runs before each iteration and is not measured.
+        """
         barrier, now = self._comm.Barrier, time.perf_counter
         took = np.empty(iterations)
         for index in range(iterations):
@@ -55,14 +59,18 @@ class Clock:
         return took.tolist()
 
     def enough(self, call: Call, warmup: int, before: Call, budget_s: float, rounds: int) -> int:
-        """Warm up, and return the iterations of each of some rounds that fit into a budget, on all ranks alike."""
+        """Warm up, and return the number of iterations a round, so that all rounds together take ``budget_s``.
+
+        All ranks get the same number.
+        """
         took = self.each(call, max(warmup, 1), before)
         return -(-int(min(max(budget_s / max(min(took), 1e-7), _FEWEST), _MOST)) // rounds)
 
     def take_turns(self, ways: Mapping[str, Way], rounds: int) -> dict[str, list[list[float]]]:
-        """Measure in turn, so that the machine's other load meets all alike.
+        """Measure several calls in turns, and return each one's seconds, a list for each round.
 
-        The order rotates. An unmeasured call at the head of each turn brings code and data back into the caches.
+        They take turns, so that other load of the machine slows all of them down alike. Each round begins with another
+        call. An unmeasured call at the start of a turn brings its code and data back into the caches.
         """
         took: dict[str, list[list[float]]] = {name: [] for name in ways}
         names = list(ways)

@@ -1,11 +1,12 @@
-"""``bench train``: scaling of the main job's training step from 1 rank to all, in one run.
+"""``bench train``: time training steps on 1 rank, on 2, and so on up to all, in one run.
 
-Strong scaling shares a batch of fixed size, weak scaling gives each rank one. The first 1, 2, 4, ... ranks train in
-turns while the others sleep, with as many BLAS threads throughout.
+With strong scaling the ranks share a batch of fixed size; with weak scaling each rank has a batch of fixed size. Teams
+of the first 1, 2, 4, ... ranks train in turns while the other ranks sleep. The number of BLAS threads of a rank is the
+same in each team.
 
-samples/s   of all ranks together, by the slowest rank's median step
-efficiency  samples/s over those of 1 rank times the number of ranks
-exposed     share of rank 0's step in which backward only waits
+samples/s   samples of all ranks together, divided by the median time of a step on the slowest rank
+efficiency  samples/s divided by those of 1 rank, divided by the number of ranks
+exposed     share of rank 0's step in which backward only waits for communication
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from .timing import Clock
 
 _WARMUP = 3
 _NAP_S = 0.001
-"""Time between two tests of an idle rank; waiting inside of MPI would occupy a core."""
+"""Seconds that a rank outside the team sleeps between two tests for the turn's end. Waiting in MPI would use a core."""
 
 
 class Team(NamedTuple):
-    """The first ranks of the job, as seen by this one."""
+    """The first ``size`` ranks of the job, which train together."""
 
     size: int
     group: Any
-    """`GroupMember.NON_GROUP_MEMBER` on ranks that are not in the team."""
+    """The team's process group; `GroupMember.NON_GROUP_MEMBER` on ranks that are not in the team."""
     clock: Clock | None
-    """None on ranks that are not in the team."""
+    """The clock of the team's ranks; None on ranks that are not in the team."""
 
 
 class Measured(NamedTuple):
-    """A turn of a team: the seconds of each step, and the share in which backward only waits."""
+    """A turn of a team: the seconds of each step, and the share of time in which backward waits for communication."""
 
     step_s: list[float]
     exposed: float
@@ -109,7 +110,7 @@ def _measure(
 
 
 def _contender(here: Bench, network: str, team: Team, batch: int) -> Callable[[int], Measured] | None:
-    """Return what takes a turn of as many steps; None on a rank that is not in the team."""
+    """Return a function that makes a turn of the given number of steps; None on a rank that is not in the team."""
     clock = team.clock
     if clock is None:
         return None

@@ -1,7 +1,8 @@
-"""``bench tune``: the algorithms to set by ``MPIDDP_ALGORITHM`` on this machine, MPI library and group.
+"""``bench tune``: find the ``MPIDDP_ALGORITHM`` that is fastest on this machine, with this MPI library and job size.
 
-All algorithms take turns on ordinary and on symmetric arrays, written anew before each call. ``MPIDDP_ALGORITHM`` tells
-neither these nor sizes apart, so the geometric mean of all times counts.
+All algorithms take turns on ordinary and on symmetric arrays, which are written anew before each call.
+``MPIDDP_ALGORITHM`` sets one algorithm for all sizes and both kinds of arrays, so algorithms are compared by the
+geometric mean of their times.
 """
 
 import argparse
@@ -26,10 +27,10 @@ from .results import format_size
 _BUDGET_S = 0.025
 KINDS = ("ordinary", SYMMETRIC)
 _LEAD = 1.05
-"""Smaller gains may be chance."""
+"""An algorithm has to be this many times as fast as the built-in choices; a smaller gain may be chance."""
 
 Seconds = Mapping[str, tuple[float, float]]
-"""The times of each algorithm on ordinary and on symmetric arrays."""
+"""For each algorithm, by name: its times on ordinary and on symmetric arrays, in seconds."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,8 +57,8 @@ _TABLE = "the built-in table"
 
 
 def candidates(operation: str, link: Link) -> list[str]:
-    """List the algorithms that can run an operation in a group."""
-    # exchange is for reductions that MPI does not define
+    """List the algorithms that can run an operation in a group and are worth measuring."""
+    # "exchange" serves only reductions that MPI does not define.
     left_out = {"exchange", *(("hierarchical",) if link.one_node else ("two_shot", *plan.WAYS))}
     if link.find(EagerBuffers) is None:
         left_out.add("one_shot")
@@ -91,10 +92,11 @@ def _tune(here: Bench, operation: str, arguments: argparse.Namespace) -> tuple[s
 
 
 def best(measured: Mapping[int, Seconds], table: Mapping[int, str]) -> tuple[str, float]:
-    """Return the fastest algorithm over all sizes, and the built-in table's time over its own.
+    """Return the algorithm that is fastest over all sizes, and its gain.
 
-    ``measured`` and ``table``, the built-in choices, are by size in bytes; the name is "the built-in table" if no
-    algorithm is faster by more than chance.
+    The gain is the time of the built-in choices divided by the algorithm's time. ``measured`` has the times and
+    ``table`` the built-in choice, for each size in bytes. If the gain is below `_LEAD`, the name is "the built-in
+    table" and the gain 1.
 
     >>> times = {1024: {"native": (2, 2), "ring": (4, 4)}, 4096: {"native": (16, 16), "ring": (2, 2)}}
     >>> name, gain = best(times, {1024: "native", 4096: "native"})

@@ -1,6 +1,6 @@
-"""torch's collectives and DDP, on Gloo and on mpiddp, in the same processes on the same arrays.
+"""Benchmarks of torch's collectives and DDP on the backends Gloo and mpiddp, with the same arrays as mpiddp's.
 
-No other module here imports torch.
+No other module of `mpiddp.bench` imports torch.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from .timing import Call
 
 
 def net() -> nn.Module:
-    """Return the layers of ``mpiddp.training.models.Net``."""
+    """Return a torch model with the layers of ``mpiddp.training.models.Net``."""
     return nn.Sequential(
         *(nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU()),
         *(nn.Conv2d(10, 20, 5), nn.Dropout2d(), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()),
@@ -41,23 +41,23 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 def prepare(b: Buffers, group: Any, averages: bool) -> Call | None:
-    """Return torch's call; None where torch or the group's backend has no such operation."""
+    """Return torch's call of the operation; None if torch or the group's backend has no such operation."""
     if b.op == "avg" and not averages:
         return None
     try:
         call = operations.torch(b, td, group, torch.from_numpy)
-        call()  # on all ranks alike
-    except (AttributeError, TypeError, RuntimeError, ValueError):  # the first two: of an op or a dtype of ours alone
+        call()  # a trial, which fails on all ranks or on none
+    except (AttributeError, TypeError, RuntimeError, ValueError):  # torch may lack the ReduceOp or the dtype
         return None
     return call
 
 
 class Torchs:
-    """torch in a benchmark's job: its contenders, and its training steps. Collective."""
+    """torch in a benchmark's job: its contenders and its training steps. All ranks make it together."""
 
     def __init__(self, world: World) -> None:
         torch.set_num_threads(1)
-        if len(set(world.nodes)) == 1:  # the host's name may not resolve, or to an address elsewhere
+        if len(set(world.nodes)) == 1:  # Gloo would look up the host's name, which may fail
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         td.init_process_group("mpiddp")
         self._gloo = td.new_group(backend="gloo")
@@ -67,7 +67,7 @@ class Torchs:
         ]
 
     def train_steps(self, network: str, batch: Any) -> dict[str, Call]:
-        """Return steps of SGD: under torch's DDP on Gloo, alone, under torch's on mpiddp, and under mpiddp's."""
+        """Return functions that make a step of SGD, by the names of the columns in `mpiddp.bench.ddp`."""
         ddp = functools.partial(DistributedDataParallel, gradient_as_bucket_view=True)
         images, labels = torch.from_numpy(batch.images), torch.from_numpy(batch.labels)
         return {
