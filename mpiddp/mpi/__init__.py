@@ -1,1 +1,4 @@
-"""All that talks to MPI: ranks and nodes, communicators, pending operations, messages. `lazy` alone imports mpi4py."""
+"""The package's use of MPI: ranks and nodes, communicators, pending operations, messages.
+
+Only `lazy` imports mpi4py.
+"""

@@ -1,4 +1,7 @@
-"""Processes that a rank has started: MPI is refused in them, and a rank that spawns ranks of its own is ended."""
+"""Checks for processes that a rank has started.
+
+MPI does not start in such a process, and a rank that spawns ranks of its own is killed.
+"""
 
 import os
 import signal
@@ -11,7 +14,8 @@ from mpiddp.errors import SetupError
 from . import processes, stdio
 
 _FIRST_WORD_S = 3.0
-"""How long the children of other ranks wait before they end the job, so that a child of rank 0 can say why."""
+"""How long a child of a rank other than 0 waits before it ends the job, so that a child of rank 0 can print the reason
+first."""
 
 
 def refuse_children(launch: launchers.Launch) -> None:
@@ -28,7 +32,7 @@ def refuse_children(launch: launchers.Launch) -> None:
                 "multiprocessing imports the program again in a process that it starts, and that import starts MPI: put"
                 " what only ranks do under `if __name__ == '__main__':`"
             )
-            # A fork server may stand between a Pool and its workers.
+            # The parent of a Pool's worker is the rank, or a fork server that the rank has started.
             if "PoolWorker" in this.name and rank_pid in (os.getppid(), processes.parent(os.getppid())):
                 _end_job(f"{fault}; the pool would start its workers again for ever, so the job ends here", rank_pid)
             raise SetupError(fault)
@@ -43,7 +47,10 @@ def refuse_children(launch: launchers.Launch) -> None:
 
 
 def refuse_spawned(launch: launchers.Launch, rank: Any, child: Any) -> NoReturn:
-    """End the rank that spawned this process, because the job would hang. The first child of rank 0 prints why."""
+    """End the rank that spawned this process, because the job would hang.
+
+    The first child of rank 0 does this at once. Other children wait a moment, and do it only if the rank still lives.
+    """
     if launch.rank != 0 or child._identity[-1:] != (1,):
         rank.join(_FIRST_WORD_S)
     if rank.is_alive():
@@ -57,7 +64,7 @@ def refuse_spawned(launch: launchers.Launch, rank: Any, child: Any) -> NoReturn:
 
 
 def _end_job(fault: str, rank_pid: int) -> NoReturn:
-    """Print ``fault``, and kill a rank of this host; the launcher then kills the others."""
+    """Print ``fault``, and kill a rank of this host. The launcher then kills the other ranks."""
     sys.stderr.write(f"SetupError: {fault}\n")
     stdio.deliver()
     for each in {str(rank_pid), *processes.started_ranks(processes.parent(rank_pid))}:

@@ -22,7 +22,7 @@ from .world import library_name, thread_level
 
 
 class Support(NamedTuple):
-    """An answer, and the evidence for it."""
+    """The answer to the question if MPI takes device pointers, and the evidence for it."""
 
     yes: bool
     reason: str
@@ -31,17 +31,18 @@ class Support(NamedTuple):
 class DevicePointers(NamedTuple):
     point_to_point: Support
     collectives: Support
-    """Non-blocking collectives."""
+    """Support in non-blocking collectives."""
 
 
 KINDS = DevicePointers._fields
 
 
 def inspect(comm: MPI.Intracomm | None = None) -> dict[str, Any]:
-    """Start MPI and return the facts, as JSON values.
+    """Start MPI, and return facts about the library, the launcher and device pointers as JSON values.
 
-    All ranks of ``comm``, by default MPI.COMM_WORLD, call this together. There is a watchdog only with the thread level
-    ``multiple``. Two wheels of MPI libraries in one environment overwrite each other's files.
+    All ranks of ``comm``, by default MPI.COMM_WORLD, call this together. The thread level is among the facts because
+    the watchdog runs only with ``multiple``. The wheels are, because two wheels of MPI libraries in one environment
+    overwrite each other's files.
     """
     launch = launchers.launch()
     return {
@@ -63,7 +64,7 @@ def _abi(file: str) -> str:
 
 def installed(*packages: str) -> dict[str, str]:
     """Return the versions of those packages that are installed."""
-    from importlib import metadata  # half as much to import as this whole package
+    from importlib import metadata  # imported late: it takes half as long as the import of this whole package
 
     found = {}
     for package in packages:
@@ -86,8 +87,11 @@ def library_path() -> str | None:
 
 
 def library_key() -> str:
-    """Return a name for the MPI library and its choice of transports, under which outcomes of the probe are kept."""
-    import hashlib  # only where devices are used
+    """Return a key of the MPI library and the transports that the environment selects.
+
+    ``info --probe-gpu`` stores its outcomes under this key.
+    """
+    import hashlib  # imported late: only jobs with devices need it
 
     text = "\n".join([MPI.Get_library_version(), str(library_path()), *settings.transports()])
     name = re.sub(r"[^a-z0-9.]+", "-", library_name().lower()).strip("-")
@@ -95,15 +99,15 @@ def library_key() -> str:
 
 
 def device_pointers(comm: MPI.Intracomm | None = None) -> DevicePointers:
-    """Return where MPI takes device pointers; the same on all ranks of ``comm``, which call this together.
+    """Return in which calls MPI takes device pointers. All ranks of ``comm`` call this together and agree on it.
 
     The evidence, in order of trust: ``MPIDDP_CUDA_AWARE``; MPI-4.1's memory kinds; the library's own answer
     (``MPIX_GPU_query_support``, ``MPIX_Query_cuda_support``); Cray's variable together with its GPU library, if that is
     loaded; the outcome of ``info --probe-gpu``.
 
-    A failed probe overrules a yes, because a wrong yes ends the process and a wrong no only costs a copy. Open MPI's
-    yes says nothing of the transport, so it needs a probe. Its collectives reduce on the processor, and get no device
-    pointers.
+    A failed probe overrules a yes of the library, because a wrong yes ends the process and a wrong no only costs a
+    copy. Open MPI's yes says nothing of the transport, so it needs a probe. Open MPI's collectives reduce on the
+    processor, so they get no device pointers.
 
     References
     ----------
@@ -117,7 +121,7 @@ def device_pointers(comm: MPI.Intracomm | None = None) -> DevicePointers:
 
 
 def lowest(answers: Sequence[Support], rank: int) -> Support:
-    """Return what ``rank`` can rely on, given the answers of all ranks: if one cannot, nobody can.
+    """Return the answer that holds on ``rank``, given the answers of all ranks. It is no if any rank's answer is no.
 
     Examples
     --------
@@ -169,7 +173,8 @@ _CUDA = 0  # MPIX_GPU_SUPPORT_CUDA
 
 
 def _answer(library: ctypes.CDLL) -> Support | None:
-    if hasattr(library, "MPIX_GPU_query_support"):  # first: MPICH 3.4's MPIX_Query_cuda_support ends the process
+    # MPIX_GPU_query_support is tried first, because MPICH 3.4's MPIX_Query_cuda_support ends the process.
+    if hasattr(library, "MPIX_GPU_query_support"):
         supported = ctypes.c_int(0)
         failed = library.MPIX_GPU_query_support(_CUDA, ctypes.byref(supported))
         name, answer = "MPIX_GPU_query_support", 0 if failed else supported.value

@@ -1,12 +1,13 @@
 """FIFOs: short messages between the ranks of a node, in memory that they share.
 
-Every rank has a FIFO from each other one. The sender copies a message into the next slots and then raises the head; the
-receiver copies it out and then raises the tail. Long messages go by MPI, as do those that find no free slot. A sender
-that has sent by MPI uses the FIFO again when the receiver has taken all of that. Messages in a FIFO were therefore sent
-before those that MPI holds, and all keep their order.
+Every rank has a FIFO from each other rank. The sender copies a message into the next slots and then raises the head;
+the receiver copies it out and then raises the tail. Long messages go by MPI, as do messages that find no free slot. A
+sender that has sent by MPI uses the FIFO again when the receiver has taken all messages that it sent by MPI. Messages
+in a FIFO were therefore sent before those that MPI holds, and all keep their order.
 
-Heads, tails and counts are in the shared memory alone, each written by one side, so that a Ctrl-C leaves them valid.
-Other processors must see a thread's stores in the order of the program, as for the eager buffers.
+Heads, tails and counts are stored in the shared memory only, and each is written by one rank only. So a Ctrl-C leaves
+them valid. Other processors must see a thread's stores in the order of the program, as for eager buffers
+(`mpiddp.shm.eager`).
 """
 
 from __future__ import annotations
@@ -30,24 +31,27 @@ from .requests import READY, Awaited, lock
 
 ANY_SOURCE: int = -1
 _SLOTS, _MOST_SLOTS = 64, 8
-"""The slots of a FIFO, and of its longest message. A message may reach beyond the last slot, and has memory there."""
+"""The number of slots of a FIFO, and the number of slots that the longest message takes. A message that begins in one
+of the last slots may extend into memory behind the last slot."""
 _RANK_BYTES = 33 << 13
-"""The size of the slots of all FIFOs to one rank. With two ranks the longest message is just over 32 KiB."""
+"""The size of the slots of all FIFOs to one rank. With two ranks the longest message is just under 33 KiB."""
 _LINE_BYTES = 64
 _HEAD, _SENT, _TAIL, _TAKEN = 0, 8, 16, 17
-"""Words of a FIFO. The sender tells how many slots it has filled, and how many messages it has sent by MPI. The
-receiver tells how many slots it has emptied, and how many of MPI's messages it has received. Words that are not written
-together lie in different lines of the processor's caches."""
+"""Indices of a FIFO's words. In the first two the sender counts the slots that it has filled, and the messages that it
+has sent by MPI. In the other two the receiver counts the slots that it has emptied, and the messages that it has
+received by MPI. Words that are not written together lie in different lines of the processor's caches."""
 _FIRST_BYTES = 4 * _LINE_BYTES
 _PAYLOAD_BYTES = 16
-"""A message's first slot begins with two words: one tells the message's tag and size, and the other is the slot's
-number, which is written last. The message's bytes follow, at an address where any element is aligned. So a short
-message and both words lie in one line."""
+"""The offset of a message's bytes in its first slot. Two words precede them: one has the message's tag and size, and
+the other is the slot's number, which is written last. Elements of any dtype are aligned at this offset. A short message
+and both words lie in one cache line."""
 _SIZE_BITS = 20
-"""The bits of the first word that tell the size; the longest message needs fewer. The other bits tell the tag."""
+"""The number of bits for the size in a message's first word; the longest message needs fewer. The other bits have the
+tag."""
 _MOST_VIEWS = 1000
 _LAST_LOOKS = 100
-"""How often the end of a group looks for messages. MPI takes only a few of those that have come in at each look."""
+"""How often a group that ends looks for messages that nobody has received. At each look MPI takes in only a few of the
+messages that have come."""
 
 
 def _slot_bytes(ranks: int) -> int:
@@ -59,12 +63,12 @@ def _fifo_bytes(ranks: int) -> int:
 
 
 def region_bytes(ranks: int) -> int:
-    """Return how much memory each rank of a group needs."""
+    """Return how many bytes of shared memory each rank of a group needs for its FIFOs."""
     return -(-(_LINE_BYTES + (ranks - 1) * _fifo_bytes(ranks)) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class Letter:
-    """A message that was copied out of a FIFO before its receive was known, with what ``MPI.Message`` has."""
+    """A message that was copied out of a FIFO before its receive was posted. It can be used as an ``MPI.Message``."""
 
     __slots__ = ("_bytes",)
 
@@ -82,7 +86,7 @@ class Letter:
 
 
 Arrival: TypeAlias = "tuple[int, int, int, MPI.Message | Letter]"
-"""A message that has come: its sender, tag and bytes, and itself."""
+"""A message that has come: its sender, its tag, its size in bytes, and the message itself."""
 
 
 class Fifo:
@@ -93,12 +97,12 @@ class Fifo:
     def __init__(self, sender: int, receiver: int, memory: mmap.mmap, start: int, ranks: int) -> None:
         self.sender, self.memory, self.slot_bytes = sender, memory, _slot_bytes(ranks)
         self.heads = memoryview(memory)[start : start + _LINE_BYTES].cast("q")
-        """The heads of all FIFOs to the receiver, by their senders. A line holds 8, and larger groups have no FIFOs."""
+        """The heads of all FIFOs to the receiver, by sender. A cache line holds 8; larger groups have no FIFOs."""
         start += _LINE_BYTES + ((sender - receiver) % ranks - 1) * _fifo_bytes(ranks)
         self.words = memoryview(memory)[start : start + _fifo_bytes(ranks)].cast("q")
         places = [_FIRST_BYTES + slot * self.slot_bytes for slot in range(_SLOTS)]
         self.slots = [(place // 8, start + place + _PAYLOAD_BYTES) for place in places]
-        """For each slot, the index of its first word in `words`, and where in the memory a message's bytes begin."""
+        """For each slot, the index of its first word in `words`, and the offset in `memory` of a message's bytes."""
         self.room = 0
         """The head up to which the sender may fill slots without another look at the receiver's words."""
 
@@ -106,32 +110,38 @@ class Fifo:
         return -(-(_PAYLOAD_BYTES + size_bytes) // self.slot_bytes)
 
     def has_room(self, count: int) -> bool:
-        """Look at the receiver's words; return True if ``count`` slots and the one behind them are free."""
+        """Read the receiver's words; return True if ``count`` slots and the slot behind them are free."""
         words = self.words
         self.room = words[_TAIL] + _SLOTS - 1 if words[_SENT] == words[_TAKEN] else 0
         return words[_HEAD] + count <= self.room
 
     def peek(self) -> tuple[int, int, int, int] | None:
-        """Return tail, start, tag and bytes of the next message, if there is one. Any thread may ask."""
+        """Return the tail, and the next message's offset in the memory, tag and size in bytes; None without a message.
+
+        Any thread may call this.
+        """
         words = self.words
         tail = words[_TAIL]
         first, start = self.slots[tail % _SLOTS]
         return (tail, start, *divmod(words[first], 1 << _SIZE_BITS)) if words[first + 1] == tail + 1 else None
 
     def take(self) -> Arrival | None:
-        """Copy the next message out of its slots."""
+        """Copy the next message out of its slots, and return it; None if there is no message."""
         while (found := self.peek()) is not None:
             tail, start, tag, size_bytes = found
             arrival = self.sender, tag, size_bytes, Letter(self.memory[start : start + size_bytes])
             behind = tail + self.slots_of(size_bytes)
-            if self.words[_TAIL] == tail:  # else a signal's handler has received it
+            if self.words[_TAIL] == tail:  # otherwise a signal's handler has received the message
                 self.words[_TAIL] = behind
                 return arrival
         return None
 
 
 class Lane:
-    """The messages with one tag, dtype and shape to a rank, from a rank or from any: the shortest way through FIFOs."""
+    """The fast path through FIFOs for messages with one tag, dtype and shape.
+
+    All of its messages go to one rank, come from one rank, or come from any rank.
+    """
 
     __slots__ = ("__weakref__", "_count", "_dtype", "_fifos", "_shape", "_size_bytes", "_views", "_word")
 
@@ -139,11 +149,11 @@ class Lane:
         self._fifos, self._dtype, self._shape, self._size_bytes = fifos, x.dtype, x.shape, x.nbytes
         self._word, self._count = tag << _SIZE_BITS | x.nbytes, fifos[0].slots_of(x.nbytes)
         self._views: dict[Any, Array] = {}
-        """Arrays over the slots in which messages come, by their positions in the memory. The keys of messages that are
-        shorter than the lane's arrays have the size, too."""
+        """Arrays over the slots in which messages come, by the message's offset in the memory. For a message that is
+        shorter than the lane's arrays, the key is the offset and the size."""
 
     def put(self, x: Any) -> bool:
-        """Send; return False if the message has to go by MPI."""
+        """Send ``x`` through the FIFO; return False if it has to go by MPI."""
         with lock:
             fifo, count = self._fifos[0], self._count
             words = fifo.words
@@ -153,19 +163,18 @@ class Lane:
             first, start = fifo.slots[head % _SLOTS]
             fifo.memory[start : start + self._size_bytes] = x
             behind, _ = fifo.slots[(head + count) % _SLOTS]
-            words[behind + 1] = 0  # Part of an earlier message may lie there, and look like the slot's number.
+            words[behind + 1] = 0  # A part of an earlier message may lie in this word, and look like the slot's number.
             words[first] = self._word
             words[first + 1] = head + 1
             words[_HEAD] = fifo.heads[fifo.sender] = head + count
             return True
 
     def take(self, x: Array, looks: int, receive: Any) -> bool:
-        """Receive a message, after some looks.
+        """Receive a message into ``x``, and set its sender and size in ``receive``. The caller holds `requests.lock`.
 
-        Return False if no message comes, or if the next one is of another kind or comes by MPI. Sender and size become
-        attributes of ``receive``. A Ctrl-C comes before the message is received or after it, because Python sees it at
-        a call or at a loop's next step alone. If several ranks have sent, the message of the first of them is taken.
-        The caller holds `requests.lock`.
+        Return False if no message comes in ``looks`` looks, or if the next message is of another kind or comes by MPI.
+        If several ranks have sent, the lowest rank's message is taken. A Ctrl-C takes effect before the message is
+        received or after it, because Python handles signals only at a call and at the next step of a loop.
         """
         for _ in range(looks):
             for fifo in self._fifos:
@@ -183,7 +192,7 @@ class Lane:
                     except KeyError:
                         view = self._views[start] = self._view(self._shape, fifo, start)
                     x[...] = view
-                elif 0 < self._word - words[first] <= size_bytes:  # a shorter one
+                elif 0 < self._word - words[first] <= size_bytes:  # a message shorter than the lane's arrays
                     size_bytes -= self._word - words[first]
                     count, key = fifo.slots_of(size_bytes), (start, size_bytes)
                     if key not in self._views:
@@ -192,7 +201,7 @@ class Lane:
                     x.reshape(-1)[: view.size] = view
                 else:
                     return False
-                if words[_TAIL] != tail:  # a signal's handler has received it
+                if words[_TAIL] != tail:  # a signal's handler has received the message
                     continue
                 receive.sender, receive.size_bytes = fifo.sender, size_bytes
                 words[_TAIL] = tail + count
@@ -210,7 +219,10 @@ class Lane:
 
 
 class Transport(Resource):
-    """All messages from and to this rank: by FIFOs, if the group has ``memory`` for them, and by MPI."""
+    """The transport of a group's messages to and from this rank.
+
+    Messages go through FIFOs if the group has ``memory`` for these, and by MPI otherwise.
+    """
 
     def __init__(self, link: Link, memory: mmap.mmap | None = None, start: int = 0) -> None:
         self.comm, self._rank, self._size = link.messages, link.rank, link.size
@@ -218,7 +230,7 @@ class Transport(Resource):
         self._to: dict[int, Fifo] = {}
         self._lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
         self._heads, self._empty = memoryview(b""), b""
-        """The heads of the FIFOs to this rank, and what they were when all were found empty."""
+        """The heads of the FIFOs to this rank, and a copy of them from the time when all FIFOs were found empty."""
         if memory is not None:
             region = region_bytes(link.size)
             starts = range(start, start + link.size * region, region)
@@ -231,13 +243,13 @@ class Transport(Resource):
         self._status = status = MPI.Status()
         probe = partial(self.comm.Improbe, MPI.ANY_SOURCE, MPI.ANY_TAG, status)
         self._probes: Iterator[MPI.Message | None] = iter(probe, object())
-        """The results of Improbe, without end. A Ctrl-C that comes after a plain call could lose the message; Python
-        sees none within a loop's step."""
+        """An endless iterator that calls Improbe and returns its results. A Ctrl-C just after a plain call of Improbe
+        could lose the message. Within the step of a for loop Python handles no Ctrl-C."""
         self._probed: MPI.Message | None = None
-        """The message of ``status``, until it is returned."""
+        """The message that the last probe has found, until `arrive` returns it."""
 
     def lane(self, x: Array, peer: int, tag: int, sends: bool) -> Lane | None:
-        """Return the lane of messages like ``x`` to or from a rank, or from any; None if they are not for a FIFO."""
+        """Return the lane of messages like ``x`` to or from a rank, or from any; None if they have to go by MPI."""
         longest_bytes = _MOST_SLOTS * _slot_bytes(self._size) - _PAYLOAD_BYTES if self._from else -1
         if x.nbytes > longest_bytes or peer == self._rank:
             return None
@@ -247,7 +259,7 @@ class Transport(Resource):
         return lane
 
     def Isend(self, what: Any, to: int, tag: int) -> MPI.Request:  # noqa: N802 - MPI's name
-        """Send by MPI."""
+        """Begin to send by MPI, and count the message for the receiver's FIFO."""
         with lock:
             if to in self._to:
                 self._to[to].words[_SENT] += 1
@@ -255,7 +267,7 @@ class Transport(Resource):
             return self.comm.Isend(what, to, tag)
 
     def arrive(self) -> Arrival | None:
-        """Return a message that has come."""
+        """Return a message that has come, or None."""
         if self._probed is None:
             for found in self._probes:
                 self._probed = found
@@ -277,7 +289,7 @@ class Transport(Resource):
             if earlier is not None:
                 return earlier
         arrival = sender, status.Get_tag(), size_of(status), message
-        if self._probed is not message:  # a signal's handler has received it
+        if self._probed is not message:  # a signal's handler has received the message
             return self.arrive()
         if fifo is not None:
             fifo.words[_TAKEN] += 1
@@ -285,7 +297,10 @@ class Transport(Resource):
         return arrival
 
     def unmatched(self) -> list[tuple[int, int, int]]:
-        """Return sender, tag and bytes of the next messages. Any thread may ask."""
+        """Return sender, tag and bytes of the next message in each FIFO and in MPI, which stay there.
+
+        Any thread may call this.
+        """
         peeks = [(sender, fifo.peek()) for sender, fifo in self._from.items()]
         found = [(sender, *envelope[2:]) for sender, envelope in peeks if envelope is not None]
         probed, status = self._status, MPI.Status()
@@ -306,7 +321,7 @@ class Transport(Resource):
         self._from, self._to = {}, {}
 
     def close(self) -> None:
-        """Let go of the memory, also in lanes of messages that the program has kept."""
+        """Release the memory. The lanes release it, too, because messages that the program has kept refer to them."""
         for lane in self._lanes:
             lane.close()
         self._from, self._to, self._heads = {}, {}, memoryview(b"")

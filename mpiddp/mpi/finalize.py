@@ -1,6 +1,6 @@
-"""The end of MPI, and whether it runs.
+"""The end of MPI, and functions that tell if MPI runs or has ended.
 
-The process that started MPI finalises it: mpi4py would hang in a forked child.
+Only the process that started MPI finalises it, because mpi4py would hang in a forked child.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any
 from mpiddp import settings
 
 finalizes = True
-"""True if MPI is to be finalised at the end; False after a rank has failed."""
+"""True if MPI is to be finalised at the end of the process; False after a rank has failed."""
 
 
 def running() -> bool:
@@ -28,7 +28,7 @@ def finalized() -> bool:
 
 
 def _loaded() -> Any:
-    """Return mpi4py's module, or None also while another thread still imports it."""
+    """Return mpi4py's module; None if it is not imported, or if another thread is still importing it."""
     library = sys.modules.get("mpi4py.MPI")
     return library if hasattr(library, "Is_initialized") and hasattr(library, "Is_finalized") else None
 
@@ -41,10 +41,10 @@ def finalize(library: Any, pid: int) -> None:
 
 @contextlib.contextmanager
 def exit_limit(limit_s: float) -> Iterator[None]:
-    """End the process, and print its stack, if the block lasts longer: it may wait for a rank that is gone.
+    """End the process, and print its stack, if the block lasts longer than ``limit_s``.
 
-    At the end of a program no thread could do this: Python starts none any more, and mpi4py's Finalize holds the
-    interpreter.
+    The block may wait for a rank that is gone. At the end of a program a thread could not do this: Python starts no
+    threads any more, and mpi4py's Finalize holds the interpreter's lock.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):
         limit_s = min(limit_s, threading.TIMEOUT_MAX)

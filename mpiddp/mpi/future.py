@@ -1,4 +1,4 @@
-"""Futures, as in ``torch.futures``. A program sets them, or a `Work` does at its end."""
+"""Futures, as in ``torch.futures``. The program sets a future's value, or a `Work` does when it ends."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ class Future:
         self._finish(result, None)
 
     def set_exception(self, result: BaseException) -> None:
-        """Set an error, and call the callbacks; AssertionError if ``result`` is no exception, else as `set_result`."""
+        """Set an error, and call the callbacks.
+
+        AssertionError if ``result`` is no exception. RuntimeError if there is a value or an error already.
+        """
         if not isinstance(result, BaseException):
             raise AssertionError(f"{result!r} is of type {type(result).__name__}, not an Exception.")
         self._finish(None, result)
@@ -85,7 +88,10 @@ class Future:
         call_all([functools.partial(call_logged, callback, self) for callback in callbacks])
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
-        """Call ``callback(self)`` when the value or error is set, or now if it is; an exception in it is logged."""
+        """Call ``callback(self)`` when the value or error is set, or at once if it is set already.
+
+        An exception in the callback is logged.
+        """
         with self._lock:
             if not self._finished:
                 self._callbacks.append(callback)
@@ -100,7 +106,7 @@ class Future:
         def run(future: Future) -> None:
             try:
                 result = callback(future)
-            except BaseException as error:  # surfaces in wait()
+            except BaseException as error:  # `wait` of the new future raises it
                 outcome.set_exception(error)
             else:
                 outcome.set_result(result)
@@ -110,7 +116,7 @@ class Future:
 
 
 def call_all(callbacks: Sequence[Callable[[], object]]) -> None:
-    """Call all of them, also after one has raised; then raise the first error."""
+    """Call all ``callbacks``, even after one has raised; then raise the first error."""
     first: BaseException | None = None
     for callback in callbacks:
         try:
@@ -129,7 +135,7 @@ def call_logged(callback: Callable[[Future], object], future: Future) -> None:
 
 
 def collect_all(futures: Sequence[Future]) -> Future:
-    """Return a future of the list ``futures``, set when all have ended, also those with errors.
+    """Return a future whose value is the list ``futures``. It is set when all of them have a value or an error.
 
     Examples
     --------
@@ -148,11 +154,11 @@ def collect_all(futures: Sequence[Future]) -> Future:
             try:
                 each.wait()
             except Exception:
-                if not each.done():  # else it is that future's own error, which whoever reads it gets
+                if not each.done():  # otherwise it is that future's own error, which its `value` raises
                     raise
 
     def count(_: Future) -> None:
-        if next(left) == 0:  # of several threads, too: Python's lock is held meanwhile
+        if next(left) == 0:  # safe if several threads count, because `next` holds Python's lock
             outcome.set_result(list(futures))
 
     outcome._help = wait_for_each

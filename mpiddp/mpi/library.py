@@ -1,4 +1,4 @@
-"""Facts of the MPI library, by the beginning of its name."""
+"""Facts about MPI libraries, which are told apart by the beginning of their names."""
 
 from typing import NamedTuple
 
@@ -7,15 +7,17 @@ class Library(NamedTuple):
     """Facts in which MPI libraries differ."""
 
     survives_deaths: bool = False
-    """It has ULFM: ranks may go on when one fails."""
+    """True if the library has ULFM, so that ranks may go on when one fails."""
     queues_device_collectives: bool = True
-    """If it takes device pointers, its non-blocking collectives take them, too."""
+    """True if non-blocking collectives take device pointers wherever blocking ones do."""
     overruns_receives: bool = False
-    """A message that is too long for its receive may be written to the memory behind it, and only then be an error."""
+    """True if the library may write a message that is too long to the memory behind the receive's buffer, and report
+    the error only after that."""
     starts_fast_one_by_one: bool = False
-    """Short messages come faster if persistent receives are started one by one, each after the message before."""
+    """True if short messages come faster when persistent receives are started one by one, each after the message of the
+    one before has come."""
     vouches_for_its_transport: bool = True
-    """If it says that it takes device pointers, all that may carry its messages does."""
+    """True if the library's claim to take device pointers holds for every transport that may carry its messages."""
 
 
 _OPEN_MPI = Library(
@@ -32,5 +34,5 @@ def facts(name: str) -> Library:
 
 
 def short_name(version: str) -> str:
-    """Return name and number from the text of MPI_Get_library_version."""
+    """Return the library's name and version number from the text of MPI_Get_library_version."""
     return " ".join(version.split("\n")[0].split(",")[0].replace("Version:", "").split())

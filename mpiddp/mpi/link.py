@@ -1,12 +1,14 @@
 """A group's link: its communicators, its queue, and its resources.
 
-A group duplicates its communicator, because a message must not meet a receive of another purpose:
+A group duplicates its communicator, because a message must not be matched with a receive of another purpose:
 
 - ``now`` carries what an operation sends when it is submitted, ``later`` what its later steps send (see `work`).
-- ``messages`` carries point to point, whose receives from any source would take an algorithm's messages.
-- On several nodes there is a second pair for the ranks of this node, and one for ranks with the same local rank.
+- ``messages`` carries point-to-point messages. Their receives from any source would take an algorithm's messages.
+- On several nodes there is a second pair of ``now`` and ``later`` for the ranks of this node, and one more
+  communicator for the ranks with the same local rank.
 
-The ranks free them together in `close`. Garbage collection would free them at different times on different ranks.
+The ranks free the communicators together in `Link.close`. Garbage collection would free them at different times on
+different ranks.
 
 Steps call non-blocking collectives only. MPI does not match a blocking collective with a non-blocking one; MPICH and
 Open MPI hang then.
@@ -34,17 +36,23 @@ T = TypeVar("T", bound="Resource")
 
 
 class Resource:
-    """A thing of a group that is closed with it, such as buffers, plans or the mailbox. Most are made on first use."""
+    """An object that belongs to a group and is closed with it, such as buffers, plans or the mailbox.
+
+    Most resources are made on first use.
+    """
 
     def pending(self) -> int:
         """Return the number of operations that have not ended."""
         return 0
 
     def close(self) -> None:
-        """Free it. All ranks of the group call this, when nothing is pending."""
+        """Free the resource. All ranks of the group call this, when nothing is pending."""
 
     def drop(self, error: DistError) -> None:
-        """Give it up on this rank alone, after ``error``. MPI may still write to its memory, which therefore stays."""
+        """Give up the resource on this rank alone, after ``error``.
+
+        The group keeps the resource alive, because MPI may still write to its memory.
+        """
 
 
 class Channel:
@@ -55,17 +63,17 @@ class Channel:
         self.rank, self.size = rank, len(ranks)
         self.now, self.later = now, later
         self.early: dict[int, dict[int, deque[tuple[MPI.Message, int]]]] = {}
-        """Messages that were received for a later operation, and their bytes, by communicator and sender."""
+        """Messages that came before their operation, and their sizes in bytes, by communicator and sender."""
 
     def after(self) -> Self:
-        """Return this channel with ``later`` as ``now`` too, for an algorithm that runs as a later step."""
+        """Return a copy of this channel whose ``now`` is ``later``, too, for an algorithm that runs as a later step."""
         changed = object.__new__(type(self))
-        changed.__dict__.update(self.__dict__, now=self.later)  # a tenth of the time of copy.copy
+        changed.__dict__.update(self.__dict__, now=self.later)  # takes a tenth of the time of copy.copy
         return changed
 
 
 class _Aborted:
-    """Stands for the communicators of an aborted group: every use raises the error."""
+    """A stand-in for the communicators of an aborted group. Every use of it raises the group's error."""
 
     def __init__(self, error: DistError) -> None:
         self._error = error
@@ -88,8 +96,8 @@ _abandoned: list[Any] = []
 class Link(Channel):
     """The communicators of one group: three on one node, up to six on several. All ranks of ``comm`` make it together.
 
-    The link owns ``comm``. The monitor knows the link before it makes communicators, so that they can be revoked if a
-    rank fails meanwhile.
+    The link owns ``comm``. The monitor gets the link before this makes communicators, so that those can be revoked if
+    a rank fails meanwhile.
     """
 
     def __init__(self, world: World, comm: MPI.Intracomm, timeout_s: float, monitor: Monitor) -> None:
@@ -97,16 +105,16 @@ class Link(Channel):
         _created += 1
         self.world, self.monitor, self.timeout_s = world, monitor, timeout_s
         self.closed = True
-        """True also until all communicators are made."""
+        """True before all communicators are made, and after `close`."""
         self.may_hold_messages = False
-        """Set after calls that differed, and if there are messages that nobody has received. The communicators are then
-        not freed: see `_abandon`."""
+        """True after calls that differed, and if there are messages that nobody has received. Then `close` does not
+        free the communicators, for the reason that `_abandon` gives."""
         self.comms: list[MPI.Comm] = [comm]
         self._resources: dict[type[Resource], Resource] = {}
-        self._whole = self  # copies, as `after` makes them, give this link to resources
+        self._whole = self  # `after` copies this attribute, so a copy, too, gives the original link to resources
         self.sequence = self.message_count = 0
         self.seen = 0, time.monotonic()
-        """The number of the last call that the watchdog has seen begun, and since when."""
+        """The number of the last call that the watchdog has seen, and the time when it first saw it."""
         self.history = 0
         """A hash of the calls that no handshake compares, in a group on several nodes."""
         self.busy = False
@@ -219,7 +227,7 @@ class Link(Channel):
 
     def abort(self, error: DistError) -> None:
         """Let pending operations and further uses raise ``error``."""
-        if self.closed:  # a rank has failed while the group was being made
+        if self.closed:  # such as when a rank fails while the group is being made
             return
         aborted_comm = aborted(error)
         for channel in (self, self.node, self.across):

@@ -1,8 +1,8 @@
-"""The gate between arrays and MPI: every array of a call is checked here, and becomes bytes or an error with its cure.
+"""Checks of a call's arrays before MPI gets them, and the form in which MPI gets them.
 
-MPI would send any memory. The gate refuses what the caller cannot have meant: strided and byte-swapped arrays, Python
-objects, read-only outputs. Arrays of other libraries pass without a copy, and without importing the library (DLPack
-1.0, CUDA array interface 3, NumPy's array interface 3, PEP 688).
+MPI would send any memory. These checks refuse arrays that the caller cannot have meant: strided and byte-swapped
+arrays, Python objects, read-only outputs. The error says what to do instead. Arrays of other libraries pass without a
+copy, and without importing the library (DLPack 1.0, CUDA array interface 3, NumPy's array interface 3, PEP 688).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mpiddp.typing import Array
 
 from .lazy import MPI
 
-# The largest count of MPI before version 4: a C int.
+# The largest count that MPI takes before version 4, where a count is a C int.
 MAX_COUNT = 2**31 - 1
 
 
@@ -47,7 +47,7 @@ def dtype_code(dtype: np.dtype[Any]) -> int:
 
 
 def dtype_layout(dtype: np.dtype[Any]) -> str:
-    """Return the text that tells apart dtypes which share a number; "" for the others."""
+    """Return a text that tells apart the dtypes which share a `dtype_code`; "" for a dtype with a code of its own."""
     return str(dtype) if dtype_code(dtype) == _OTHER else ""
 
 
@@ -75,7 +75,7 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
     if not isinstance(array, ndarray) and (fault := cuda_fault()) is not None:
         raise TypeError(f"{operation} cannot take an array on a GPU as `{name}`: {fault}")
     if held is not None and not writable and not array.flags.c_contiguous:
-        # autograd makes such layouts itself: the output of a linear layer is a transposed view.
+        # The program has not chosen this layout: autograd's output of a linear layer is a transposed view.
         array = array.copy(order="C")
     if array.dtype.hasobject:
         raise TypeError(
@@ -105,7 +105,7 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
             f" result from y{also}"
         )
     dtype_code(array.dtype)
-    # Subclasses such as matrix have a reshape of their own.
+    # `asarray`, because subclasses such as `numpy.matrix` have a `reshape` that keeps two dimensions.
     return np.asarray(array) if isinstance(array, ndarray) else array
 
 
@@ -128,9 +128,9 @@ def _adopted(x: object, operation: str, writable: bool, name: str) -> Array:
 
 
 def _over_the_memory_of(x: Any) -> Array | None:
-    """Return an array over the memory of ``x``; None if it has none, and for NumPy's scalars and ``bytes``.
+    """Return an array over the memory of ``x``; None if it shows no memory, and for NumPy's scalars and ``bytes``.
 
-    Errors of its library are passed on, such as torch's for a tensor that requires a gradient.
+    Errors of the library of ``x`` are passed on, such as torch's for a tensor that requires a gradient.
     """
     if isinstance(x, np.generic | bytes):
         return None
@@ -164,7 +164,7 @@ def _from_dlpack(x: Any) -> Array:
 def as_arrays(
     xs: object, operation: str, length: int, *, writable: bool = True, name: str = "tensor_list"
 ) -> tuple[list[Array], object]:
-    """Return the arrays of a list, one for each of ``length`` ranks, and a key that is equal for lists like this one.
+    """Return the arrays of a list, one for each of ``length`` ranks, and a key of their dtypes and shapes.
 
     Errors are those of `as_array`, and ArrayError for ``writable`` arrays that share memory.
     """
@@ -177,7 +177,7 @@ def as_arrays(
     first = xs[0]
     if type(first) is ndarray and first.dtype in _codes:
         dtype, shape = first.dtype, first.shape
-        for x in xs:  # arrays that are alike, the usual case, need no closer look
+        for x in xs:  # in the usual case all arrays have one dtype and shape, and need no `as_array`
             if type(x) is not ndarray or x.dtype is not dtype or x.shape != shape or not x.flags.carray:
                 break
         else:
@@ -191,15 +191,16 @@ def as_arrays(
 
 
 like = attrgetter("dtype", "shape", "__class__")
-"""Returns the dtype, shape and class of an array. Calls whose arrays agree in these have one plan."""
+"""The function that returns the dtype, shape and class of an array. Calls whose arrays agree in these share a plan."""
 
 
 def _are_apart(xs: Sequence[Array]) -> bool:
     """Return True if a quick look shows that arrays of one dtype and shape share no memory.
 
-    Each has memory of its own, or they lie in their order, as the parts of one array do.
+    The look shows it if each array has memory of its own, and if the arrays lie in memory in the order of the list, as
+    the parts of one array do.
     """
-    if len(xs) == 2:  # a third of the time of the rest
+    if len(xs) == 2:  # this call takes a third of the time of the code below
         return not may_share_memory(xs[0], xs[1])
     for x in xs:
         if x.base is not None:
@@ -228,13 +229,13 @@ def _expect_apart(outputs: Sequence[Array], operation: str) -> None:
 
 
 def _address(x: Array) -> int:
-    # mpi4py's call takes a fifth of the time of NumPy's.
+    # mpi4py finds an array's address in a fifth of the time that NumPy takes.
     address: int = MPI.Get_address(movable(x)) if isinstance(x, ndarray) else x.data.ptr
     return address
 
 
 def spans_of(args: Iterable[Any]) -> Iterator[tuple[int, int]]:
-    """Return the first address of each array, also in lists, and the one after its last."""
+    """Yield the first address of each array, also of arrays in lists, and the address behind its last byte."""
     for each in args:
         if isinstance(each, ndarray) or is_device_array(each):
             start = _address(each)
@@ -294,7 +295,7 @@ def chunks(x: Array) -> Sequence[Array]:
 
 @functools.cache
 def _long(size_bytes: int) -> MPI.Datatype:
-    """Return a datatype of ``size_bytes``, more than MPI's count."""
+    """Return a datatype of ``size_bytes``, for messages that are too long for MPI's count."""
     times, rest_bytes = divmod(size_bytes, MAX_COUNT)
     largest, rest = MPI.BYTE.Create_contiguous(MAX_COUNT), MPI.BYTE.Create_contiguous(rest_bytes)
     body = largest.Create_contiguous(times)

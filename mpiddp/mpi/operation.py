@@ -15,13 +15,14 @@ _LISTED = 16
 
 
 class Monitor(Protocol):
-    """The faults of a group's ranks, as far as the group has to know of them. `mpiddp.faults` implements it."""
+    """The interface by which a group learns of the faults of its ranks. `mpiddp.faults` implements it."""
 
     polls: bool
-    """True if every wait polls, so that an error can end it: ranks survive, or errors are raised on all ranks."""
+    """True if every wait has to poll, so that an error of another rank can end it. That is so if ranks survive the
+    death of another one, and if an error is raised on all ranks."""
 
     def watch(self, link: Any) -> None:
-        """Take note of the group's link, before it has communicators."""
+        """Take note of the group's link, which calls this before it makes communicators."""
 
     def check(self) -> None: ...
 
@@ -44,7 +45,7 @@ class Monitor(Protocol):
         """Take note that a wait has lasted for the group's limit."""
 
     def translate(self, error: BaseException) -> None:
-        """Raise `RankFailedError` if a failed rank is the cause."""
+        """Raise `RankFailedError` if a failed rank is the cause of ``error``; otherwise do nothing."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -62,7 +63,7 @@ class Members:
     """The group's pending operations."""
     name: str = ""
     description: str = ""
-    """The program's names for the group."""
+    """The program's description of the group, as ``name`` is its name."""
 
     def __str__(self) -> str:
         outer = f" ({_listed(self.outer)} of the world)" if self.outer else ""
@@ -80,7 +81,7 @@ def _listed(ranks: Sequence[int]) -> str:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """All of a call but the values in its arrays; equal calls share one, which their plan holds."""
+    """The properties of a call, without its arrays. Equal calls share one `Call`, which their plan holds."""
 
     members: Members
     operation: str
@@ -122,19 +123,19 @@ class Operation:
 
     call: Call
     number: int = 0
-    """The number among the group's collectives, or among this rank's messages in the group."""
+    """The operation's number among the group's collectives, or among this rank's messages in the group."""
     code: Any = None
     """The Python code of the program that made the call; ``offset`` in it tells the line."""
     offset: int = 0
     start: float = 0.0
     end: float = 0.0
     limited: bool = False
-    """True if the waiter watches the clock, so that the watchdog does not."""
+    """True if the thread that waits checks the time limit itself. The watchdog then leaves the limit to it."""
 
     def as_limited(self) -> "Operation":
-        """Return the operation as one whose waiter watches the clock from now on.
+        """Return the operation with `limited` set. Its wait counts from now on.
 
-        Otherwise the watchdog would end the job when the time is over.
+        Without this the watchdog would end the job when the group's limit is over.
         """
         return self if self.limited else Operation(self.call, self.number, start=monotonic(), limited=True)
 
@@ -167,4 +168,4 @@ class Operation:
 
 
 waiting: "dict[int, Operation]" = {}
-"""The operation that each thread waits for."""
+"""The operation that each thread waits for, by the thread's identifier."""

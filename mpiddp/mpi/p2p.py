@@ -1,9 +1,9 @@
 """Point to point: a message's dtype and length are checked before MPI gets the receiver's memory.
 
-Messages come by FIFOs of the node and by MPI (`fifo`). Open MPI hangs or crashes in a receive that is too short.
+Messages come through FIFOs of the node and by MPI (`fifo`). Open MPI hangs or crashes in a receive that is too short.
 Therefore matched probes take MPI's messages in order. A message is then matched with the posted receives, checked, and
-only then received. A message in a FIFO goes the same way, unless it fits the first posted receive. The dtype travels in
-the tag.
+only then received. A message in a FIFO is treated in the same way, unless it fits the first posted receive, which then
+takes it directly. The tag that MPI gets encodes the dtype, too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MAX_ROUTES = 256
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """All of a message but its memory; equal messages share one."""
+    """The properties of a message, without its memory. Equal messages share one route."""
 
     mailbox: Mailbox
     call: Call
@@ -54,17 +54,17 @@ class Route:
     ranks: Sequence[int]
     """The global ranks of the group's members."""
     lane: Lane | None
-    """The way through FIFOs, if the node's ranks exchange such messages without MPI."""
+    """The path through FIFOs; None if messages of this route go by MPI."""
 
 
 class Message(Work):
-    """A send or a receive: one class, because Python finds attributes faster if the class is always the same."""
+    """A send or a receive. Both have one class, because Python finds attributes faster if a variable has one class."""
 
     _posted: stream.Mark | None = None
-    """A mark behind the kernels queued at the call, for a receive into an array on a device."""
+    """For a receive into an array on a device, the mark behind the kernels that were queued before the call."""
 
     def __init__(self, route: Route, x: Array, entry: list[Any]) -> None:
-        # Setting an attribute again takes less time than adding it, therefore all are set here.
+        # To set an attribute again takes less time than to add it, so the constructor sets all attributes.
         self._route, self._outputs, self._entry = route, (x,), entry  # the entry of the flight recorder
         self._error, self._finished, self._awaited = None, False, None
         # A receive's sender, and the message's size, which may be less than the array's.
@@ -89,7 +89,7 @@ class Message(Work):
         return Work.wait(self, timeout)
 
     def block(self) -> None:
-        """Wait without a limit, but not behind a message of another kind."""
+        """Wait without a time limit, but return early if a message comes that no posted receive takes."""
         mailbox, polls = self._route.mailbox, 0
         mailbox.progress_of(self)
         while not (self._finished or mailbox._arrived):
@@ -114,7 +114,7 @@ class Message(Work):
         return arrival[1] // CODES == route.code // CODES and route.peer in (ANY_SOURCE, arrival[0])
 
     def accept(self, arrival: Arrival) -> None:
-        """Begin to receive a message. One that does not fit is received into other memory, and `wait` raises."""
+        """Begin to receive a message. If it does not fit, it is received into other memory, and `wait` raises."""
         x, route, fault = self._outputs[0], self._route, ""
         self.sender, code, self.size_bytes, message = arrival
         size_bytes = self.size_bytes
@@ -142,24 +142,24 @@ class Message(Work):
 
 
 class Mailbox(Resource):
-    """The messages of a group on this rank: posted receives, messages without one, pending sends.
+    """The messages of a group on this rank: posted receives, messages that no receive takes yet, and pending sends.
 
-    Arrays come here through `message.as_array`: whatever is not NumPy's is CuPy's.
+    All arrays have passed `message.as_array`, so an array that is not NumPy's is CuPy's.
     """
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self._transport = link.find(Transport) or Transport(link)
-        # Open MPI's other communicators may not have the attribute.
+        # In Open MPI only COMM_WORLD is sure to have this attribute.
         upper = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self.max_tag: int = (upper if isinstance(upper, int) else 32767) // CODES - 2
         self.polls = link.monitor.polls
         self._looks = _LOOKS // 3 if link.world.crowded else _LOOKS
         self._arrivals: Iterator[Arrival | None] = iter(self._transport.arrive, object())
-        """Messages that have come, each followed by the next or by None, without end."""
+        """An endless iterator: each step returns the next message that has come, or None."""
         self._arrived: list[Arrival] = []
         self._comes_again = False
-        """True if a Ctrl-C has put a message back: it comes before all others."""
+        """True if a message was put back at a Ctrl-C. It comes before all other messages."""
         self.sender = self.size_bytes = -1
         """Sender and size of the last message that `recv` has taken out of a FIFO. `Lane.take` sets them."""
         self._posted: deque[Message] = deque()
@@ -195,19 +195,28 @@ class Mailbox(Resource):
         return [(source, code // CODES, code_name(code % CODES), size) for source, code, size in found]
 
     def drop(self, error: DistError) -> None:
-        """End all messages with ``error``. Ranks that disagree about collectives may still exchange messages."""
+        """End all messages with ``error``, unless the ranks only disagree about collectives.
+
+        Such ranks may still exchange messages.
+        """
         if not isinstance(error, MismatchError):
             self._transport.abort(error)
             self._routes.clear()
             self.fail_pending(error)
 
     def close(self) -> None:
-        """Look for messages that nobody has received: the next group could get their context, and receive them."""
+        """Note in the link if there are messages that nobody has received.
+
+        If the communicator were freed, the next group could get its context, and receive these messages.
+        """
         mine = self._comes_again or any(type(arrival[-1]) is not Letter for arrival in self._arrived)
         self.link.may_hold_messages |= mine or self._transport.holds_messages()
 
     def send(self, x: Array, route: Route) -> Awaited | None:
-        """Begin to send; return None, and leave it to `isend`, if a device or an earlier message has to be awaited."""
+        """Begin to send, and return the request. Return None if a device or an earlier message has to be awaited first.
+
+        In that case `isend` sends the message.
+        """
         if type(x) is not ndarray or (self._departing and self._departing.get(route.peer)):
             return None
         if route.lane is not None and route.lane.put(x):
@@ -216,7 +225,10 @@ class Mailbox(Resource):
         return self._transport.Isend(what, route.peer, route.code)
 
     def isend(self, x: Array, route: Route, entry: list[Any], request: Awaited | None) -> Message:
-        """Return the message for which `send` has returned ``request``; if it returned None, send in turn."""
+        """Return the message for which `send` has returned ``request``.
+
+        If ``request`` is None, send the message after the earlier ones to the same rank.
+        """
         lock.acquire()
         try:
             send = Message(route, x, entry)
@@ -232,7 +244,7 @@ class Mailbox(Resource):
         return send
 
     def recv(self, x: Array, route: Route) -> tuple[int, Awaited] | None:
-        """Receive the message that comes within a moment, while nothing else is pending in this process.
+        """Receive a message if it comes within a moment. The caller knows that nothing is pending in this process.
 
         Return the sender and what is left to wait for. Return None, and leave the receive to `irecv`, if no message
         comes, or one that does not fit.
@@ -275,13 +287,13 @@ class Mailbox(Resource):
         return receive
 
     def give_up(self, entry: list[Any]) -> None:
-        """End the message of a call that a Ctrl-C has ended, if it has begun: nobody waits for it."""
+        """End the message of a call that a Ctrl-C has ended, because nobody waits for it any more."""
         with lock:
             for each in [each for each in (*self._posted, *self._moving) if each._entry is entry]:
                 each._fail(interrupted())
 
     def withdraw(self, receive: Message) -> None:
-        """Let a posted receive take no message, but let it end when the mailbox is polled."""
+        """Take a receive out of the posted ones, so that it takes no message and ends when the mailbox is polled."""
         if receive in self._posted:
             self._posted.remove(receive)
             self._moving[receive] = None
@@ -302,7 +314,7 @@ class Mailbox(Resource):
         return None
 
     def _match(self, awaited: Message | None = None, looks: int = 1) -> None:
-        """Receive what has come for the posted receives, at most until ``awaited`` has ended."""
+        """Receive messages for the posted receives, until ``looks`` looks have found none or ``awaited`` has ended."""
         posted = self._posted
         while posted and looks:
             receive, unmatched = posted[0], None
@@ -329,16 +341,16 @@ class Mailbox(Resource):
                 raise
             except BaseException:  # a Ctrl-C
                 self._comes_again &= arrival is None
-                if receive._awaited is not None:  # It has taken the message, and goes on.
+                if receive._awaited is not None:  # The receive has taken the message, and goes on.
                     self.withdraw(receive)
                     self._moving[receive] = None
-                elif arrival and arrival[-1]:  # It has not been received, and is the next one again.
+                elif arrival and arrival[-1]:  # The message has not been received, and is the next one again.
                     self._arrivals, self._comes_again = chain((arrival,), self._arrivals), True
-                elif receive.sender >= 0:  # The receive must not take another one.
+                elif receive.sender >= 0:  # The receive must not take another message.
                     receive._fail(interrupted())
                     self._moving[receive] = None
                 raise
-            if unmatched is not None:  # there is no receive for it yet
+            if unmatched is not None:  # no receive for this message is posted yet
                 self._arrived.append(unmatched)
                 continue
             if not receive._finished:
@@ -354,7 +366,7 @@ class Mailbox(Resource):
             looks -= 1
             if not looks:
                 return
-        self._moving.pop(message, None)  # perhaps another thread, or a callback, has ended it
+        self._moving.pop(message, None)  # another thread or a callback may have taken it out already
         if message._callbacks:
             message._announce()
 
@@ -373,7 +385,7 @@ class Mailbox(Resource):
     def progress(self) -> None:
         try:
             self._match()
-        except MPI.Exception as error:  # an error of wait(), not of the poll
+        except MPI.Exception as error:  # the messages' `wait` raises it, not the poll
             self.fail_pending(error)
         for message in tuple(self._moving):  # a copy, because callbacks may send and poll
             self._end(message)

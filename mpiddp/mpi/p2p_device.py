@@ -1,6 +1,6 @@
 """Messages of arrays on GPUs: by device pointers where MPI takes them, else through pinned memory.
 
-A message leaves after the kernels that were queued before the call.
+A message is sent when the kernels that were queued before the call have ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ by_address = False
 
 
 def send(x: Array, departing: deque[object], transport: Transport, to: int, tag: int) -> Steps:
-    """Send after earlier messages to the same rank, which may still be copied to the host: they are ``departing``."""
+    """Send after the earlier messages to the same rank, which are ``departing`` while they are copied to the host."""
     memory: Array | None = None
     turn = object()
     departing.append(turn)
@@ -44,7 +44,7 @@ def send(x: Array, departing: deque[object], transport: Transport, to: int, tag:
 
 
 def receive(x: Array, posted: stream.Mark, message: MPI.Message | Letter, size_bytes: int) -> Steps:
-    """Receive a message behind the kernels that were queued when the receive was ``posted``."""
+    """Receive a message, and write it to ``x`` after the kernels that were queued when the receive was ``posted``."""
     if by_address and type(message) is not Letter:
         yield posted
         yield message.Irecv(as_message(x, size_bytes))

@@ -1,4 +1,4 @@
-"""Processes of this host: what the system tells of ranks and of what has started them."""
+"""Facts that /proc tells about processes of this host: about ranks, and about the processes that started them."""
 
 import contextlib
 import re
@@ -10,12 +10,15 @@ UNKNOWN = -1
 _SHARED = Path("/dev/shm")
 _SHARED_FILE = re.compile(r"^\S+ \S+ \S+ \S+ (\d+) +/dev/shm/", re.MULTILINE)
 _LEFT = ("mpich_shm_*", "sm_segment.*", "sem.mp-*")
-"""Files that an aborted job leaves behind. MPI_Finalize removes the library's files, and MPI_Abort does not. Python's
-process that removes multiprocessing's semaphores is killed with the job."""
+"""Files in ``_SHARED`` that an aborted job leaves behind. MPI_Finalize removes the library's files, and MPI_Abort does
+not. The process in which Python removes multiprocessing's semaphores is killed with the job."""
 
 
 def started_ranks(starter: int) -> dict[str, int]:
-    """Return the running ranks, without daemons, that a launcher or its daemon has started, by process."""
+    """Return the ranks that ``starter``, a launcher or its daemon, has started and that run, by process id.
+
+    Other processes that it has started, such as daemons, are left out.
+    """
     found = {pid: _rank(pid) for pid in _children(starter) if runs(pid)}
     return {pid: rank for pid, rank in found.items() if rank is not None}
 
@@ -44,12 +47,12 @@ def runs(pid: str | int) -> bool:
 
 
 def state(pid: str | int) -> str:
-    """Return a process's state as the kernel's letter, "X" where it has gone."""
+    """Return a process's state as the kernel's letter, "X" if it has gone."""
     return _stat(pid)[0]
 
 
 def name(pid: int) -> str:
-    """Return a process's command; "" where it has ended or is not to be seen."""
+    """Return a process's command; "" if it has ended or cannot be seen."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
@@ -57,12 +60,15 @@ def name(pid: int) -> str:
 
 
 def parent(pid: int) -> int:
-    """Return the process that has started another one, or 0."""
+    """Return the id of a process's parent; 0 if the process has ended."""
     return int(_stat(pid)[1])
 
 
 def _stat(pid: str | int) -> list[str]:
-    """Return a process's state, its parent, and what follows; of one that has ended, state and parent."""
+    """Return the fields of /proc/PID/stat from the state on, which the parent follows.
+
+    For a process that has ended, return state "X" and parent "0".
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -70,9 +76,9 @@ def _stat(pid: str | int) -> list[str]:
 
 
 def remove_shared_files(pid: int) -> None:
-    """Remove the files in shared memory of a process that ends at once: nobody else would."""
+    """Remove the shared-memory files of a process that is about to be killed, because nobody else would."""
     with contextlib.suppress(OSError):
-        # A semaphore is mapped under another name.
+        # Files are compared by inode, because a semaphore is mapped under another name.
         used = set(map(int, _SHARED_FILE.findall(Path(f"/proc/{pid}/maps").read_text())))
         for path in (path for pattern in _LEFT for path in _SHARED.glob(pattern)):
             with contextlib.suppress(OSError):  # another process may remove it, too

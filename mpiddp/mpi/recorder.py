@@ -38,7 +38,7 @@ def entries() -> list[Operation]:
 def caller(depth: int) -> FrameType:
     """Return the frame of the program's line, which is mostly ``depth`` frames up the stack."""
     try:
-        frame = getframe(depth)  # beyond the bracket and the operation
+        frame = getframe(depth)  # above the frames of this package
     except ValueError:  # called from C, as by atexit
         frame = getframe(1)
     return frame if frame.f_code.co_filename in program_files else program_frame(frame)
@@ -62,7 +62,7 @@ program_files: set[str] = set()
 
 
 def add_library(folder: str) -> None:
-    """Let the files of a folder count as a library's."""
+    """Let the files of a folder count as a library's, so that no line of them is reported as the program's."""
     global _libraries
     _libraries += (folder + os.sep,)
     program_files.clear()

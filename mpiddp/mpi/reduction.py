@@ -29,8 +29,8 @@ class ReduceOp:
     - ``EXACT_SUM`` is the sum of all ranks' elements, rounded once, as `math.fsum` gives it. Its bits do not depend on
       the order of ranks, the algorithm or the nodes. It is for `all_reduce` of float32 and float64. Infinities of both
       signs give NaN, a sum above the largest number gives infinity, and a sum of zeros gives +0.0. It sends arrays of
-      8 bytes an element, on two ranks about one for each 50 binary places between the largest and the smallest digit of
-      all addends.
+      8 bytes an element. On two ranks it sends about one such array for each 50 binary places between the largest and
+      the smallest digit of all addends.
 
     AVG may overflow where the average would not, because it may sum before it divides. So may PREMUL_SUM, if all ranks
     have the same power of two as their factor.
@@ -81,7 +81,8 @@ class ReduceOp:
     def __repr__(self) -> str:
         return f"ReduceOp.{self.name}" + (f"({self.factor})" if self.factor is not None else "")
 
-    # Every call looks its reduction up, so comparison and hash are Python's fastest, by identity.
+    # Every call looks up its reduction in a dict. So reductions are compared and hashed by identity, which is the
+    # fastest, and pickle must return the same object.
     def __reduce__(self) -> tuple[Any, ...]:
         if self.factor is None:
             return getattr, (ReduceOp, self.name)
@@ -147,7 +148,7 @@ def mpi_op(dtype: np.dtype[Any], op: ReduceOp) -> MPI.Op | None:
     if is_half(dtype) or dtype.kind not in "biufc" or (dtype.kind == "f" and op.name in ("MIN", "MAX")):
         return None
     if dtype.kind in "iu" and dtype.itemsize < 4 and op._combining == "add":
-        return None  # in Open MPI (op/avx) long arrays saturate, and short ones wrap around
+        return None  # in Open MPI (op/avx) sums of long arrays saturate, and sums of short arrays wrap around
     if dtype.kind == "b":
         logical = {"SUM": MPI.LOR, "MAX": MPI.LOR, "BOR": MPI.LOR, "BXOR": MPI.LXOR}
         return logical.get(op.name, MPI.LAND)

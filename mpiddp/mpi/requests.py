@@ -48,7 +48,7 @@ Steps = Generator[Awaited, None, Any]
 
 
 class When(Awaited):
-    """A condition as an event."""
+    """An event that has happened once a condition is true."""
 
     __slots__ = ("_happened",)
 
@@ -60,14 +60,14 @@ class When(Awaited):
 
 
 READY, IN_TURN = When(lambda: True), When(lambda: True)
-"""Steps that all have to run at the head of the queue yield one of these first. Steps that yield `IN_TURN` still use
-``now`` after that, so later operations have to wait for them (`Queue.delays`)."""
+"""An operation yields one of these events first if all its steps have to run at the head of the queue. After `IN_TURN`
+it still uses ``now``, so later operations have to wait for it (`Queue.delays`)."""
 
 
 class All:
     """Several events as one. Receives come first in the list.
 
-    They are tested one by one: Open MPI ends the process if two requests of one Testall have failed.
+    The events are tested one by one, because Open MPI ends the process if two requests of one Testall have failed.
     """
 
     __slots__ = ("requests",)
@@ -97,12 +97,15 @@ class Failed(Awaited):
 
 
 def interrupted() -> DistError:
-    """Return the error of later looks at an operation that a Ctrl-C has ended."""
+    """Return the error that an operation raises at later waits and tests after a Ctrl-C has ended it."""
     return DistError("this call was interrupted, and its arrays are not complete")
 
 
 class Driven:
-    """Steps as one event. They begin with the first look, when it is known whether this rank blocks in the call."""
+    """The steps of a generator as one event.
+
+    The generator is made at the first test, when it is known whether this rank blocks in the call.
+    """
 
     __slots__ = ("_awaited", "_begin", "_ended", "_steps")
 
@@ -119,7 +122,7 @@ class Driven:
                 self._awaited = next(self._steps)
             except StopIteration:
                 self._ended = True
-            except BaseException:  # after Ctrl-C the program may look again
+            except BaseException:  # after a Ctrl-C the program may test the event again
                 self._awaited = Failed(interrupted())
                 raise
         return self._ended
@@ -146,18 +149,18 @@ class Source(Protocol):
 
 
 lock = threading.RLock()
-"""Held while pending operations of any group are driven or changed."""
+"""A thread holds this lock while it drives or changes pending operations of any group."""
 pending = 0
 """The number of pending operations in this process."""
 only_thread = 0
-"""The only thread that may communicate, if MPI_THREAD_MULTIPLE is missing; 0: any thread may."""
+"""The only thread that may communicate, if MPI_THREAD_MULTIPLE is missing; 0 if any thread may."""
 active: dict[Source, None] = {}
-"""The sources that `poll` drives. One stays until it has nothing pending."""
+"""The sources that `poll` drives. A source stays in it until nothing of it is pending."""
 
 
 def poll() -> None:
     """Drive all that is pending in this process, without waiting."""
-    lock.acquire()  # half the time of a with statement
+    lock.acquire()  # takes half the time of a with statement
     try:
         for source in tuple(active):
             source.progress()
@@ -175,7 +178,7 @@ def seconds(timeout: timedelta | float | None, *, of_group: bool = False) -> flo
     """Check a program's ``timeout`` and return it in seconds; None stays None, for the default.
 
     TypeError if it is neither a timedelta nor a number. ValueError if it is negative, infinite or NaN, or if it
-    is 0 and the limit of a group. A wait with the limit 0 looks once.
+    is 0 and the limit of a group. A wait with the limit 0 tests its event once.
     """
     if timeout is None:
         return None
@@ -201,7 +204,7 @@ _CHECK_S = 1e-3
 
 
 def pause(polls: int) -> None:
-    """Leave the core to another rank, which may need it; after many polls sleep."""
+    """Yield the core to another rank, which may need it; after many polls sleep."""
     if polls > _POLLS_BEFORE_SLEEP:
         time.sleep(_SLEEP_S)
     else:
@@ -262,7 +265,7 @@ def wait_for(done: Callable[[], bool], operation: Operation, timeout_s: float | 
 def timed_out(operation: Operation, limit_s: float) -> DistTimeoutError:
     """Return the error that names the ranks which keep a limited operation from ending.
 
-    Asking them takes a moment. Other ranks that ask meanwhile see this wait.
+    To ask those ranks takes a moment. Ranks that ask this one meanwhile still see its wait.
     """
     began = begin_wait(operation)
     try:
@@ -275,9 +278,9 @@ def timed_out(operation: Operation, limit_s: float) -> DistTimeoutError:
 def run_in_thread(call: Callable[[], T], operation: Operation) -> T:
     """Run a blocking MPI call in another thread while this one keeps polling.
 
-    MPI makes communicators by blocking calls. They must not keep this rank from finishing pending operations that other
-    ranks wait for, and a failed rank must not keep them from returning. Without MPI_THREAD_MULTIPLE, what is pending is
-    finished first, and then this thread calls.
+    MPI makes communicators by blocking calls. Such a call must not keep this rank from finishing pending operations
+    that other ranks wait for, and a failed rank must not keep this thread waiting. If neither can happen, this thread
+    makes the call itself. Without MPI_THREAD_MULTIPLE it does so after finishing what is pending.
     """
     monitor = operation.members.monitor
     threads = not only_thread
@@ -297,7 +300,7 @@ def run_in_thread(call: Callable[[], T], operation: Operation) -> T:
     def run() -> None:
         try:
             outcome.set_result(call())
-        except BaseException as error:  # surfaces in the caller
+        except BaseException as error:  # the waiting thread raises it
             outcome.set_exception(error)
 
     threading.Thread(target=run, name=f"mpiddp-{operation.call.name}", daemon=True).start()

@@ -1,6 +1,7 @@
-"""The start of MPI, which is watched for ranks of this host that end before it.
+"""The start of MPI. A thread looks meanwhile if a rank of this host has ended before its MPI has started.
 
-The others would wait for them in MPI_Init for ever: neither Hydra nor Open MPI minds a rank that exits before.
+The other ranks would wait for such a rank in MPI_Init for ever, because neither Hydra nor Open MPI ends the job if a
+rank exits before MPI_Init.
 """
 
 import atexit
@@ -26,13 +27,15 @@ from .library import short_name
 _HYDRA = "hydra_pmi_proxy"
 _STARTERS = ("mpirun", "mpiexec", "prterun", "orterun", "prted", "orted", _HYDRA)
 _LOOK_S, _LOOK_RANK_S = 0.25, 0.01
-"""Each rank of a host looks at all of them: many look less often."""
+"""The time between two looks at the ranks of this host, and its least part for each of them. Every rank looks at all
+ranks, so many ranks look less often."""
 _MISSING_S = 2.0
 """A rank may be missing for so long, because launchers start one rank after the other."""
 _END_S = 3.0
-"""Time for mpirun to end this process."""
+"""How long a process waits for mpirun to end it, before it exits by itself."""
 _FIRST_WORD_S = 3.0
-"""Time for rank 0 to say why, before another rank aborts the job."""
+"""How long ranks other than 0 wait before MPI_Init, which may abort the job, so that rank 0 can print the reason
+first."""
 
 
 def start(library: Any, rc: Any) -> None:
@@ -51,7 +54,7 @@ def start(library: Any, rc: Any) -> None:
         else:
             time.sleep(_FIRST_WORD_S)
     level = getattr(library, f"THREAD_{rc.thread_level.upper()}") if rc.threads else library.THREAD_SINGLE
-    # mpi4py would hold the interpreter, and no thread could report the wait.
+    # mpi4py would hold the interpreter's lock during MPI_Init, so that no thread could report the wait.
     with _watched():
         fault = ctypes.CDLL(library.__file__).MPI_Init_thread(None, None, int(level), ctypes.byref(ctypes.c_int()))
     if fault:
@@ -91,12 +94,13 @@ def _watch(expected: int, over: threading.Event) -> None:
                     " or a return before it\n"
                 )
                 stdio.deliver()
-                time.sleep(2 * look_s)  # until the other ranks' threads have seen it, too; only the lowest rank prints
+                # By then the other ranks' threads have seen it, too. Only the process with the lowest id prints.
+                time.sleep(2 * look_s)
                 if launchers.launcher_survives():
                     os.kill(starter, signal.SIGTERM)
                     time.sleep(_END_S)
                 elif processes.name(starter) == _HYDRA:
-                    os.kill(os.getpid(), signal.SIGKILL)  # Hydra does not mind exits before MPI has started
+                    os.kill(os.getpid(), signal.SIGKILL)  # before MPI has started, Hydra ignores exits, but no signals
             else:
                 time.sleep(2 * _END_S)
             os._exit(1)
@@ -104,7 +108,8 @@ def _watch(expected: int, over: threading.Event) -> None:
 
 def _missing(running: list[int], expected: int) -> str:
     launch = launchers.launch()
-    if launch is None or launch.size != expected or processes.UNKNOWN in running:  # or on other hosts there are more
+    # The missing ranks can be named only if this host has all ranks of the job, and all numbers are known.
+    if launch is None or launch.size != expected or processes.UNKNOWN in running:
         return f"{expected - len(running)} of the {expected} ranks on host {socket.gethostname()}"
     ended = sorted(set(range(expected)).difference(running))
     return f"rank{'s' * (len(ended) > 1)} {', '.join(map(str, ended))} of {expected}"

@@ -1,4 +1,4 @@
-"""Printed output, on its way to the launcher, which passes it on. Imports the standard library only."""
+"""Delivery of printed output to the launcher, which passes it on. The module imports the standard library only."""
 
 import contextlib
 import fcntl
@@ -9,8 +9,8 @@ import sys
 import termios
 import time
 
-# How long a rank that ends its job waits until the launcher has read its output, and has passed it on. A launcher that
-# is told to end does neither any more.
+# How long a rank that ends its job waits until the launcher has read its output, and until it has passed the output on.
+# A launcher that is told to end does neither any more.
 _READ_S, _PASS_ON_S = 1.0, 0.05
 
 
@@ -21,7 +21,7 @@ def show_lines() -> None:
     ``print`` by itself, and the lines of ranks mix.
     """
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # replaced by the program, or closed
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the program may have replaced or closed it
             if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
                 stream.reconfigure(line_buffering=True, write_through=False)
 

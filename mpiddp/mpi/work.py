@@ -28,7 +28,7 @@ from .operation import Operation
 from .requests import IN_TURN, Awaited, Steps, active, interrupted, poll, seconds, wait_for
 
 if TYPE_CHECKING:
-    # The exception hook asks here, perhaps before NumPy may be imported.
+    # Only type checkers need this, and the import would load NumPy.
     from mpiddp.typing import Array
 
 _abandoned: list[tuple[object, ...]] = []
@@ -36,7 +36,7 @@ _abandoned: list[tuple[object, ...]] = []
 
 
 def abandon(steps: Steps | Awaited, error: BaseException) -> None:
-    """Keep the memory of steps that an error has ended: other requests, or parts of them, may still be on their way."""
+    """Keep the memory of steps that ``error`` has ended, because MPI may still write to it for requests in flight."""
     assert error.__traceback__ is not None, "it has been raised"
     _abandoned.append(
         (steps, error.__traceback__.tb_next)
@@ -52,9 +52,10 @@ _RECEIVE_ONLY = "this is known for a receive that has finished; call wait() firs
 class Work:
     """A pending operation (``torch.distributed.Work``). Its arrays must stay as they are until `wait` has returned.
 
-    Collectives of a group that take the same array are carried out in the order of their calls. Exceptions are those
-    that copy the array when they are called: ``reduce_scatter`` of a list, ``tree_all_reduce``, and torch's tensors
-    that are not contiguous. These, messages, and operations of another group may take the array only after `wait`.
+    Collectives of a group that take the same array are carried out in the order of their calls. The exceptions are
+    calls that copy the array at once: ``reduce_scatter`` of a list, ``tree_all_reduce``, and calls with torch's tensors
+    that are not contiguous. After an operation on an array, these calls, messages, and operations of another group may
+    take the array only when `wait` of that operation has returned.
 
     Examples
     --------
@@ -74,7 +75,7 @@ class Work:
     _value: Any = None
     _looked = 0.0
     _spans: Sequence[tuple[int, int]] = ()
-    """The first address of each array, and the one after its last."""
+    """The first address of each array, and the address behind its last byte."""
 
     def __init__(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> None:
         self._operation = operation
@@ -89,8 +90,8 @@ class Work:
         except StopIteration as end:
             self._value = end.value
             self._finish(self._error)
-        except Exception as error:  # surfaces in wait()
-            self._error = error  # also if a Ctrl-C comes now
+        except Exception as error:  # `wait` raises it
+            self._error = error  # set before `_finish`, so that it is set also if a Ctrl-C comes now
             if isinstance(error, MPI.Exception):
                 abandon(steps, error)
             self._finish(error)
@@ -107,7 +108,7 @@ class Work:
             self._operation.end = monotonic()
 
     def _announce(self) -> None:
-        """Call all callbacks, also after one has raised."""
+        """Call all callbacks, even after one has raised."""
         callbacks, self._callbacks = self._callbacks, ()
         if callbacks:
             call_all(callbacks)
@@ -161,7 +162,7 @@ class Work:
         return self._steps is not None and inspect.getgeneratorstate(self._steps) == inspect.GEN_RUNNING
 
     def _fail(self, error: BaseException) -> None:
-        """End with an error; keep the memory, as MPI may still write to it."""
+        """End with an error; keep the arrays alive, because MPI may still write to them."""
         if not self._finished:
             _abandoned.append((self._steps, self._awaited, self._outputs))
             self._finish(error)
@@ -174,7 +175,7 @@ class Work:
         return self._finished
 
     def _look_for_faults(self) -> None:
-        """End with the error of ranks that have failed or make other calls, for a program that never waits."""
+        """End with an error if ranks have failed or make other calls, in a program that polls and never waits."""
         now = monotonic()
         if self._finished or now - max(self._operation.start, self._looked) < _LOOK_S:
             return
@@ -231,12 +232,12 @@ class Ended(Work):
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         if timeout is not None:
-            seconds(timeout)  # a wrong one is an error
+            seconds(timeout)  # raises if the timeout is not valid
         return True
 
 
 def meet(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> bool:
-    """Return True if some memory is in both of these sorted spans."""
+    """Return True if a span of memory in ``some`` overlaps one in ``others``."""
     end, side = 0, False
     for start, stop, other in sorted([*((*each, False) for each in some), *((*each, True) for each in others)]):
         if start < end and other is not side:
@@ -296,8 +297,8 @@ class Queue:
     def delays(self, spans: Sequence[tuple[int, int]]) -> bool:
         """Return True if an operation on this memory must not begin before its turn.
 
-        That is so if an earlier operation uses the same memory, or has not begun itself: all ranks use a communicator
-        in one order.
+        That is so if an earlier operation uses the same memory. It is also so if an earlier one has not begun itself,
+        because all ranks must use a communicator in the same order.
         """
         return any(work._awaited is IN_TURN or meet(spans, work._spans) for work in self._works)
 
@@ -313,7 +314,7 @@ class Queue:
     def progress(self) -> None:
         """Drive the operation at the head, and the next ones when it has ended."""
         while self._works and self._works[0]._advance():
-            # A callback may submit an operation and wait for it, which comes here again.
+            # A callback may submit an operation and wait for it, which calls `progress` again.
             self._works.popleft()._announce()
         if not self._works:
             active.pop(self, None)

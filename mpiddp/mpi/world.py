@@ -23,7 +23,7 @@ from .lazy import MPI
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """All ranks of the job, or those that have survived. Ranks are those in the job, and tuples are in their order."""
+    """All ranks of the job, or its survivors. Its ranks are the job's, and each tuple has an item for every rank."""
 
     comm: MPI.Intracomm
     hosts: tuple[str, ...]
@@ -34,9 +34,9 @@ class World:
     running: tuple[int, ...]
     """The ranks whose programs had not ended when this was gathered."""
     outer: tuple[int, ...]
-    """Each rank's number in MPI's world, for errors; empty where all are equal."""
+    """Each rank's number in MPI's world, for errors; empty if all ranks have the same number in the job."""
     crowded: bool
-    """True if a host has more of these ranks than they have cores."""
+    """True if some host has more of these ranks than cores that they may use."""
 
     @property
     def rank(self) -> int:
@@ -173,7 +173,7 @@ class Claims(NamedTuple):
 
 
 def check_claims(comm: MPI.Intracomm, claims: Claims, environment: Mapping[str, int]) -> None:
-    """Raise SetupError, on all ranks, if the claims of one contradict MPI, ``environment`` or the other ranks."""
+    """Raise SetupError, on all ranks, if one rank's claims contradict MPI, ``environment`` or the other ranks."""
     if claims.assigned_by_mpi and (claims.rank, claims.world_size) != (-1, -1) and comm.size > 1:
         warnings.warn(
             f"For MPI backend, world_size ({claims.world_size}) and rank ({claims.rank}) are ignored since they are"
