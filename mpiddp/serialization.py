@@ -24,7 +24,7 @@ _ARRAY, _PAIRS, _TUPLE = "__array__", "__pairs__", "__tuple__"
 _DTYPES = frozenset(
     "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool complex64".split()  # noqa: SIM905
 )
-WRITER = f"{os.getpid()}-{secrets.token_hex(4)}"
+_WRITER = f"{os.getpid()}-{secrets.token_hex(4)}"
 """This process in names of temporary files: process numbers alone repeat, since containers count from 1."""
 
 
@@ -173,13 +173,13 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises OSError if it cannot be written, as on a full disk; nothing of it is left then.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_name(path)
+    temporary = path.with_name(f".{path.name}.{_WRITER}.tmp")  # in the same file system
     try:
         write_synced(temporary, content)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    _sync_folder(path.parent)
 
 
 def write_synced(path: Path, content: bytes) -> None:
@@ -194,12 +194,7 @@ def write_synced(path: Path, content: bytes) -> None:
         raise
 
 
-def temporary_name(path: Path, kind: str = "tmp", writer: str = WRITER) -> Path:
-    """Return a name beside ``path``, so in the same file system, that no other process uses."""
-    return path.with_name(f".{path.name}.{writer}.{kind}")
-
-
-def sync_folder(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     """Make names created or changed in a folder survive a loss of power."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

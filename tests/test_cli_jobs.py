@@ -137,7 +137,7 @@ def test_a_signal_that_comes_while_a_stopped_run_saves_does_not_end_it(tmp_path)
     options = ("train", "--model", "mlp", "--epochs", "3", "--batch-size", "512", "--output", str(tmp_path))
     stopped = launcher.job("cli", "signal after saving", *options, ranks=2)
     assert stopped.rc == 75 and "stopped after step 4, saved a checkpoint" in stopped.stdout, stopped
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-0000000003", "step-0000000004"]
+    assert sorted(path.stem for path in (tmp_path / "checkpoints").iterdir()) == ["step-0000000003", "step-0000000004"]
 
 
 @pytest.mark.core
@@ -155,7 +155,7 @@ def test_a_signal_that_comes_while_the_data_are_loaded_stops_the_run_after_a_ste
 def test_the_model_is_saved_even_if_the_last_checkpoint_cannot_be(tmp_path):
     (tmp_path / "checkpoints").touch()  # in the folder's place
     done = run(2, "train", "--model", "mlp", "--epochs", "1", "--output", tmp_path)
-    assert done.rc == 1 and re.search(r"error: .*Not a directory: '.*/checkpoints", done.stderr), done
+    assert done.rc == 1 and re.search(r"error: .*File exists: '.*/checkpoints'", done.stderr), done
     assert "saved" in done.stdout and (tmp_path / "model.safetensors").exists(), done
 
 

@@ -38,7 +38,7 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 925,
+    "mpiddp": 923,
     "mpiddp/algorithms": 2_750,
     "mpiddp/autograd": 799,
     "mpiddp/bench": 1_132,
@@ -53,8 +53,8 @@ BUDGET = {
     "mpiddp/parallel": 1_720,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_401,
-    "mpiddp/training": 2_126,
-    "tests, all": 23_703,
+    "mpiddp/training": 2_091,
+    "tests, all": 23_685,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

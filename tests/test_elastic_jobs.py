@@ -68,7 +68,7 @@ SAME = {
     "after the optimizer's step": (1, "1 after mpiddp.optim:Optimizer.zero_grad 23"),
     "between steps": (1, f"2 after {STEP}._make_step 20"),
     "in the test": (1, "1 before mpiddp.training.trainer:Trainer.evaluate 2"),
-    "rank 0 while it writes a checkpoint": (1, "0 before mpiddp.training.checkpoint:sync_folder 2"),
+    "rank 0 while it writes a checkpoint": (1, "0 after mpiddp.serialization:encode_arrays 2"),
     "two at once": (2, f"0 before {STEP}._backward 20,2 before {STEP}._backward 20"),
     "a spare after its promotion": (2, f"1 before {STEP}._make_step 10,3 before {STEP}._make_step 10"),
     "a spare that sleeps": (2, f"4 before mpiddp.elastic:_Places.wait 1,1 before {STEP}._make_step 20"),
@@ -165,7 +165,7 @@ def test_epoch_that_one_had_completed_and_another_had_not_is_in_all_files(tmp_pa
     done = train(3, *FEWER, tmp_path, "--epochs", 2, victims=f"1 {evaluated}", late=f"0 {evaluated}")
     assert done.rc == 0 and "going on after step 15 with 2 of 3 ranks" in done.stderr, done
     assert [each["epoch"] for each in metrics(tmp_path)] == [1, 2]
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-0000000015", "step-0000000030"]
+    assert sorted(path.stem for path in (tmp_path / "checkpoints").iterdir()) == ["step-0000000015", "step-0000000030"]
 
 
 def test_ranks_go_on_as_one_when_one_had_completed_the_step_and_another_had_not(tmp_path):

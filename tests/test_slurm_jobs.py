@@ -354,7 +354,7 @@ def test_max_time_ends_before_the_jobs_end_and_comes_back_without_any_signal(job
     assert len(stops) == 2 and "SIGUSR1" not in end.log, end
     assert "requeued after start 1" in end.log and f"resumed after step {stops[0]}, in epoch" in end.log, end
     assert "not requeued: that has been done 1 times" in end.log, end
-    assert jobs.file(f"max-time/runs/*/checkpoints/step-{int(stops[1]):010d}").is_dir(), end
+    assert jobs.file(f"max-time/runs/*/checkpoints/step-{int(stops[1]):010d}.safetensors").is_file(), end
 
 
 @pytest.mark.long

@@ -1,8 +1,8 @@
-"""Checkpoints: one folder for each saved step. A folder is complete or absent; the newest and the best are kept.
+"""Checkpoints: one file for each saved step. A file is complete or absent; the newest and the best are kept.
 
-``step-0000000123/`` holds ``arrays.safetensors`` (model and optimizer), ``state.json``, ``rank-00001.safetensors`` for
-each rank with arrays of its own (a shard), and ``manifest.json`` with the length and SHA-256 of each file. Ranks write
-their shards and exchange the manifest's entries. Then rank 0 writes the rest in the background and renames the folder.
+``step-0000000123.safetensors`` is a file of `mpiddp.save` with the arrays of model and optimizer, the rest of the
+state, and a SHA-256 of both. A rank with arrays of its own writes them to a shard, such as
+``step-0000000123.rank-00001.c4f3a1b2.safetensors``. Then rank 0 writes the step's file, which names all shards.
 """
 
 from __future__ import annotations
@@ -11,26 +11,24 @@ import contextlib
 import hashlib
 import json
 import re
-import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 
-from mpiddp.serialization import encode_arrays, on_host, sync_folder, temporary_name, write_synced
+from mpiddp.serialization import flatten, load, on_host, save
 from mpiddp.typing import Array
 
-ARRAYS, STATE, MANIFEST = "arrays.safetensors", "state.json", "manifest.json"
-FORMAT = 2
-"""The version of the format. A version of mpiddp whose checkpoints an older one cannot read increases this number."""
+from .config import saved_state
 
-_STEP = re.compile(r"step-(\d+)")
-_SHARD = re.compile(r"rank-(\d+)\.safetensors")
+FORMAT = 3
+"""The version of the format. Checkpoints of the formats 1 and 2 were folders, which this version does not read."""
+
+_STEP = re.compile(r"step-(\d+)(\.safetensors)?")
 _VISIBLE_S = 60.0
 """How long rank 0 waits to see another rank's file. Network file systems cache for a while that a file is absent."""
 _POLL_S = 0.02
@@ -57,44 +55,67 @@ class Checkpoint:
         arrays: dict[str, np.ndarray[Any, Any]] = {name: on_host(x, copy=True) for name, x in self.arrays.items()}
         return Checkpoint(arrays, json.loads(json.dumps(self.state)))
 
-    def write(self, folder: Path, shards: Mapping[str, Any] | None = None) -> None:
-        """Write the checkpoint as ``folder``, which appears only when all of its files are written.
+    def write(self, path: Path, shards: Mapping[int, Any] | None = None) -> None:
+        """Write the step's file, which appears only when it is complete.
 
-        ``shards`` holds the manifest entries of the files that ranks have written into the `temporary_name` of
-        ``folder``. OSError if a rank could not write its file; its entry then has the key ``fault``.
+        ``shards`` holds for some ranks the result of `write_shard`, or a text if that rank could not write its shard.
+        OSError with this text then.
         """
-        with _whole_folder(folder) as pending:
-            _await_shards(pending, shards or {})
-            contents = {ARRAYS: encode_arrays(self.arrays), STATE: _json_bytes(self.state)}
-            for name, content in contents.items():
-                write_synced(pending / name, content)
-            files = {name: file_entry(content) for name, content in contents.items()} | dict(shards or {})
-            write_synced(pending / MANIFEST, _json_bytes({"format": FORMAT, "files": files}))
+        _await_shards(path.parent, shards or {})
+        content = {"format": FORMAT, "state": self.state, "shards": dict(shards or {}), "arrays": dict(self.arrays)}
+        save(content | {"sha256": _digest(content)}, path)
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint, and check the lengths and digests of its files.
+def write_shard(path: Path, rank: int, arrays: Mapping[str, Array]) -> tuple[str, str]:
+    """Write the arrays that ``rank`` alone has for the checkpoint at ``path``; return the file's name and digest.
 
-    DamagedError if a file is missing or changed; ValueError if the format is unknown, as after a newer mpiddp.
+    A step at the end of an epoch may be saved twice. The name has a part of the digest, so that the second save
+    leaves the shards of the first one alone.
+    """
+    content = {"arrays": dict(arrays)}
+    digest = _digest(content)
+    name = f"{path.stem}.rank-{rank:05d}.{digest[:8]}.safetensors"
+    save(content | {"sha256": digest}, path.with_name(name))
+    return name, digest
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint, and check the digests of its files.
+
+    DamagedError if a file is missing or changed; ValueError if another version of mpiddp wrote it in another format.
+    """
+    if path.is_dir():
+        raise ValueError(f"an earlier mpiddp wrote {path}; use the mpiddp that wrote it, or another --output")
+    content = _whole(path)
+    written = content.get("format")
+    if written != FORMAT:
+        raise ValueError(f"{path} has format {written}, this mpiddp reads {FORMAT}; use the mpiddp that wrote it")
+    shards = {rank: _whole(path.with_name(name), digest) for rank, (name, digest) in content["shards"].items()}
+    return Checkpoint(content["arrays"], content["state"], {rank: each["arrays"] for rank, each in shards.items()})
+
+
+def _whole(path: Path, digest: str | None = None) -> dict[str, Any]:
+    """Return the content of a file whose own digest is right, and equal to ``digest`` if the step's file gives one.
+
+    DamagedError otherwise.
     """
     try:
-        manifest = json.loads(_read(folder / MANIFEST))
-        written = manifest["format"]
-        expected = dict(manifest["files"])
-        if not {ARRAYS, STATE} <= set(expected):
-            raise ValueError(f"it does not name {ARRAYS} and {STATE}")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedError(f"{folder / MANIFEST} is damaged ({error})") from error
-    if written not in (1, FORMAT):
-        raise ValueError(f"{folder} has format {written}, this mpiddp reads {FORMAT}; use the mpiddp that wrote it")
-    contents = {name: _read(folder / name) for name in expected}
-    for name, content in contents.items():
-        if file_entry(content) != expected[name]:
-            raise DamagedError(f"{folder / name}: its {len(content)} bytes are not those that were written (SHA-256)")
-    shards = {
-        int(match[1]): safetensors.numpy.load(contents[name]) for name in expected if (match := _SHARD.fullmatch(name))
-    }
-    return Checkpoint(safetensors.numpy.load(contents[ARRAYS]), json.loads(contents[STATE]), shards)
+        content = dict(load(path))
+        told = content.pop("sha256")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DamagedError(f"{path} is damaged, or cannot be read ({error})") from error
+    if _digest(content) != told or digest not in (None, told):
+        raise DamagedError(f"{path}: its content is not what was written (SHA-256)")
+    return content
+
+
+def _digest(content: dict[str, Any]) -> str:
+    tree, arrays = flatten(content)
+    found = hashlib.sha256(json.dumps(tree).encode())
+    for x in arrays.values():
+        found.update(f"{x.dtype.str} {x.shape}".encode())
+        found.update(on_host(x).data)
+    return found.hexdigest()
 
 
 class CheckpointStore:
@@ -109,22 +130,19 @@ class CheckpointStore:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="mpiddp-checkpoint")
         self._writing: Future[None] | None = None
 
-    def tidy(self) -> None:
-        """Repair what a writer that died has left: restore the name of a replaced folder, remove unfinished ones."""
-        _restore_names(self.folder)
-        sweep(self.folder)
-
     def steps(self) -> list[int]:
-        names: list[str] = []
+        return sorted({int(step[1]) for step in map(_STEP.fullmatch, self._names()) if step})
+
+    def _names(self) -> list[str]:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             # iterdir() raises if the folder cannot be read; glob() would return no entries.
-            names = [entry.name for entry in self.folder.iterdir()]
-        return sorted(int(step[1]) for step in map(_STEP.fullmatch, names) if step)
+            return [entry.name for entry in self.folder.iterdir()]
+        return []
 
     def path(self, step: int) -> Path:
-        return self.folder / f"step-{step:010d}"
+        return self.folder / f"step-{step:010d}.safetensors"
 
-    def save(self, checkpoint: Checkpoint, shards: Mapping[str, Any] | None = None) -> None:
+    def save(self, checkpoint: Checkpoint, shards: Mapping[int, Any] | None = None) -> None:
         """Copy a checkpoint now, and write the copy in the background.
 
         OSError if the previous checkpoint could not be written.
@@ -141,18 +159,18 @@ class CheckpointStore:
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest undamaged checkpoint, or None, and a text about each newer one that is damaged.
 
-        ValueError if a newer version of mpiddp has written one of them.
+        ValueError if another version of mpiddp has written one of them.
         """
-        _restore_names(self.folder)
         faults: list[str] = []
         for step in reversed(self.steps()):
+            path = self.path(step)
             try:
-                return read_checkpoint(self.path(step)), faults
+                return read_checkpoint(path if path.exists() else path.with_suffix("")), faults
             except DamagedError as error:
                 faults.append(str(error))
         return None, faults
 
-    def _write(self, checkpoint: Checkpoint, shards: Mapping[str, Any] | None) -> None:
+    def _write(self, checkpoint: Checkpoint, shards: Mapping[int, Any] | None) -> None:
         checkpoint.write(self.path(checkpoint.step), shards)
         self._prune(checkpoint.step)
 
@@ -164,92 +182,33 @@ class CheckpointStore:
         scored = {step: score for step in steps if (score := self._score(step)) is not None}
         if scored:
             kept.add(max(scored, key=lambda step: (scored[step], step)))
-        remove_folders(self.path(step) for step in steps if step not in kept)
-        sweep(self.folder)
+        # The file of a step leaves before its shards, because without one of them it would be damaged.
+        for name in sorted(self._names(), key=len):
+            found = _STEP.match(name)
+            if found and int(found[1]) <= last and int(found[1]) not in kept:
+                (self.folder / name).unlink(missing_ok=True)
 
     def _score(self, step: int) -> float | None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return float(json.loads((self.path(step) / STATE).read_bytes())["score"])
+            return float(saved_state(self.path(step))["state"]["score"])
         return None
 
 
-@contextlib.contextmanager
-def _whole_folder(folder: Path) -> Iterator[Path]:
-    """Yield the folder's `temporary_name` to write into, and rename it to ``folder`` at the end.
-
-    An exception in the block removes the temporary folder. If the writer dies between the two renames, ``folder`` does
-    not exist until `_restore_names` runs.
-    """
-    temporary, replaced = temporary_name(folder), temporary_name(folder, kind="old")
-    try:
-        temporary.mkdir(parents=True, exist_ok=True)  # other ranks may have written their shards
-        yield temporary
-        sync_folder(temporary)
-        if folder.exists():
-            folder.rename(replaced)
-        temporary.rename(folder)
-        sync_folder(folder.parent)
-    finally:
-        remove_folders([temporary, replaced])
-
-
-def _await_shards(pending: Path, shards: Mapping[str, Any]) -> None:
+def _await_shards(folder: Path, shards: Mapping[int, Any]) -> None:
     deadline_s = time.monotonic() + _VISIBLE_S
-    for name, entry in shards.items():
-        if "fault" in entry:
-            raise OSError(entry["fault"])
-        while not (pending / name).exists():
+    for found in shards.values():
+        if isinstance(found, str):
+            raise OSError(found)
+        while not (folder / found[0]).exists():
             if time.monotonic() > deadline_s:
                 raise OSError(
-                    f"{name} of {pending.name} is written, and rank 0 does not see it: --output has to be in a file"
+                    f"{found[0]} is written, and rank 0 does not see it in {folder}: --output has to be in a file"
                     " system that all nodes share"
                 )
             time.sleep(_POLL_S)
 
 
-def remove_folders(folders: Iterable[Path]) -> None:
-    """Remove folders. Each is renamed first, so that a partly removed folder never looks like a checkpoint."""
-    for folder in folders:
-        doomed = folder if _is_temporary(folder) else temporary_name(folder)
-        if folder.exists():
-            folder.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
-
-
 def sweep(folder: Path) -> None:
-    for entry in filter(_is_temporary, list(folder.glob(".*"))):
-        if entry.is_dir():
-            shutil.rmtree(entry, ignore_errors=True)
-        else:
-            entry.unlink(missing_ok=True)
-
-
-def _is_temporary(path: Path) -> bool:
-    return path.name.startswith(".") and path.name.endswith((".tmp", ".old"))
-
-
-def _restore_names(parent: Path) -> None:
-    """Give replaced folders their names back if the writer died before its second rename (see `_whole_folder`)."""
-    for entry in sorted(parent.glob(".*.old")):
-        name = entry.with_name(entry.name[1:].rsplit(".", 2)[0])
-        if not name.exists():
-            entry.rename(name)
-
-
-def shard_name(rank: int) -> str:
-    return f"rank-{rank:05d}.safetensors"
-
-
-def file_entry(content: bytes) -> dict[str, Any]:
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def _json_bytes(values: dict[str, Any]) -> bytes:
-    return (json.dumps(values, indent=1) + "\n").encode()
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DamagedError(f"{path} cannot be read ({error.strerror})") from error
+    """Remove the unfinished files of processes that died while they wrote into the folder."""
+    for entry in list(folder.glob(".*.tmp")):
+        entry.unlink(missing_ok=True)

@@ -8,12 +8,11 @@ from typing import IO, Any
 import mpiddp.distributed as dist
 from mpiddp import elastic
 from mpiddp.distributed.shrink import survivable
-from mpiddp.serialization import WRITER, encode_arrays, temporary_name, write_synced
 from mpiddp.typing import Array
 
 from . import reproducibility
 from .build import group_options
-from .checkpoint import Checkpoint, CheckpointStore, file_entry, shard_name
+from .checkpoint import Checkpoint, CheckpointStore, sweep, write_shard
 from .config import Config
 from .console import say
 from .options import RunError, UsageError, refusing
@@ -87,7 +86,7 @@ class Checkpointer:
     def _reclaim(self) -> None:
         if dist.get_rank() == 0:
             self._lock = self._lock or locked(self._store.folder.parent)
-            self._store.tidy()
+            sweep(self._store.folder)
 
     def _finish_previous(self) -> None:
         try:
@@ -95,24 +94,19 @@ class Checkpointer:
         except OSError as error:
             _logger.warning("the previous checkpoint could not be written (%s); training goes on", error)
 
-    def _write_shards(self, trainer: Trainer) -> dict[str, Any]:
-        """Write this rank's own arrays, if it has any; return the manifest entries of all ranks' shards by file name.
+    def _write_shards(self, trainer: Trainer) -> dict[int, Any]:
+        """Write this rank's own arrays, if it has any; return all ranks' shards, as `Checkpoint.write` takes them.
 
         All ranks call this together.
         """
-        own, entry = trainer.own_arrays(), None
-        # Rank 0's WRITER is in the folder's name. Rank 0 broadcasts it after the previous checkpoint is finished, so no
-        # rank writes a shard into a folder that is still being written.
-        pending = temporary_name(self._store.path(trainer.step), writer=broadcasted(WRITER, 0))
+        own, rank = trainer.own_arrays(), dist.get_rank()
+        written: Any = None
         if own:
-            content = encode_arrays(own)
             try:
-                pending.mkdir(parents=True, exist_ok=True)
-                write_synced(pending / shard_name(dist.get_rank()), content)
-                entry = file_entry(content)
+                written = write_shard(self._store.path(trainer.step), rank, own)
             except OSError as error:
-                entry = {"fault": f"rank {dist.get_rank()}: {error}"}
-        return {shard_name(rank): each for rank, each in enumerate(gathered(entry)) if each is not None}
+                written = f"rank {rank}: {error}"
+        return {rank: each for rank, each in enumerate(gathered(written)) if each is not None}
 
     def resume(self, trainer: Trainer) -> None:
         """Continue from the newest undamaged checkpoint, if ``--resume`` asks for it and there is one.

@@ -22,6 +22,9 @@ DATA = ("digits", "mnist", "synthetic")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine")
 
+_MOST_BYTES = 100_000_000
+"""The longest header of a safetensors file."""
+
 ALONE = "is on that rank alone, and would die with it; use --resume auto after a death"
 
 
@@ -234,12 +237,23 @@ def resumed_threads(output: Path, ranks: int) -> int | None:
     None if there is no checkpoint, if it does not record the number, or if it was made on another number of ranks:
     the resumed run then gives other bits anyway.
     """
-    states: list[Path] = []
+    paths: list[Path] = []
     with contextlib.suppress(OSError):  # `Checkpointer` reports a folder that cannot be read
-        states = sorted(output.glob("checkpoints/step-*/state.json"), reverse=True)
-    for state in states:
+        paths = sorted(output.glob("checkpoints/step-??????????.safetensors"), reverse=True)
+    for path in paths:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            bits = json.loads(state.read_text())["bits"]
+            bits = saved_state(path)["state"]["bits"]
             threads = bits["BLAS threads"]
             return int(threads) if bits["ranks"] == ranks and threads is not None else None
     return None
+
+
+def saved_state(path: Path) -> Any:
+    """Return the state in a file of `mpiddp.save`, with the names of arrays in place of arrays, without NumPy.
+
+    OSError, ValueError, KeyError or TypeError if the file holds no state. A safetensors file begins with the length of
+    its header, in 8 bytes, and the header, in JSON.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return json.loads(json.loads(file.read(min(length, _MOST_BYTES)))["__metadata__"]["mpiddp.state"])

@@ -196,7 +196,6 @@ class Trainer:
             # `ZeroRedundancyOptimizer.state_dict` works only after its whole state was collected, so the method of the
             # base class is called.
             "param_groups": Optimizer.state_dict(self.optimizer)["param_groups"],
-            "random": [],  # for older versions of mpiddp; dropout now depends only on seed, rank and step
             "stateful": [flatten(self._states(), "stateful")[0]],
             "bucket_order": self.model.bucket_order(),
         }

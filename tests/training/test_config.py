@@ -115,13 +115,15 @@ def test_wrong_values_are_refused_by_name(values, said):
 
 
 def checkpoint(output, step, text):
-    folder = output / "checkpoints" / f"step-{step:010d}"
-    folder.mkdir(parents=True)
-    (folder / "state.json").write_text(text)
+    """Write the beginning of a file of `mpiddp.save`, by the format's description."""
+    path = output / "checkpoints" / f"step-{step:010d}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = json.dumps({"__metadata__": {"mpiddp.state": text}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
 
 
 def bits(ranks, threads):
-    return json.dumps({"bits": {"ranks": ranks, "BLAS threads": threads}})
+    return json.dumps({"state": {"bits": {"ranks": ranks, "BLAS threads": threads}}})
 
 
 def test_of_the_newest_checkpoint_that_can_be_read(tmp_path):
@@ -130,6 +132,7 @@ def test_of_the_newest_checkpoint_that_can_be_read(tmp_path):
     checkpoint(tmp_path, 10, bits(2, 3))
     checkpoint(tmp_path, 11, "{damaged")
     checkpoint(tmp_path, 12, "[]")
+    (tmp_path / "checkpoints" / "step-0000000013.safetensors").write_bytes(b"\xff" * 16)
     assert resumed_threads(tmp_path, 2) == 3
     assert resumed_threads(tmp_path, 4) is None, "the bits of another number of ranks are others anyway"
     checkpoint(tmp_path, 13, bits(2, None))

@@ -86,7 +86,7 @@ def test_train_that_is_killed_and_stopped_resumes_to_the_bits_of_an_undisturbed_
     lines = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("disturbed", "whole")]
     losses = [[json.loads(line)["loss"] for line in each] for each in lines]
     assert losses[0] == losses[1] and len(losses[0]) == 5
-    assert (tmp_path / "whole/checkpoints/step-0000000057").is_dir(), "of 60, none at the end of an epoch"
+    assert (tmp_path / "whole/checkpoints/step-0000000057.safetensors").is_file(), "of 60, none at the end of an epoch"
 
 
 @pytest.mark.long
