@@ -1,13 +1,13 @@
 """torch on MPI: the backend "mpiddp" of ``torch.distributed``, and torch modules in mpiddp's DistributedDataParallel.
 
-Only this package and ``bench`` import torch. ``import torch`` in turn loads this package to find the backend, so public
-names are loaded on first use.
+Only this package and ``bench`` import torch. ``import torch`` also imports this package, to find the backend. To keep
+that short, the modules of the public names are imported only when a program uses a name.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import torch  # noqa: F401 - before .backend: torch looks for it at the end of its own import and must find it whole
+import torch  # noqa: F401 - imported first, for torch looks for .backend at its end and must not find it half imported
 
 from .backend import register
 

@@ -36,7 +36,7 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
 def announce() -> None:
     """Set the variables that torchrun sets; all ranks call this together."""
     world, port = default_group()._link.world, [0]
-    with socket.socket() as free:  # on rank 0's host, for a script that makes its own store
+    with socket.socket() as free:  # a free port of rank 0's host, for a script that makes its own store
         free.bind(("", 0))
         port[0] = free.getsockname()[1]
     distributed.broadcast_object_list(port, src=0)
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> None:
         torch.set_num_threads(threads)
     distributed.init_process_group()
     announce()
-    distributed.destroy_process_group()  # the script makes it anew, with its own timeout
+    distributed.destroy_process_group()  # the script makes the group anew, with its own timeout
     rank_process.release_rank()
     rendezvous.prefer_mpi()
     names.replace((*_NAMES, "nccl") if found.nccl else _NAMES)

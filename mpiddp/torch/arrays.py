@@ -1,6 +1,7 @@
 """Tensors as arrays: without a copy if a tensor is contiguous and NumPy or CuPy can view it, else through a copy.
 
-NumPy lacks some of torch's dtypes. ml_dtypes gives it bfloat16 for reductions; data that only moves goes as bytes.
+NumPy lacks some of torch's dtypes. For reductions of bfloat16, ml_dtypes adds that dtype to NumPy. Calls that do not
+reduce send tensors of all these dtypes as bytes.
 """
 
 import itertools
@@ -35,9 +36,9 @@ _kept: "list[Loan]" = []
 
 
 def _over(tensor: torch.Tensor) -> Array:
-    """Return an array over a tensor, which the array keeps alive.
+    """Return an array over the memory of a tensor. The array keeps the tensor alive.
 
-    This does not call ``Tensor.numpy``, after which a tensor could never be resized.
+    ``Tensor.numpy`` is not called, because after that a tensor could never be resized.
     """
     strides = tuple(stride * tensor.itemsize for stride in tensor.stride())
     interface = {
@@ -51,7 +52,7 @@ def _over(tensor: torch.Tensor) -> Array:
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """Return a tensor of the host's memory as an array of its shape and strides, without a copy."""
+    """Return a tensor in host memory as an array of the same shape and strides, without a copy."""
     if tensor.dtype == torch.bfloat16:
         return _over(tensor.detach().view(torch.int16)).view(bfloat16())
     return _over(tensor)
@@ -65,19 +66,20 @@ def as_tensor(array: Array) -> torch.Tensor:
 
 
 class Loan:
-    """Tensors lent to one call as flat arrays; those that need a copy are copied back by `give_back`.
+    """The tensors of one call, lent to mpiddp as flat arrays.
 
-    An array does not keep its tensor alive: the loan does.
+    If a tensor cannot be viewed as a flat array, a copy of it is lent, and `give_back` copies the result into the
+    tensor. The loan keeps the tensors alive, because the arrays do not.
 
     Parameters
     ----------
     moved : bool, default False
-        The call moves bytes and does not reduce, so that a dtype that NumPy lacks may go as bytes.
+        True if the call moves data and does not reduce. Tensors of dtypes that NumPy lacks are then lent as bytes.
 
     Attributes
     ----------
     device : torch.device or None
-        The device of the arrays, if they are CuPy's. The call is then made under `cuda.on_stream`.
+        The device of the arrays if they are CuPy's. `Operations` then makes the call under `cuda.on_stream`.
     """
 
     device: torch.device | None = None
@@ -89,24 +91,27 @@ class Loan:
         self._lent: list[torch.Tensor] = []
 
     def divide(self, sums: Array, divisor: int, work: distributed.Work) -> None:
-        """Divide sums of integers towards zero, as NCCL does, when ``work`` ends, before a later call gets them."""
+        """Divide integer sums by ``divisor`` as soon as ``work`` ends, so that no later call reads undivided sums.
+
+        Quotients are rounded towards zero, as NCCL does.
+        """
 
         def end(_: object) -> None:
             if work.exception() is None:
                 xp = array_namespace(sums)
-                xp.subtract(sums, xp.fmod(sums, divisor), out=sums)  # the rest has the sign of the sum
+                xp.subtract(sums, xp.fmod(sums, divisor), out=sums)  # fmod's result has the sign of the sum
                 xp.floor_divide(sums, divisor, out=sums)
 
         self._divides = True
         work.get_future().add_done_callback(end)
 
     def input(self, tensor: torch.Tensor) -> Array:
-        """Return the array of a tensor that is only read."""
+        """Return the array of a tensor that the call only reads."""
         x = self.memory(tensor)
         return self._view(self._usable(tensor)) if x is None else x
 
     def output(self, tensor: torch.Tensor) -> Array:
-        """Return the array of a tensor that is written, and may be read before."""
+        """Return the array of a tensor that the call writes, and may read before."""
         if (x := self.memory(tensor)) is not None:
             return x
         lent = self._usable(tensor)
@@ -115,7 +120,10 @@ class Loan:
         return self._view(lent)
 
     def outputs(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
-        """Return the arrays of tensors that are all read before one is written: copies if they overlap."""
+        """Return the arrays of several tensors that a call reads and writes.
+
+        If tensors overlap in memory, copies are lent, so that all tensors are read before one is written.
+        """
         spans = sorted((each.data_ptr(), each.data_ptr() + each.nbytes) for each in tensors)
         if all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)):
             return [self.output(each) for each in tensors]
@@ -125,29 +133,35 @@ class Loan:
         return arrays
 
     def give_back(self) -> None:
-        """Copy results to where they belong."""
+        """Copy results from lent copies into the caller's tensors, and release the tensors."""
         if self._divides:
-            with requests.lock:  # another thread may have ended the work, and divide now
+            with requests.lock:  # another thread that ended the work may still be dividing
                 pass
         for tensor, lent in self._copies:
             tensor.detach().copy_(lent)
-            if lent.is_cuda:  # this stream may be another than that of the copy
+            if lent.is_cuda:  # this stream may differ from the stream on which the copy was made
                 lent.record_stream(torch.cuda.current_stream(lent.device))
         self._copies = ()
         self._lent.clear()
 
     def fail(self, error: BaseException) -> None:
-        """Keep the tensors of a call that failed: something may still be written to them. Raise torch's error."""
+        """Keep the tensors of a call that failed, because a message may still arrive in them.
+
+        If ``error`` is mpiddp's, raise torch's error for it.
+        """
         self.keep()
         if isinstance(error, RAISED):
             raise translate(error) from error
 
     def keep(self) -> None:
-        """Keep the tensors for good."""
+        """Keep the tensors alive until the program ends."""
         _kept.append(self)
 
     def memory(self, tensor: torch.Tensor) -> Array | None:
-        """Return an array over a tensor's memory if that is contiguous and on the host, else None. This takes 1 us."""
+        """Return an array over a tensor's memory if the tensor is contiguous and on the host, else None.
+
+        All calls use this fast way (1 us) first.
+        """
         if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_neg() or tensor.is_conj():
             return None
         dtype = _NUMPY.get(tensor.dtype) or self._dtype(tensor)
@@ -198,7 +212,7 @@ def symmetric_empty(
 ) -> torch.Tensor:
     """Return an uninitialised tensor in memory that the ranks of the node share; all ranks of the group call this.
 
-    It is in the host's memory; collectives reduce it, and contiguous views of it, in place.
+    The tensor is in host memory. Collectives reduce the tensor, and contiguous views of it, in place.
     """
     sizes = shape if isinstance(shape, tuple) else (shape,)
     memory = distributed.symmetric_empty(math.prod(sizes) * dtype.itemsize, "uint8", group)

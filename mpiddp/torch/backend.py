@@ -1,7 +1,7 @@
-"""The backend "mpiddp" of torch.distributed: registration, and the making of groups.
+"""The backend "mpiddp" of torch.distributed: its registration, and the functions by which torch makes groups.
 
-torch calls `register` by its entry points: before 2.15 when torch is imported, since then when "mpiddp" is first asked
-for. Nothing here starts MPI before ``init_process_group``.
+Entry points of the package mpiddp let torch call `register`. Versions of torch before 2.15 call it when torch is
+imported, later ones when a program first names "mpiddp". MPI starts only in ``init_process_group``.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from .errors import translated
 
 NAME = "mpiddp"
 _FIRST_WITH_BACKENDS = (2, 15)
-"""Since this version of torch a Backend can be written in Python."""
+"""The first version of torch in which a Backend can be written in Python."""
 
 
 def register() -> None:
@@ -25,15 +25,15 @@ def register() -> None:
     if torch.distributed.is_available() and NAME.upper() not in c10d.Backend._plugins:
         c10d.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
         rendezvous.install()
-        with contextlib.suppress(ImportError):  # before torch 2.9, whose own import must not fail
+        with contextlib.suppress(ImportError):  # older than 2.9: an error would end `import torch`
             from torch.distributed import _dist2
 
             _dist2.register_backend(NAME, _create_another)
 
 
 def _create(options: Any, _: Any) -> Any:
-    """Make the default group, or a group of some ranks, which alone call this."""
-    from mpiddp import distributed  # slow: `import torch` would wait for it
+    """Make torch's default group, or a group of some ranks. torch calls this on the ranks of the new group only."""
+    from mpiddp import distributed  # a slow import, which at the top would delay `import torch`
 
     from . import default
     from .process_group import GroupByDevice, ProcessGroup
@@ -58,10 +58,10 @@ def _create(options: Any, _: Any) -> Any:
 
 
 def _group_by_torch() -> torch.distributed.ProcessGroup | None:
-    """Return a group of torch's with the backends that are named beside mpiddp, as in "cpu:mpiddp,cuda:nccl".
+    """Return a torch group with the backends that a program names beside mpiddp, as in "cpu:mpiddp,cuda:nccl".
 
-    Return None if there are none. torch would leave these backends out, because our group is written in Python. It does
-    not tell `_create` of them, so they are read from the frame of the caller.
+    Return None if it names no others. torch would leave the other backends out, because mpiddp's process group is
+    written in Python. torch does not pass their names to `_create`, so they are read from the frame of its caller.
     """
     helper = sys._getframe(2)
     asked = helper.f_locals["backend_config"].get_device_backend_map()
@@ -75,7 +75,7 @@ def _group_by_torch() -> torch.distributed.ProcessGroup | None:
     text = ",".join(f"{device}:{backend}" for device, backend in others.items())
     made = c10d._new_process_group_helper(*place, text, store, group_name=name, pg_tag=name, **named)[0]
     made._set_default_backend(c10d.Backend.backend_type_map[next(iter(others.values()))])
-    c10d._world.pg_group_ranks[made] = {}  # as init_process_group and new_group do, and as its end expects
+    c10d._world.pg_group_ranks[made] = {}  # init_process_group and new_group set this; its destruction needs it
     return made
 
 

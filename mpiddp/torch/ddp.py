@@ -1,7 +1,7 @@
-"""mpiddp's DistributedDataParallel for modules of torch: the same `Reducer` and `Buckets`.
+"""mpiddp's DistributedDataParallel for modules of torch. It uses the same `Reducer` and `Buckets` as mpiddp's own.
 
-torch's autograd makes the gradients. A hook on each parameter moves its gradient into a bucket of symmetric memory, and
-``grad`` is then a view of the bucket. Modules must be in the host's memory; for those on GPUs use torch's own
+torch's autograd computes the gradients. A hook on each parameter moves its gradient into a bucket of symmetric memory,
+and ``grad`` is then a view of the bucket. Modules must be in host memory. For a module on a GPU use torch's own
 DistributedDataParallel on the backend "mpiddp".
 """
 
@@ -48,7 +48,7 @@ class Parameter:
 
     @property
     def grad_slot(self) -> Array | None:
-        """The place of this parameter's gradient in a bucket."""
+        """The part of a bucket that holds this parameter's gradient."""
         return self._slot
 
     @grad_slot.setter
@@ -57,7 +57,7 @@ class Parameter:
 
     @property
     def grad(self) -> Array | None:
-        """The gradient, which is `grad_slot` itself if it lies there."""
+        """The gradient as an array. If the gradient lies in the bucket, the array is `grad_slot` itself."""
         found = self.parameter.grad
         if found is None:
             return None
@@ -95,15 +95,15 @@ class DistributedDataParallel(Wrapper, torch.nn.Module):
     """A torch module on every rank, with gradients averaged over all ranks.
 
     Options, methods (``no_sync``, ``join``, ``register_comm_hook``, ...) and errors are those of
-    `mpiddp.DistributedDataParallel`. Hooks see NumPy arrays.
+    `mpiddp.DistributedDataParallel`. Communication hooks get NumPy arrays.
 
     Parameters
     ----------
     module : torch.nn.Module
-        The model, in the host's memory (else ValueError). Its parameters are moved side by side and take the first
-        rank's values.
+        The model, in host memory (else ValueError). Its parameters are moved side by side into one array, and take the
+        first rank's values.
     process_group : distributed.ProcessGroup, optional
-        A group of mpiddp, all ranks by default. A torch group of the backend "mpiddp" has it as its attribute
+        A group of mpiddp, all ranks by default. For a torch group of the backend "mpiddp", pass its attribute
         ``group``.
     """
 
@@ -117,7 +117,7 @@ class DistributedDataParallel(Wrapper, torch.nn.Module):
         Variable._execution_engine.queue_callback(callback)
 
     def _register_output_hook(self, output: Any) -> Any:
-        self._reducer.expect_backward()  # the first gradient announces the backward if no output does
+        self._reducer.expect_backward()  # the first gradient begins the backward if no output has a hook
         for each in tree_leaves(output):
             if isinstance(each, torch.Tensor) and each.grad_fn is not None:
                 each.register_hook(lambda _: self._reducer.begin())

@@ -1,4 +1,7 @@
-"""mpiddp's default group under that of torch: both are made and ended together, unless the program has made ours."""
+"""mpiddp's default group, which torch's default group uses.
+
+Both groups are made and ended together, unless the program has made mpiddp's group itself.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +23,20 @@ from .options import seconds
 
 _ours = False
 _options: dict[str, Any] = {"comm": None}
-"""The arguments of `use`, for init_process_group."""
+"""The arguments of `use`, which `begin` passes to mpiddp's init_process_group."""
 
 
 def use(comm: MPI.Intracomm | None, on_error: Literal["raise", "abort"] | None = None) -> None:
     """Let torch's next default group have the ranks of ``comm``.
 
-    These ranks call this, and then ``torch.distributed.init_process_group``.
+    The ranks of ``comm`` call this, and then ``torch.distributed.init_process_group``.
 
     Parameters
     ----------
     comm : mpi4py intracommunicator, optional
-        None stands for the ranks of ``MPI.COMM_WORLD`` again.
+        The communicator of the ranks. None stands for ``MPI.COMM_WORLD``, as before the first call of `use`.
     on_error : str, optional
-        As for `mpiddp.distributed.init_process_group`.
+        The reaction to errors, as in `mpiddp.distributed.init_process_group`.
 
     Examples
     --------
@@ -44,14 +47,15 @@ def use(comm: MPI.Intracomm | None, on_error: Literal["raise", "abort"] | None =
 
 
 def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> distributed.ProcessGroup:
-    """Return the group of all ranks, made with ``timeout`` if there is none; DistError if MPI has other numbers.
+    """Return the group of all ranks. If there is none yet, make it with ``timeout``.
 
-    -1 as rank or size agrees with any number.
+    DistError if torch was told another rank or size than MPI has. If both are -1, torch was told none.
     """
     global _ours
     if not distributed.is_initialized():
         if running() and _options["comm"] is None:
-            # If MPI has not started, nothing can interrupt the wait for the others: they meet in MPI_Init.
+            # Wait for the other ranks with a time limit. Before MPI has started that is not possible: the ranks would
+            # wait for each other in MPI_Init, which nothing can interrupt.
             meeting = Meeting(MPI.COMM_WORLD, seconds(timeout) or settings.default_timeout_s())
             with meeting.held():
                 meeting.gather()
@@ -68,9 +72,10 @@ def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> distributed.Pro
 
 
 def begin_beside(ranks: Sequence[int], timeout: timedelta) -> None:
-    """Make the group of all ranks before a group of ``ranks``, if torch's default group has another backend.
+    """Make mpiddp's group of all ranks before a group of ``ranks``, if torch's default group has another backend.
 
-    The ranks of such a default group may have met at an address, without MPI. All ranks have to start MPI together.
+    The ranks of such a default group may have found each other by an address, so that MPI has not started yet. All
+    ranks have to start it together: DistError if ``ranks`` are only some of them.
     """
     if distributed.is_initialized():
         return
@@ -84,10 +89,10 @@ def begin_beside(ranks: Sequence[int], timeout: timedelta) -> None:
 
 
 def end(group: distributed.ProcessGroup) -> None:
-    """End a group, unless it is the group of all ranks and the program has made it itself.
+    """End a group, unless it is the group of all ranks and the program has made that group itself.
 
-    With the group of all ranks all other groups end. Unfinished operations, as after a timeout, are given up, as by
-    torch's own backends.
+    When the group of all ranks ends, all other groups end, too. If operations are unfinished, as after a timeout, they
+    are given up with a warning; torch's own backends give them up, too.
     """
     global _ours
     if group is distributed.group.WORLD:
@@ -97,7 +102,7 @@ def end(group: distributed.ProcessGroup) -> None:
     try:
         distributed.destroy_process_group(group)
     except distributed.MismatchError:
-        raise  # the group has ended
+        raise  # the group has ended nevertheless
     except distributed.DistError as error:
         warnings.warn(f"{error}; they are given up", stacklevel=2)
         init.give_up(group)

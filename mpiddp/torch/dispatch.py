@@ -1,9 +1,10 @@
-"""The methods of torch's ProcessGroup around ours: every overload, and torch's dispatcher for whoever watches.
+"""Make the methods of torch's ProcessGroup from those of `mpiddp.torch.operations.Operations`.
 
-``torch.distributed`` and torch's C++ pass lists of tensors and an options object; such a call goes straight to our
-method. Some calls go the way of Gloo's calls: those in another form, under a dispatch mode or a profiler, or with
-tensors that hold no data of their own. Such a call starts at a group of C++, the twin of ours. The overloads of the
-twin make it an operation of ``torch.ops.c10d``, and at the end of the dispatcher our kernel calls the method.
+``torch.distributed`` and torch's C++ pass lists of tensors and an options object. Such a call goes directly to the
+method of `Operations`. Other calls pass torch's dispatcher first, as all calls of Gloo do: calls in another form
+(overload), calls under a dispatch mode or a profiler, and calls with tensors that hold no data. Such a call is made on
+the twin, a process group written in C++. The twin turns it into an operation of ``torch.ops.c10d``. The dispatcher ends
+at a kernel of this module, which calls the method of `Operations`.
 """
 
 import contextlib
@@ -33,21 +34,22 @@ _KINDS = {
     "all_to_all_single": "ALLTOALL_BASE",
     "recv_anysource": "RECVANYSOURCE",
 }
-"""For some methods, their names in torch's ``OpType``. The others have the method's name there."""
+"""Methods whose entry in torch's enumeration ``OpType`` has another name than the method, with that entry."""
 _OPTION_OF: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "root_rank": ("rootRank", int),
     "root_tensor": ("rootTensor", int),
     "async_op": ("asyncOp", bool),
     "timeout": ("timeout", lambda milliseconds: timedelta(milliseconds=milliseconds)),
 }
-"""For arguments of operations that are attributes of an options object: the attribute, and how to convert a value."""
+"""Arguments of operations in ``torch.ops.c10d`` that the methods get in an options object. Each has the name of its
+attribute in the options, and a function that converts its value."""
 _NOT_POSITIONAL = ("reduce_op", "sparse_indices", "device_ids")
 _modes = torch._C._len_torch_dispatch_stack
 _profiled = torch.autograd._profiler_enabled
 
 
 class _Call(NamedTuple):
-    """A call that is on its way through the dispatcher. A kernel cannot look into a reduction, hence ``op``."""
+    """A call that is passing torch's dispatcher. ``op`` is its reduction, which a kernel's arguments do not show."""
 
     twin: Any
     name: str
@@ -64,7 +66,7 @@ _current = _Current()
 
 
 def entry(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method ``name`` of a ProcessGroup, which ``function`` carries out."""
+    """Return the method ``name`` of a ProcessGroup. It calls ``function``, directly or at the end of the dispatcher."""
     kinds = c10d.OpType.__members__  # type: ignore[attr-defined]
     kind = int(kinds.get(_KINDS.get(function.__name__, name.upper()), kinds["UNKNOWN"]))
     by_options = "opts" in (getattr(c10d.ProcessGroup, name).__doc__ or "")
@@ -94,7 +96,7 @@ def entry(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _reduction(args: Iterable[Any]) -> Any:
     for each in args:
-        if isinstance(each, c10d.ReduceOp):  # or a RedOpType
+        if isinstance(each, c10d.ReduceOp):  # a RedOpType, too, counts as an instance
             return each if hasattr(each, "op") else c10d.ReduceOp(each)  # type: ignore[arg-type]
         if hasattr(each, "reduceOp"):
             return each.reduceOp
@@ -102,11 +104,14 @@ def _reduction(args: Iterable[Any]) -> Any:
 
 
 def _needs_dispatch(args: tuple[Any, ...]) -> bool:
-    """Return True if the first tensor is of a subclass, which decides for itself, or holds no data."""
+    """Return True if torch's dispatcher has to see a call, because of its first tensor.
+
+    The tensor is of a subclass that has its own ``__torch_dispatch__``, or it holds no data (device "meta").
+    """
     for each in args:
         while type(each) is list and each:
             each = each[0]
-        if type(each) is _TENSOR:  # nearly always
+        if type(each) is _TENSOR:  # the usual case
             return each.is_meta
         if isinstance(each, _TENSOR):
             return type(each).__torch_dispatch__ is not _PLAIN or each.is_meta
@@ -115,15 +120,16 @@ def _needs_dispatch(args: tuple[Any, ...]) -> bool:
 
 _lock = threading.Lock()
 _operations: dict[str, str] = {}
-"""The operation of ``torch.ops.c10d`` that each method has turned out to be."""
+"""For each method, the operation of ``torch.ops.c10d`` that stands for it. `_kernel` learns it in the first call."""
 
 
 @contextlib.contextmanager
 def _our_kernels(name: str) -> Iterator[None]:
-    """Make ours the kernels of a method's operation, for this call only.
+    """Replace torch's kernels of a method's operation by the kernels of this module while the block runs.
 
-    If they stayed, calls of other groups could deadlock. A kernel in Python holds the GIL while it passes such a call
-    on, and the call may wait for a lock. A thread of Gloo that drops a tensor waits for the GIL while it has this lock.
+    If the kernels stayed, calls of other groups could deadlock. A kernel in Python holds the GIL while it passes
+    another group's call to torch's kernel, which may wait for a lock. A thread of Gloo that frees a tensor holds that
+    lock and waits for the GIL.
     """
     with _lock:
         kernels = _kernels()
@@ -141,9 +147,10 @@ def _our_kernels(name: str) -> Iterator[None]:
 
 @functools.cache
 def _kernels() -> list[tuple[str, str, Callable[..., Any]]]:
-    """Return operations, dispatch keys and our kernels.
+    """Return the kernels of this module, each with its operation and dispatch key.
 
-    Each of our kernels holds torch's own. So this function must be called before ours are in place for the first time.
+    Each kernel holds the kernel of torch that it replaces. Therefore the first call of this function has to come before
+    `_our_kernels` replaces any.
     """
     found: list[tuple[str, str, Callable[..., Any]]] = []
     for full_name in torch._C._dispatch_get_all_op_names():
@@ -162,7 +169,7 @@ def _kernel(schema: Any, original: Any, keyset: Any, *args: Any) -> Any:
     if call is None or c10d.ProcessGroup.unbox(values[place]) is not call.twin:
         return original.call_boxed(keyset, *values)
     _operations[call.name] = schema.name[6:]
-    positional = values[:place] if call.name != "barrier" else []  # torch makes a tensor for it
+    positional = values[:place] if call.name != "barrier" else []  # a barrier has a tensor in torch only
     options = SimpleNamespace(reduceOp=call.op, timeout=None)
     for argument, value in zip(schema.arguments[place + 1 :], values[place + 1 :], strict=True):
         if argument.name in _OPTION_OF:

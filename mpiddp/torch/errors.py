@@ -1,4 +1,4 @@
-"""mpiddp's errors as torch's, so that a program can catch them by either name."""
+"""mpiddp's errors as subclasses of torch's, so that a program can catch them by either name."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from mpiddp import errors
 
 
 class BackendError(DistBackendError, errors.DistError):
-    """An error of the job (``torch.distributed.DistBackendError``)."""
+    """An operation, or the whole job, has failed (``torch.distributed.DistBackendError``)."""
 
 
 class MismatchError(BackendError, errors.MismatchError):
@@ -25,7 +25,10 @@ class RankFailedError(BackendError, errors.RankFailedError):
 
 
 class ArgumentError(RuntimeError, ValueError, TypeError):
-    """A wrong argument: torch's backends raise RuntimeError, mpiddp's functions one of the others."""
+    """An argument is wrong. torch's backends raise RuntimeError then, and mpiddp's functions ValueError or TypeError.
+
+    The class derives from all three, so that a program can catch any of them.
+    """
 
 
 def expect(right: bool, text: str) -> None:
@@ -46,7 +49,10 @@ def translated() -> Iterator[None]:
 
 
 def translate(error: Exception) -> Exception:
-    """Return an error of mpiddp as one of torch, with the same text; `ArrayError` and errors of others as they are."""
+    """Return the error to raise in torch for an error of mpiddp, with the same text.
+
+    `ArrayError`, and errors that are not mpiddp's, are returned unchanged.
+    """
     if not isinstance(error, RAISED) or isinstance(error, DistBackendError | errors.ArrayError | ArgumentError):
         return error
     if not isinstance(error, errors.DistError):
@@ -54,7 +60,7 @@ def translate(error: Exception) -> Exception:
     if isinstance(error, errors.RankFailedError):
         return RankFailedError(str(error), error.ranks)
     if isinstance(error, errors.DistTimeoutError):
-        return TimeoutError(f"mpiddp: Timed out waiting: {error}")  # programs look for torch's two words
+        return TimeoutError(f"mpiddp: Timed out waiting: {error}")  # programs look for torch's words "Timed out"
     if isinstance(error, errors.MismatchError):
         return MismatchError(str(error))
     return BackendError(str(error))

@@ -12,9 +12,9 @@ _UNDECIDED = str(c10d.Backend.UNDEFINED)
 
 
 def replace(names: Collection[str]) -> None:
-    """Let these names, and no name, mean mpiddp in every group made from now on.
+    """Make torch use mpiddp in all later groups for which a program gives one of ``names``, or no backend at all.
 
-    A list by device ("cpu:gloo,cuda:nccl") keeps its other names.
+    In a list by device, such as "cpu:gloo,cuda:nccl", the other names keep their meaning.
     """
     original = c10d._new_process_group_helper
     meant = dict.fromkeys((*names, _UNDECIDED), NAME)

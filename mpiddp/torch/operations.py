@@ -1,8 +1,8 @@
-"""torch's communicating calls on a group of mpiddp.
+"""torch's communicating calls, carried out on a group of mpiddp.
 
-``torch.distributed`` and torch's C++ call these methods, named as torch's functions; each lends its tensors to one
-public function of mpiddp. A call that need not be asynchronous returns None: it is over. `dispatch.entry` brings calls
-in other forms into this one.
+``torch.distributed`` and torch's C++ call the methods of `Operations`, which have torch's names. Each method lends its
+tensors as arrays to one public function of mpiddp. It returns a Work, or None if the call is over. `dispatch.entry`
+converts other forms of a call to the arguments of these methods.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,9 +32,9 @@ class Operations:
     """torch's communicating calls in a group of mpiddp; a subclass is also one of torch's classes."""
 
     supports_splitting = False
-    """torch must not split the group itself, but call ``new_group``."""
+    """False, so that torch makes groups of some ranks by ``new_group`` instead of splitting this group."""
     supports_coalescing = True
-    """Messages may be sent between `start_coalescing` and `end_coalescing`."""
+    """True, so that torch may collect several calls between `start_coalescing` and `end_coalescing`."""
 
     def __init__(self, group: distributed.ProcessGroup, timeout: timedelta) -> None:
         self._rank, self._size = group.rank(), group.size()
@@ -45,7 +45,7 @@ class Operations:
         self._first = group._link.sequence
         self._coalesced: list[Work] | None = None
 
-    # ---- names, and the little that torch asks a backend about
+    # ---- properties of a backend that torch reads, and the end of a group
 
     def getBackendName(self) -> str:  # noqa: N802
         return "mpiddp"
@@ -54,7 +54,7 @@ class Operations:
         return torch.device(device).type == "cpu"
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return memory that the ranks of a node share; all ranks call it alike."""
+        """Return a tensor in memory that the ranks of a node share. All ranks of the group call this together."""
         return symmetric_empty(size, dtype, self.group)
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -64,17 +64,17 @@ class Operations:
         self._first = self.group._link.sequence
 
     def _get_sequence_number_for_group(self) -> int:
-        """Return how many collectives the group has begun."""
+        """Return the number of collectives that the group has begun."""
         return self.group._link.sequence - self._first
 
     def shutdown(self) -> None:
-        """End the group; all its ranks call it."""
+        """End the group. All of its ranks call this together."""
         if not self.group._link.closed:
             with translated():
                 default.end(self.group)
 
     def abort(self) -> None:
-        """Give the group up without the other ranks; nothing is freed before the program ends."""
+        """Do nothing. A rank cannot free the group without the others, so the group stays until the program ends."""
 
     # ---- how every call is made
 
@@ -87,7 +87,10 @@ class Operations:
         opts: Any,
         **named: Any,
     ) -> Work | None:
-        """Call a function of mpiddp, once or several times; return torch's Work of all, or None where they are over."""
+        """Call ``function`` of mpiddp once for each tuple of arguments in ``calls``.
+
+        Return one Work for all of these calls, or None if they are over.
+        """
         if loan.device is not None:
             device, loan.device = loan.device, None
             with cuda.on_stream(device):
@@ -112,7 +115,10 @@ class Operations:
         return self._submitted(Work(works, outputs, loan, limit_s))
 
     def _blocks(self, opts: Any) -> bool:
-        """Return whether a call may be over when it returns: it is not asynchronous, and has no timeout of its own."""
+        """Return True if a call may wait for its end before it returns.
+
+        Such a call is not asynchronous, is not collected by `start_coalescing`, and has no timeout of its own.
+        """
         return (
             opts is not None
             and not opts.asyncOp
@@ -130,7 +136,7 @@ class Operations:
         self._coalesced = []
 
     def end_coalescing(self, device: Any = None) -> Work:
-        """Return one Work for what has been submitted since `start_coalescing`."""
+        """Return one Work for all calls since `start_coalescing`."""
         collected, self._coalesced = self._coalesced or [], None
         return Work(collected, [each for work in collected for each in work.result()], Loan())
 
@@ -141,7 +147,8 @@ class Operations:
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work | None:
         op, loan = reduction(opts), Loan()
         if len(tensors) == 1 and op is not _AVG and self._blocks(opts) and (x := loan.memory(tensors[0])) is not None:
-            try:  # as `_call` does it, in half the time: this is felt at 8 bytes
+            # This does the same as `_call` in half the time, which matters for an array of 8 bytes.
+            try:
                 distributed.all_reduce(x, op, self.group)
             except BaseException as error:
                 loan.fail(error)
@@ -150,7 +157,7 @@ class Operations:
         tensor = single(tensors, "tensor list")
         if not tensor.is_sparse:
             return self._call(distributed.all_reduce, [(loan.output(tensor),)], tensors, loan, opts, op=op)
-        with translated(), torch.no_grad():  # a detached one would get indices and values of its own
+        with translated(), torch.no_grad():  # copying into tensor.detach() would not change the tensor's indices
             tensor.copy_(_sparse_sum(tensor, op, self.group))
         return self._submitted(Work([], tensors, loan))
 
@@ -214,7 +221,7 @@ class Operations:
         return Operations.all_gather_single_coalesced(self, [output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work | None:
-        """Make several calls that end as one."""
+        """Call `all_gather_single` for each pair of tensors, and return one Work for all."""
         loan = Loan(moved=True)
         calls = [(loan.output(output), loan.input(x)) for output, x in zip(outputs, inputs, strict=True)]
         return self._call(distributed.all_gather_single, calls, outputs, loan, opts)
@@ -234,7 +241,10 @@ class Operations:
         return self._call(distributed.scatter, [arguments], output_tensors, loan, opts, group_src=root)
 
     def _list_of_root(self, root: int, lists: Sequence[Tensors], role: str, tensor: torch.Tensor) -> Tensors:
-        """Return the tensors that the root gathers or scatters, one for each rank; elsewhere none."""
+        """Return, on the root, the list of tensors that it gathers or scatters, one for each rank; () on other ranks.
+
+        ArgumentError if ``lists`` does not hold these tensors.
+        """
         if root != self._rank:
             expect(not lists or not lists[0], f"requires empty {role} on non-root")
             return ()
@@ -253,7 +263,7 @@ class Operations:
         return Operations.reduce_scatter_single_coalesced(self, [output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work | None:
-        """Make several calls that end as one."""
+        """Call `reduce_scatter_single` for each pair of tensors, and return one Work for all."""
         loan = Loan()
         calls = [(loan.output(output), loan.input(x)) for output, x in zip(outputs, inputs, strict=True)]
         return self._call(distributed.reduce_scatter_single, calls, outputs, loan, opts, op=reduction(opts))
@@ -279,12 +289,12 @@ class Operations:
     # ---- point to point
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Work:
-        """``dst`` is a rank of the group."""
+        """Send a tensor to ``dst``, a rank of the group."""
         loan = Loan(moved=True)
         return self._message(distributed.isend, loan.input(tensors[0]), tensors, loan, tag, group_dst=dst)
 
     def recv(self, tensors: Tensors, src: int | None, tag: int = 0) -> Work:
-        """``src`` is a rank of the group, or None for any."""
+        """Receive a tensor from ``src``, a rank of the group, or from any rank if it is None."""
         loan = Loan(moved=True)
         return self._message(distributed.irecv, loan.output(tensors[0]), tensors, loan, tag, group_src=src)
 
@@ -297,7 +307,7 @@ class Operations:
         made = Work if function is distributed.isend else Received
         return self._submitted(made([work], tensors, loan, self._timeout_s))
 
-    # ---- older names
+    # ---- names that older versions of torch use for these methods
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -308,13 +318,13 @@ class Operations:
 
 
 def _rows(flat: Array, tensor: torch.Tensor) -> Array:
-    """Return a tensor's array with its first dimension, which all_to_all_single cuts."""
+    """Return a tensor's flat array in the shape (rows, rest), because all_to_all_single cuts arrays into rows."""
     rows = tensor.shape[0] if tensor.ndim else 1
     return flat.reshape(rows, flat.size // max(rows, 1))
 
 
 def _sparse_sum(tensor: torch.Tensor, op: distributed.ReduceOp, group: distributed.ProcessGroup) -> torch.Tensor:
-    """Return the sum of sparse tensors: every rank gets all indices and values."""
+    """Return the sum of the ranks' sparse tensors. Each rank gathers all indices and values, and adds them itself."""
     if op is not distributed.ReduceOp.SUM:
         raise ArgumentError(f"unsupported reduction operation: sparse tensors can be reduced by SUM only, got {op}")
     mine = tensor.detach().coalesce()

@@ -1,6 +1,6 @@
-"""The arguments that torch passes with a call: reduction, timeout, root, and tensors that must be alike.
+"""Read and check the arguments that torch passes with a call: reduction, timeout, root, and tensors.
 
-Wrong arguments are named in Gloo's words, which programs may look for.
+The texts of errors are Gloo's, because programs may look for them.
 """
 
 from collections.abc import Sequence
@@ -25,21 +25,21 @@ _SUM = ReduceOp.SUM
 UNSET = timedelta(milliseconds=-1)
 _DEFAULT_S = default_pg_timeout.total_seconds()
 DEFAULTS = SimpleNamespace(asyncOp=True, timeout=UNSET, reduceOp=_SUM)
-"""The options of a call to which torch gives none."""
+"""The options of a call without an options object."""
 
 
 def reduction(opts: Any) -> distributed.ReduceOp:
     op = (opts or DEFAULTS).reduceOp
-    if op == _SUM:  # nearly always, and faster than the table
+    if op == _SUM:  # the usual case, tested first because the table is slower
         return distributed.ReduceOp.SUM
     return _OPS.get(int(op.op)) or distributed.ReduceOp.PREMUL_SUM(float(op.__getstate__()[1]))
 
 
 def seconds(timeout: timedelta | None) -> float | None:
-    """Return a timeout in seconds; None if there is none, and for torch's default.
+    """Return a timeout in seconds; None if no timeout is set, or if it is torch's default.
 
-    A call with a timeout goes through mpiddp's queue, and raises. A call without one waits where waiting is shortest,
-    and the job ends when the group's own 30 minutes are over.
+    A call with a timeout goes through mpiddp's queue, and raises an error when the time is over. A call without a
+    timeout waits in the fastest way, and the job ends when the group's timeout of 30 minutes is over.
     """
     if timeout is None or timeout == UNSET:
         return None

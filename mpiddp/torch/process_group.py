@@ -19,10 +19,10 @@ from .work import untraced
 
 @untraced
 class ProcessGroup(Operations, torch.distributed.ProcessGroup):
-    """A group of mpiddp's as one of torch's.
+    """A process group of torch that communicates through a group of mpiddp.
 
-    Since 2.15 torch also takes a Backend (`torch_backend.Backend`), and this group has one. But torch hides the Works
-    of a Backend behind objects that a program can only wait for.
+    With torch 2.15 or later the group also has a Backend (`torch_backend.Backend`). Calls do not go through the
+    Backend, because torch hides a Backend's Works behind objects that a program can only wait for.
     """
 
     def __init__(self, group: distributed.ProcessGroup, timeout: timedelta, store: torch.distributed.Store) -> None:
@@ -36,7 +36,7 @@ class ProcessGroup(Operations, torch.distributed.ProcessGroup):
 
     @functools.cached_property
     def twin(self) -> torch.distributed.ProcessGroup:
-        """A group of C++, where calls begin that torch's dispatcher is to see (`dispatch`)."""
+        """A process group written in C++. `dispatch` makes calls on it that have to pass torch's dispatcher."""
         made = torch.distributed.ProcessGroup(self._store, self.rank(), self.size())
         made._set_group_name(self._name)
         return made
@@ -50,7 +50,7 @@ class ProcessGroup(Operations, torch.distributed.ProcessGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> "ProcessGroup | None":
-        """Return a group of some ranks of this group, which have to call this together; None on other ranks."""
+        """Return a new group of some ``ranks`` of this group; None on other ranks. The ``ranks`` call this together."""
         if not ranks:
             raise ArgumentError(
                 "Split ranks cannot be empty. Please provide a non-empty list of ranks to split the group."
@@ -72,7 +72,7 @@ class ProcessGroup(Operations, torch.distributed.ProcessGroup):
         raise RuntimeError("groups of other jobs cannot join one of MPI: start all ranks in one job")
 
     def own(self, backend: Any) -> None:
-        """Take the Backend that torch's tools ask for."""
+        """Register ``backend`` as the Backend that torch returns for this group's devices."""
         self._backend = backend
         kind = torch.distributed.ProcessGroup.BackendType.CUSTOM
         for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
@@ -107,17 +107,18 @@ METHODS = (
     *("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
     *("alltoall_base", "all_to_all_single", "send", "recv", "recv_anysource"),
 )
-"""The calls that communicate."""
+"""The names of the methods that communicate."""
 
 for _name in METHODS:
-    if hasattr(torch.distributed.ProcessGroup, _name):  # some are newer
+    if hasattr(torch.distributed.ProcessGroup, _name):  # older versions of torch lack some of them
         setattr(ProcessGroup, _name, dispatch.entry(_name, getattr(Operations, _name)))
 
 
 class GroupByDevice(ProcessGroup):
     """A group with several backends, such as "cpu:mpiddp,cuda:nccl".
 
-    Calls with tensors on the devices of ``others`` go to that group, all other calls through mpiddp.
+    ``others`` is a torch group with the other backends. It gets the calls with tensors on its devices; all other calls
+    go through mpiddp.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class GroupByDevice(ProcessGroup):
 
 
 def _device(arguments: Iterable[Any]) -> torch.device | None:
-    """Return the device of the first tensor, or that of the options of a barrier."""
+    """Return the device of the first tensor, or the device in a barrier's options; None if there is neither."""
     for each in arguments:
         if isinstance(each, list):
             found = _device(each)

@@ -1,4 +1,4 @@
-"""The rendezvous of torch's ``init_process_group``: store, rank and number of ranks from MPI."""
+"""The rendezvous of torch's ``init_process_group``: MPI tells torch the rank and the number of ranks."""
 
 import atexit
 import functools
@@ -22,7 +22,7 @@ from mpiddp.mpi import child_processes
 from .errors import translated
 
 RUN_ID = "mpiddp"
-"""TORCHELASTIC_RUN_ID under ``python -m mpiddp.torch``."""
+"""The value of TORCHELASTIC_RUN_ID in a job of ``python -m mpiddp.torch``."""
 _SCHEMES = ("env", "tcp", "file")
 
 _latest: Any = None
@@ -31,11 +31,11 @@ _latest: Any = None
 def meet(
     url: str, timeout: timedelta = timedelta(minutes=30), listens: bool = True, **_: Any
 ) -> Iterator[tuple[Any, int, int]]:
-    """Give torch a store, this process's rank, and the number of ranks; all ranks call.
+    """Yield to torch a store, this process's rank, and the number of ranks. All ranks call this together.
 
-    ``listens`` says that the group to be made needs the store.
+    ``listens`` is True if the group that torch makes next needs the store.
     """
-    from . import default, store  # slow: `import torch` would wait for it
+    from . import default, store  # slow imports, which at the top would delay `import torch`
 
     global _latest
     told = {name: int(numbers[0]) for name, numbers in parse_qs(urlparse(url).query).items()}
@@ -49,23 +49,26 @@ def meet(
 
 
 def renew() -> None:
-    """Let the remaining ranks meet in the store of the first of them; all of them call."""
+    """Let the ranks that remain after a shrink use the store of the first of them. They call this together."""
     if _latest is not None:
         _latest.announce(listens=False)
 
 
 def install() -> None:
-    """Let "mpiddp" meet through MPI, whatever address the program or the environment names.
+    """Replace torch's rendezvous handlers, so that the ranks of a group of backend "mpiddp" find each other by MPI.
 
-    Under an MPI launcher other backends meet through MPI, too, if the environment names no address. ``mpi://`` always
-    means MPI.
+    An address that the program or the environment names is then ignored. Under an MPI launcher, ranks of other backends
+    find each other by MPI, too, if the environment names no address. The address ``mpi://`` always means MPI.
     """
     for scheme in ("mpi", *_SCHEMES):
         handlers[scheme] = functools.partial(_meet_or, handlers.get(scheme, meet))
 
 
 def prefer_mpi() -> None:
-    """Let every backend meet through MPI: addresses are there for scripts that read them."""
+    """Let the ranks of every backend find each other by MPI, in a job of ``python -m mpiddp.torch``.
+
+    The address in the environment is only for scripts that read it.
+    """
     for scheme in _SCHEMES:
         handlers[scheme] = functools.partial(meet, listens=False)
 
@@ -84,7 +87,10 @@ def _meet_or(original: Callable[..., Iterator[Any]], url: str, **options: Any) -
 
 
 def _backend() -> str | None:
-    """Return the backend that the program asks for, which torch does not tell its handlers."""
+    """Return the backend that the program names in ``init_process_group``, or None.
+
+    torch does not tell rendezvous handlers the name, so it is read from the calling frames.
+    """
     frame = sys._getframe(1)
     while frame.f_code.co_name != "init_process_group":
         if frame.f_back is None:
@@ -100,9 +106,10 @@ def _address(url: str) -> str:
 
 
 def _refuse_spawned(launch: launchers.Launch) -> None:
-    """End the job if a script for torchrun starts ranks of its own: they would meet on Gloo, or not at all.
+    """End the job if a script in a job of ``python -m mpiddp.torch`` starts ranks of its own as child processes.
 
-    A rank that has its group may start processes that have another one, as to write checkpoints.
+    Such child processes would form a group on Gloo, or none at all. A rank that has initialised its group may start
+    child processes that have another group, such as those that write checkpoints.
     """
     starter = multiprocessing.parent_process()
     by_runner = os.environ.get("TORCHELASTIC_RUN_ID") == RUN_ID
@@ -111,7 +118,10 @@ def _refuse_spawned(launch: launchers.Launch) -> None:
 
 
 def _watch_for_gloo(launch: launchers.Launch, backend: str | None) -> None:
-    """Let rank 0 say at the end that this job ran on Gloo, unless it uses mpiddp too or torchrun has started it."""
+    """Let rank 0 print at its end that this job ran on Gloo although mpiddp is installed.
+
+    Nothing is printed if the job uses mpiddp, too, or if torchrun started the ranks.
+    """
     on_gloo = backend in ("gloo", "undefined") and not torch.cuda.is_available()
     is_rank = launchers.rank_variables().get("WORLD_SIZE") == launch.size and rank_process.started_by_rank() is None
     if on_gloo and is_rank and launch.rank == 0 and not {"mpiddp.distributed", *_USES} & sys.modules.keys():
@@ -119,7 +129,7 @@ def _watch_for_gloo(launch: launchers.Launch, backend: str | None) -> None:
 
 
 _USES = ("mpiddp.torch.process_group", "mpiddp.parallel")
-"""Modules that are imported where a program makes a torch group on MPI, or uses mpiddp beside torch."""
+"""If one of these modules is imported, the program has made a torch group on MPI, or uses mpiddp beside torch."""
 
 
 def _mention_gloo() -> None:

@@ -1,8 +1,8 @@
-"""The store that torch wants: rank 0 keeps it, and nobody but this job's ranks can read or write it.
+"""torch's key-value store. Rank 0 keeps it, and only the ranks of this job can read or write it.
 
-Rank 0 begins to listen when a group of another backend needs the store, or when a rank uses it; mpiddp's own groups
-never do. If all ranks are on one node, rank 0 listens at a Unix socket, else at a port. MPI tells the ranks the address
-and a secret, with which each connection has to begin.
+Rank 0 begins to listen when a group of another backend needs the store, or when a rank uses the store; mpiddp's own
+groups do not. If all ranks are on one node, rank 0 listens at a Unix socket, else at a port. The ranks learn by MPI the
+address and a secret, with which each connection has to begin.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ _CALLS = (
     *("multi_set", "num_keys", "queue_len", "queue_pop", "queue_push", "set", "wait"),
 )
 _NAMES_IN_CPP = {"deleteKey": "delete_key", "getNumKeys": "num_keys"}
-"""Two calls have other names in a PrefixStore, which never asks for the queues and `list_keys`."""
+"""The names by which torch's C++, such as a PrefixStore, calls two of the methods. It never calls `list_keys` and the
+methods of queues."""
 _PATIENCE_S = 30.0
-"""How long a connection may say nothing, and an answer may be late."""
+"""Seconds that a new connection may take to send the secret, and that an answer may be late after a call's timeout."""
 
 _kept: list[Store] = []
-"""All stores: torch's C++ may hold only its half of one."""
+"""All stores of this process. They are kept alive, because torch's C++ may hold only the C++ object of a store."""
 _servers: list[_Server] = []
-"""The servers of this process, by their numbers."""
+"""The servers of this process. The index of a server is the number by which ranks ask for its address."""
 _addresses: dict[int, _Address] = {}
-"""The addresses of other ranks' stores, as far as this rank has been told."""
+"""The addresses of rank 0's servers that this rank knows, by the servers' numbers."""
 
 _Address = tuple[str, int, str]
-"""A host and a port, or a Unix socket and 0; and the secret."""
+"""The address of a server: a host, a port and the secret; or the name of a Unix socket, 0 and the secret."""
 
 
 class _Server:
-    """The store itself."""
+    """The keys and values of a store, on rank 0, and the threads that answer the other ranks' calls."""
 
     def __init__(self) -> None:
         self._values = HashStore()
@@ -64,7 +65,7 @@ class _Server:
 
     @functools.cached_property
     def address(self) -> _Address:
-        """The address where this process listens from now on."""
+        """The address of this server. The first use of this property makes the server listen at the address."""
         job, host = this_job.current(), socket.gethostname()
         if job is None or any(job.world.nodes):
             several = socket.has_dualstack_ipv6()
@@ -98,18 +99,22 @@ class _Server:
 
 
 class Store(torch.distributed.Store):
-    """A store that all ranks share, once they have called `announce` together."""
+    """A rank's access to the store that rank 0 keeps. It works once all ranks have called `announce` together."""
 
     def __init__(self, timeout: timedelta) -> None:
         super().__init__()
         _kept.append(self)
         self._timeout = timeout
-        self._server: _Server | None = None  # on rank 0
+        self._server: _Server | None = None  # only rank 0 has one
         self._number = -1
-        self._connections = threading.local()  # a wait of one thread keeps no other one
+        self._connections = threading.local()  # each thread has its own, so that its waits delay no other
 
     def announce(self, listens: bool) -> None:
-        """Make the store at rank 0 if there is none, and let it listen at once or when it is asked to; collective."""
+        """Make the server on rank 0 if there is none, and tell all ranks its number. All ranks call this together.
+
+        If ``listens`` is True, or if no watchdog can answer a rank that asks for the address, the server listens at
+        once. Otherwise it listens when a rank first asks.
+        """
         found: list[Any] = [None]
         job = default_group()._monitor.job
         job.liveness.handlers[Tag.STORE] = functools.partial(_hear, job.liveness)
@@ -130,7 +135,7 @@ class Store(torch.distributed.Store):
         return made
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Return what rank 0's store answers."""
+        """Call a method of the store on rank 0, and return its result."""
         if self._server is not None:
             return self._server.apply(name, arguments, self._timeout)
         limit = next((each for each in arguments if isinstance(each, timedelta)), self._timeout)
@@ -142,7 +147,7 @@ class Store(torch.distributed.Store):
                 raise TimeoutError("no answer")
             succeeded, value = connection.recv()
         except BaseException as error:
-            self._connections.found = None  # the answer may come late, and would be taken for that of another call
+            self._connections.found = None  # a late answer would be taken for that of the next call
             if isinstance(error, (OSError, EOFError)):
                 raise DistNetworkError(f"rank 0, which keeps the store, cannot be reached: {error!r}") from error
             raise
@@ -154,7 +159,7 @@ class Store(torch.distributed.Store):
         found: Connection | None = getattr(self._connections, "found", None)
         if found is None:
             host, port, secret = _ask(self._number, self._timeout)
-            if port:  # a host's own name need not resolve
+            if port:  # a host may not be able to resolve its own name
                 caller = socket.create_connection(("127.0.0.1" if host == socket.gethostname() else host, port))
             else:
                 caller = socket.socket(socket.AF_UNIX)
@@ -173,7 +178,7 @@ class Store(torch.distributed.Store):
 
 
 def _ask(number: int, timeout: timedelta) -> _Address:
-    """Return the address of the store with this number, which the watchdog of rank 0 tells."""
+    """Return the address of the server with this number. If this rank does not know it, rank 0's watchdog tells it."""
     job = this_job.current()
     assert job is not None
     if number not in _addresses:
@@ -184,7 +189,7 @@ def _ask(number: int, timeout: timedelta) -> _Address:
 
 
 def _hear(liveness: Liveness, source: int, message: tuple[int, _Address | None]) -> None:
-    """Take a question for the address of a store, or the answer."""
+    """Handle a message about the address of a server: another rank's question (``address`` is None), or the answer."""
     number, address = message
     if address is None:
         liveness.send(source, Tag.STORE, (number, _servers[number].address))
@@ -192,5 +197,5 @@ def _hear(liveness: Liveness, source: int, message: tuple[int, _Address | None])
         _addresses[number] = address
 
 
-for _name in (*_CALLS, *_NAMES_IN_CPP):  # torch's C++ looks them up in the class
+for _name in (*_CALLS, *_NAMES_IN_CPP):  # torch's C++ looks methods up in the class, not by __getattr__
     setattr(Store, _name, functools.partialmethod(Store.call, _NAMES_IN_CPP.get(_name, _name)))

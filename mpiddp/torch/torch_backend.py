@@ -1,4 +1,4 @@
-"""The Backend that a process group has from torch 2.15 on; torch's shrink_group asks it."""
+"""The Backend object that a process group of mpiddp has with torch 2.15 or later. torch's shrink_group calls it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ class Backend(Operations, c10d.Backend):
 
     @property
     def supports_shrinking(self) -> bool:
-        """True in the group of all ranks: `shrink` works there."""
+        """True for the group of all ranks, the only group that `shrink` can shrink."""
         return self.group is distributed.group.WORLD
 
     def shrink(self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, opts_override: Any = None) -> "Backend":

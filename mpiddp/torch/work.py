@@ -1,4 +1,4 @@
-"""Operations as torch's ``Work``."""
+"""torch's ``Work`` and ``Future`` for operations of mpiddp."""
 
 import weakref
 from collections import deque
@@ -19,7 +19,8 @@ from .arrays import Loan
 from .errors import translate
 
 _unfinished: "set[Work]" = set()
-# C++ may hold only its half of a Work, and ask the half in Python again after the Work has ended.
+# The last Works that have ended. torch's C++ may hold only the C++ object of a Work, and call its Python object even
+# after the Work has ended, so the Python objects are kept alive for a while.
 _finished: "deque[Work]" = deque(maxlen=1024)
 
 
@@ -27,9 +28,9 @@ T = TypeVar("T")
 
 
 def untraced(what: T) -> T:
-    """Keep Dynamo out of a function, or of all functions of a class, and out of the functions that these call.
+    """Keep Dynamo from tracing a function, or all functions of a class, and the functions that these call.
 
-    torch's C++ calls them while Dynamo watches.
+    torch's C++ also calls these functions while Dynamo traces the program.
     """
     skip = eval_frame._FrameAction.SKIP
     for each in vars(what).values() if isinstance(what, type) else (what,):
@@ -123,7 +124,7 @@ class Work(torch.distributed.Work):
         self._done = True
         if self._future is not None:
             self._complete(self._future, self._tensors, self._error)
-        # Results belong to the caller, who may want their memory back.
+        # The result tensors belong to the caller. With weak references the caller can free their memory.
         self._results = [weakref.ref(tensor) for tensor in self._tensors]
         self._tensors, self._works, self._future = (), (), None
         _unfinished.discard(self)
@@ -136,13 +137,13 @@ class Work(torch.distributed.Work):
         return self._error
 
     def synchronize(self) -> None:
-        """Wait for the end in this thread, because no stream could wait for it."""
+        """Wait in this thread until the operations end, because a CUDA stream cannot wait for MPI."""
         self.wait()
 
     block_current_stream = synchronize
 
     def result(self) -> list[torch.Tensor]:
-        """Return the tensors that hold the result, as far as the caller has kept them."""
+        """Return the tensors that hold the result. After the end, tensors that the caller has freed are missing."""
         found = [each() for each in self._results] if self._done else self._tensors
         return [tensor for tensor in found if tensor is not None]
 
@@ -152,10 +153,11 @@ class Work(torch.distributed.Work):
     def get_future(self) -> Future[Any]:
         """Return a future of the result tensors.
 
-        In a node of a backward the future completes when the backward's own work is done, before
-        DistributedDataParallel looks at it, or when Python waits for it. Elsewhere it is complete when it is returned,
-        because nothing makes progress while C++ waits. So it is, too, in the callbacks at the end of a backward, in
-        which the first step of a static graph reduces all its buckets.
+        Most futures are complete when they are returned, because MPI makes no progress while C++ waits for a future. A
+        future that is made in a node of a backward completes later: after the last node of the backward, before
+        DistributedDataParallel reads the future, or when Python waits for it. The callbacks at the end of a backward
+        are not nodes, so their futures are complete. DistributedDataParallel with a static graph reduces all buckets of
+        the first step in such a callback.
         """
         in_backward = torch._C._current_graph_task_id() != -1
         future = self._future
@@ -165,17 +167,17 @@ class Work(torch.distributed.Work):
                 self._complete(future, self.result(), self._error)
                 self._future = None
             elif self.is_completed():
-                pass  # this has completed the future too
+                pass  # `is_completed` has completed the future, too
             elif torch._C._current_autograd_node() is not None:
                 Variable._execution_engine.queue_callback(self.wait)
             else:
                 self._wait_quietly()
         if in_backward and self._error is not None:
-            raise self._error  # DistributedDataParallel's C++ would look for a tensor in it
+            raise self._error  # DistributedDataParallel's C++ would read tensors from the failed future
         return future
 
     def _wait_quietly(self) -> None:
-        """Wait for the end, and leave an error to the future."""
+        """Wait for the end of the operations. If they fail, only the future holds their error."""
         try:
             self.wait()
         except Exception:
@@ -191,7 +193,7 @@ class Work(torch.distributed.Work):
 
 @untraced
 class Received(Work):
-    """A receive, which knows the rank of the sender in the group."""
+    """The Work of a receive, which knows the sender's rank in the group."""
 
     _sender = -1
 
