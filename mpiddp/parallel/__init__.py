@@ -1,6 +1,7 @@
-"""Data parallelism: where communication and learning meet. Read `naive`, `buckets`, `reducer`, `wrapper`, `ddp`.
+"""Data parallelism: all ranks train the same model, each on its own part of the data.
 
-Names of torch keep torch's meaning; docstrings say the differences. ``process_group`` is all ranks by default.
+Read the modules in this order: `naive`, `buckets`, `reducer`, `wrapper`, `ddp`. Names taken from torch have torch's
+meaning; docstrings mention the differences. A ``process_group`` that is not given stands for all ranks.
 """
 
 from mpiddp import moved

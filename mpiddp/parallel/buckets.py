@@ -1,7 +1,7 @@
-"""Gradient buckets: arrays that backward writes gradients to, and that are sent as they are.
+"""Gradient buckets: arrays into which backward writes gradients. They are sent as they are, without packing.
 
-All buckets of a dtype are slices of one array. The parameters lie in another array in the same order. So nothing is
-packed, and an optimizer steps over a whole model in a few operations.
+All buckets of a dtype are slices of one array. The parameters lie in another array, in the same order. Therefore an
+optimizer can update a whole model in a few operations.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -19,11 +19,12 @@ from mpiddp.typing import Array
 MIB = 1 << 20
 DEFAULT_CAP_BYTES = 25 * MIB
 LAST_CAP_BYTES = 1 * MIB
-"""The cap of the last bucket, whose communication nothing hides. torch makes the first bucket small instead."""
+"""The cap of the last bucket. It is small, because no computation overlaps with the communication of that bucket. torch
+makes the first bucket small instead."""
 
 LEAST_BYTES = MIB // 4
-"""A first bucket below this joins the second. In a perceptron with layers of 784, 256, 256 and 10, such a bucket cost
-more time than it hid."""
+"""A first bucket that is smaller than this joins the second bucket. In a perceptron with layers of 784, 256, 256 and 10
+units, such a first bucket cost more time than its overlap saved."""
 
 
 class ParameterLike(Parameter, Protocol):
@@ -37,7 +38,7 @@ class ParameterLike(Parameter, Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Any], object]) -> Any:
-        """Call ``hook(parameter)`` in each backward once ``grad`` is final."""
+        """Call ``hook(parameter)`` in each backward, as soon as ``grad`` is final."""
 
 
 class GradBucket:
@@ -50,10 +51,10 @@ class GradBucket:
         self._is_last = is_last
         self._slots = list(views(buffer, (parameter.shape for parameter in parameters)))
         self.pending = len(self._parameters)
-        """How many parameters have no gradient yet in this backward."""
+        """The number of parameters that have no gradient yet in the running backward."""
 
     def index(self) -> int:
-        """Return the position in the order of reduction."""
+        """Return the bucket's position in the order in which buckets are reduced."""
         return self._index
 
     def buffer(self) -> Array:
@@ -61,15 +62,15 @@ class GradBucket:
         return self._buffer
 
     def gradients(self) -> list[Array]:
-        """Return the gradients, views of the buffer."""
+        """Return the parameters' gradients, which are views of the buffer."""
         return list(self._slots)
 
     def parameters(self) -> list[ParameterLike]:
-        """Return the parameters."""
+        """Return the parameters whose gradients are in this bucket."""
         return list(self._parameters)
 
     def is_last(self) -> bool:
-        """Return True for the last bucket of the backward."""
+        """Return True if this bucket is the last one that a backward reduces."""
         return self._is_last
 
     def set_buffer(self, buffer: Array) -> None:
@@ -83,9 +84,9 @@ def _size(parameters: Sequence[ParameterLike]) -> int:
 
 
 def lay_out(buckets: Sequence[Sequence[ParameterLike]], group: ProcessGroup) -> list[GradBucket]:
-    """Move the parameters of each dtype side by side into one array, and their gradients into another; collective.
+    """Move the parameters of each dtype side by side into one array, and their gradients into another.
 
-    Gradients of the host lie in memory that the ranks of the node share.
+    Gradients on the host lie in memory that the ranks of the node share. All ranks call this together.
     """
     made: dict[int, GradBucket] = {}
     for dtype in dict.fromkeys(bucket[0].dtype for bucket in buckets):
@@ -110,7 +111,7 @@ def lay_out(buckets: Sequence[Sequence[ParameterLike]], group: ProcessGroup) -> 
 
 
 def _fill(order: Sequence[int], sizes_bytes: Sequence[int], caps_bytes: Sequence[int]) -> list[list[int]]:
-    """Cut ``order`` into buckets: a bucket ends with the parameter that reaches its cap."""
+    """Cut ``order``, which holds numbers of parameters, into buckets. A bucket ends when its size reaches its cap."""
     buckets: list[list[int]] = []
     filled, cap = 0, 0
     for index in order:
@@ -129,11 +130,13 @@ def assign_to_buckets(
     kinds: Sequence[Hashable],
     caps_bytes: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """Assign parameters to buckets, in the ``order`` of completion; parameters of different kinds share no bucket.
+    """Assign parameters to buckets, in the ``order`` in which their gradients are expected.
+
+    Parameters of different kinds share no bucket.
 
     ``caps_bytes`` are the caps of the first, second, ... bucket of each kind; the last cap holds for all later buckets,
-    too. By default a cap is 25 MiB. The last bucket of each kind has 1 MiB, and a first bucket below 256 KiB joins the
-    second.
+    too. By default the cap of the last bucket of each kind is 1 MiB, that of the others is 25 MiB, and a first bucket
+    below 256 KiB joins the second.
 
     >>> assign_to_buckets([3, 2, 1, 0], [4, 4, 4, 4], "aaaa", caps_bytes=[8])
     [[3, 2], [1, 0]]
@@ -169,11 +172,11 @@ class Slot(NamedTuple):
 
 
 class Buckets:
-    """A model's buckets, in the order in which they are sent.
+    """The buckets of a model, in the order in which they are sent.
 
-    Making them and changing their order is collective. Parameters are numbered in the order of registration, which is
-    the same on all ranks. ``order`` has these numbers in the order in which gradients are expected. Until it is
-    `settled`, that is the reverse order of registration.
+    All ranks make the buckets, and change their order, together. Parameters are numbered in the order of registration,
+    which is the same on all ranks. ``order`` has these numbers in the order in which gradients are expected. It is the
+    reverse order of registration at first, and final once ``settled`` is True.
     """
 
     def __init__(
@@ -195,7 +198,7 @@ class Buckets:
         self.settled = True
 
     def settle(self, order_here: Sequence[int] | None = None) -> None:
-        """Make the first rank's order of gradients final; None keeps the expected order."""
+        """Make an order final: the first rank's ``order_here``, or the expected ``order`` if that is None."""
         if order_here is not None:
             agreed = np.array(order_here, dtype=np.int64)
             broadcast(agreed, group=self._group, group_src=0)

@@ -1,4 +1,4 @@
-"""DataParallel: one process, one batch cut into parts, the model applied to them in parallel threads."""
+"""DataParallel: one process cuts each batch into parts, and runs the model on them in parallel threads."""
 
 import copy
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ from mpiddp.nested import children, leaves, map_nested
 from mpiddp.nn import Module
 
 _PER_THREAD = 2
-"""CUDA's handle of each thread's own default stream (``CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1``)."""
+"""CUDA's handle for the default stream of the calling thread, which CuPy uses if the environment has
+``CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1``."""
 
 
 class DataParallel(Module):
@@ -26,18 +27,19 @@ class DataParallel(Module):
     one thread, and adds up the parameters' gradients on the first device, beginning with the last part. The first
     part runs the model itself, whose buffers it updates; the others run copies.
 
-    Prefer `DistributedDataParallel`: here the first device holds more than others, and threads share an interpreter.
+    Prefer `DistributedDataParallel`. With `DataParallel` the first device holds more data than the others, and all
+    threads share one Python interpreter.
 
     Parameters
     ----------
     module : Module
-        Its parameters get the sum of all parts' gradients.
+        The model. Its parameters get the sum of all parts' gradients.
     device_ids : sequence of int or str, optional
         A device for each part: the number of a GPU, ``"cuda:N"``, or ``"cpu"``. All are GPUs, or all are ``"cpu"``. The
-        model is on the first one. The default is all visible GPUs for a model on a GPU, else ``["cpu", "cpu"]``, which
-        gives two threads.
+        model has to be on the first device. The default is all visible GPUs for a model on a GPU, else ``["cpu",
+        "cpu"]``, which gives two threads.
     output_device : int or str, optional
-        The device of the outputs, by default the first. To go on with outputs on a GPU, make that GPU current.
+        The device of the outputs, by default the first device. To compute with outputs on a GPU, make that GPU current.
     dim : int
         The axis of the batch.
 
@@ -98,7 +100,9 @@ def _is_batch(value: Any) -> bool:
 
 
 def scatter(value: Any, places: Sequence[Place], dim: int = 0) -> list[Any]:
-    """Cut arrays and tensors in nested containers into a part for each place (None: host); the rest goes to all.
+    """Return a part of a nested value for each place, with parts of its arrays and tensors. Other values go to all.
+
+    A place is the number of a GPU, or None for the host.
 
     >>> import numpy as np
     >>> [part.shape for part in scatter(np.zeros((30, 2)), [None] * 4)]
@@ -117,7 +121,7 @@ def scatter(value: Any, places: Sequence[Place], dim: int = 0) -> list[Any]:
 
 
 def _replica(module: Module, place: Place) -> Module:
-    """Return a copy of a module at a place. At the module's own place it shares the memory of the parameters."""
+    """Return a copy of a module at a place. At the module's own place the copy shares the parameters' memory."""
     with at(place):
         new: dict[int, Any] = {id(buffer): moved(buffer, place).copy() for buffer in module.buffers()}
     new |= {id(p): _to(p, place) for p in module.parameters()} | {id(m): copy.copy(m) for m in module.modules()}
@@ -129,9 +133,9 @@ def _replica(module: Module, place: Place) -> Module:
 
 
 def _parallel(module: Module, parts: Sequence[tuple[Any, dict[str, Any]]], places: Sequence[Place]) -> list[Any]:
-    """Run the module on the first part in this thread, and its replicas on the others in threads.
+    """Run the module on the first part in this thread, and a replica on each other part in a thread of its own.
 
-    The current stream of all is that of this thread, so that work keeps its order.
+    In all threads the current stream of a device is the one that this thread has, so that GPU work keeps its order.
     """
     modules = [module, *(_replica(module, place) for place in places[1:])]
     recording, streams = is_grad_enabled(), [_settled(place) for place in places]
@@ -155,10 +159,10 @@ def _parallel(module: Module, parts: Sequence[tuple[Any, dict[str, Any]]], place
 
 
 def _settled(place: Place) -> Any:
-    """Return the current stream.
+    """Return the current stream of a place, for use in another thread.
 
-    If it is this thread's own default stream, wait for its work first, because CUDA does not order the work of other
-    threads after it.
+    If it is the thread's own default stream, wait for the work in it first: CUDA does not order the work of other
+    threads after that work.
     """
     stream = current_stream(place)
     if stream is not None and stream.ptr == _PER_THREAD:
@@ -168,7 +172,7 @@ def _settled(place: Place) -> Any:
 
 
 def gather(outputs: Sequence[Any], place: Any = None, dim: int = 0) -> Any:
-    """Join outputs, nested alike; scalars become a vector."""
+    """Join the parts' outputs, which have the same nested structure, at a place. Scalars become a vector."""
     first = outputs[0]
     if _is_batch(first):
         parts = [_to(x.reshape(1) if x.ndim == 0 else x, place) for x in outputs]

@@ -21,51 +21,54 @@ from .wrapper import Wrapper
 
 
 class DistributedDataParallel(Wrapper, Module):
-    """A replica of a model on every rank, with gradients averaged over all ranks, as torch's.
+    """A replica of a model on every rank, with gradients averaged over all ranks, as in torch.
 
-    Scaling is torch's, bit for bit: each gradient times ``fl(1/N)``, summed in rank order. Parameters that require a
-    gradient at construction are averaged: to train others later, `detach` and wrap again. To copy or pickle a model,
-    take its ``module``, and wrap the copy on all ranks.
+    Averages have the bits of torch's: each gradient times ``fl(1/N)``, summed in rank order. Only parameters that
+    require a gradient when the model is wrapped are averaged. To train others later, call `detach` and wrap the module
+    again. To copy or pickle a model, copy or pickle its ``module``, and wrap the copy on all ranks.
 
     Parameters
     ----------
     module : Module
-        Its parameters' arrays are moved side by side in memory and get the first rank's values.
+        The model. The arrays of its parameters are moved side by side in memory and get the first rank's values.
     device_ids, output_device, dim, check_reduction, gradient_as_bucket_view, batched_grad_copy
-        For compatibility: a model is where its arrays are, gradients are views of their bucket.
+        Accepted for compatibility with torch. A model is always on the device of its arrays, and gradients are always
+        views of their bucket.
     broadcast_buffers : bool, optional
-        Older name of ``forward_sync_buffers``. With False buffers are not copied at construction, either.
+        Older name of ``forward_sync_buffers``. With False buffers are not copied when the model is wrapped, either.
     init_sync : bool
-        Check that parameters are alike and copy the first rank's values.
+        Copy the first rank's parameters and buffers to all ranks when the model is wrapped.
     process_group : ProcessGroup, optional
     bucket_cap_mb : float, optional
-        MiB at which a bucket is closed. The default is 25, and 1 for the last bucket, whose communication no
-        computation hides; torch makes the first bucket small.
+        Size in MiB at which a bucket is full. The default is 25, and 1 for the last bucket, because no computation
+        overlaps with the communication of that bucket. torch makes the first bucket small instead.
     bucket_cap_mb_list : sequence of float, optional
         The caps of the first, second, ... bucket; the last cap holds for all later buckets, too.
     find_unused_parameters : bool
-        Allow parameters without a gradient. ``grad`` stays None if no rank has one; else missing ones are zeros.
+        Allow parameters without a gradient. If no rank has a gradient of a parameter, its ``grad`` stays None.
+        Otherwise ranks without one contribute zeros.
     static_graph : bool
-        The parameters that the first iteration does not use are not used by later ones, either.
+        Promise that all iterations use the same parameters as the first one.
     mixed_precision
         Not offered; see `fp16_compress_hook` and `bf16_compress_hook`.
     forward_sync_buffers : bool, optional
         Copy the first rank's buffers before every forward that follows a reduced backward; default True.
     skip_all_reduce_unused_params : bool
-        With ``find_unused_parameters``: do not send buckets of unused parameters, which must be the same on all ranks
-        (else a timeout). A rank without samples runs an empty batch.
+        With ``find_unused_parameters``: do not send buckets that hold only unused parameters. All ranks must have the
+        same unused parameters, or they wait for each other until a timeout. A rank without samples must run an empty
+        batch.
     virtual_ranks : int, optional
-        The batch of a step is always so many micro-batches, whatever the number of ranks (1 to ``virtual_ranks``). A
-        rank computes the micro-batches of its share one after the other, in `steps` or `micro_batch`, and the model has
-        the same bits on any number of ranks. Parameters are float32 or float64 on the host; a rank that has ``s``
-        micro-batches holds up to log2(s) copies of the gradients.
+        The number of micro-batches into which the batch of each step is divided, on any number of ranks from 1 to
+        ``virtual_ranks``. A rank computes its micro-batches one after the other, in `steps` or `micro_batch`. The model
+        then has the same bits on any number of ranks. Parameters must be float32 or float64, on the host. A rank with
+        ``s`` micro-batches holds up to log2(s) additional copies of the gradients.
 
     Raises
     ------
     RuntimeError
-        On every rank, if ranks hold different parameters; if none requires a gradient.
+        Ranks have models with different parameters (every rank raises it), or no parameter requires a gradient.
     ValueError
-        An inner wrapper averages some of the parameters; an option is out of range.
+        An inner DistributedDataParallel averages some of the parameters already, or an option is out of range.
 
     References
     ----------
@@ -88,12 +91,12 @@ class DistributedDataParallel(Wrapper, Module):
 
     @property
     def virtual_ranks(self) -> int | None:
-        """How many virtual ranks there are on all ranks together."""
+        """The number of virtual ranks on all ranks together; None if the model has none."""
         return self._options.virtual_ranks
 
     @property
     def own_virtual_ranks(self) -> range:
-        """The virtual ranks of this rank; RuntimeError if there are none."""
+        """The virtual ranks of this rank; RuntimeError if the model has none."""
         return self._partial().mine
 
     def _partial(self) -> PartialSums:
@@ -106,11 +109,12 @@ class DistributedDataParallel(Wrapper, Module):
     def micro_batch(
         self, virtual_rank: int, *step: int, n_samples: float = 1, total: float | None = None
     ) -> Iterator[None]:
-        """Run forward and backward of one of `own_virtual_ranks`, which come in order in each step.
+        """Return a context for the forward and backward of one micro-batch, that of ``virtual_rank``.
 
-        The backward of the last one sums the gradients of all virtual ranks' micro-batches. Each step begins without
-        gradients. Dropout draws from the seed, ``virtual_rank`` and ``step``, and after the step the buffers are those
-        that the first virtual rank has left. A micro-batch without a backward contributes zeros.
+        A step consists of one context for each of `own_virtual_ranks`, in this order. The first one resets the
+        gradients. The backward in the last one sums the gradients of all virtual ranks, over all ranks. A micro-batch
+        without a backward contributes zeros. Dropout masks depend on the seed, ``virtual_rank`` and ``step``. After the
+        step the buffers have the values that virtual rank 0 has left.
 
         Parameters
         ----------
@@ -118,8 +122,8 @@ class DistributedDataParallel(Wrapper, Module):
         *step : int
             The number of the step, in one number or several.
         n_samples, total : float
-            The samples of this micro-batch, and those of all micro-batches of the step. Gradients are averaged over
-            samples; by default all micro-batches count alike.
+            The numbers of samples in this micro-batch and in all micro-batches of the step. Gradients are averaged over
+            samples. By default all micro-batches have the same weight.
         """
         partial = self._partial()
         if virtual_rank != partial.mine[partial.done]:
@@ -154,12 +158,12 @@ class DistributedDataParallel(Wrapper, Module):
             self._broadcast_buffers(0)
 
     def steps(self, loader: Iterable[Any]) -> Iterator[Iterator[Any]]:
-        """Yield the micro-batches of each step, to be run one after the other.
+        """Yield, for each step, an iterator over this rank's micro-batches, which runs each in its `micro_batch`.
 
         Parameters
         ----------
         loader : DataLoader
-            Its batch sampler is a `GlobalBatchSampler` with the same ``virtual_ranks``.
+            A loader whose batch sampler is a `GlobalBatchSampler` with the same ``virtual_ranks``.
 
         Examples
         --------
@@ -191,7 +195,7 @@ def _copy_to(targets: Sequence[Array], sources: Sequence[Array]) -> None:
 
 
 class _OutputHook(Function):
-    """The identity on an output; its backward, which runs first, calls `Reducer.begin`."""
+    """The identity function on an output of the model. Its backward runs first, and calls `Reducer.begin`."""
 
     def forward(self, x: Array, reducer: Reducer) -> Array:
         self.reducer = reducer
@@ -203,7 +207,10 @@ class _OutputHook(Function):
 
 
 def hooked(output: Any, reducer: Reducer) -> Any:
-    """Set the hook on tensors of a nested output; with other types the reducer begins with the first gradient."""
+    """Return a nested output with `_OutputHook` applied to its tensors.
+
+    Tensors in an object of an unknown type get no hook. The first gradient then calls `Reducer.begin`.
+    """
     if isinstance(output, Tensor):
         return _OutputHook.apply(output, reducer) if output.requires_grad else output
     found = children(output)
@@ -212,7 +219,7 @@ def hooked(output: Any, reducer: Reducer) -> Any:
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         record: Any = copy.copy(output)
         for field in dataclasses.fields(output):
-            # A frozen dataclass has no other setter.
+            # Only object.__setattr__ can set a field of a frozen dataclass.
             object.__setattr__(record, field.name, hooked(getattr(output, field.name), reducer))
         return record
     reducer.expect_backward()

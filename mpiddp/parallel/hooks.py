@@ -1,6 +1,7 @@
 """Communication hooks, as torch's ``ddp_comm_hooks``: other ways to average a bucket than one all-reduce.
 
-A hook takes its state and a `GradBucket`, and returns a `Work` or a `Future` of the averages: an array, or a list.
+A hook takes its state and a `GradBucket`, and returns a `Future`, or a `Work` that has one. The value of the future is
+the array of the averages, or a list that begins with this array.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ CommHook = Callable[[Any, GradBucket], Any]
 
 
 def call(hook: CommHook, state: object, bucket: GradBucket) -> Future:
-    """Call a hook; RuntimeError unless it returns a `Work` or a `Future`."""
+    """Call a hook, and return its `Future`; RuntimeError if the hook returns neither a `Work` nor a `Future`."""
     outcome = hook(state, bucket)
     if isinstance(outcome, Work):
         return outcome.get_future()
@@ -31,7 +32,10 @@ def call(hook: CommHook, state: object, bucket: GradBucket) -> Future:
 
 
 def averages(value: Any, bucket: GradBucket) -> Array:
-    """Return a hook's array, or the first one of its list; RuntimeError if it has another length than the bucket."""
+    """Return the array of averages from the value of a hook's future.
+
+    RuntimeError if there is no array, or if its length is not the bucket's.
+    """
     if isinstance(value, (list, tuple)) and value:
         value = value[0]
     length = bucket.buffer().size
@@ -51,7 +55,7 @@ def kind_of(value: object) -> str:
 
 
 def submitted(x: Array, group: ProcessGroup) -> Future:
-    """Begin to sum ``x`` over the ranks, in place; return a `Future` of it."""
+    """Begin to sum ``x`` over the ranks, in place; return a `Future` of ``x``."""
     work = all_reduce(x, group=group, async_op=True)
     assert work is not None
     return work.get_future().then(lambda future: future.value()[0])
@@ -75,27 +79,32 @@ def allreduce_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
 
 
 def noop_hook(state: object, bucket: GradBucket) -> Future:
-    """Leave the gradients as they are: measures a step without communication."""
+    """Leave the gradients as they are. Use it to measure a step without communication."""
     return completed(bucket.buffer())
 
 
 def _compress_hook(dtype: np.dtype[Any], process_group: GroupLike, bucket: GradBucket) -> Future:
     group = known(process_group)
     buffer = bucket.buffer()
-    if buffer.dtype.kind != "f" or buffer.dtype.itemsize <= dtype.itemsize:  # it is as narrow
+    if buffer.dtype.kind != "f" or buffer.dtype.itemsize <= dtype.itemsize:  # it is as narrow as ``dtype`` already
         return allreduce_hook(group, bucket)
-    # Divide before rounding: a sum of averages overflows less. The reducer decompresses when it copies to the bucket.
+    # Gradients are divided before they are rounded, because a sum of divided ones overflows less often. The reducer
+    # converts the result back to the bucket's dtype when it copies the result into the bucket.
     return submitted(converted(buffer * buffer.dtype.type(1 / group.size()), dtype), group)
 
 
 def fp16_compress_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
-    """Average a bucket in float16: half the bytes, 11 bits, values up to 65,504; pays on slow networks only.
+    """Average a bucket in float16, which sends half the bytes of float32. It is faster on slow networks only.
 
-    Gradients are divided by the number of ranks, rounded, summed in float32, and rounded once more.
+    float16 has 11 significant bits and values up to 65,504. Gradients are divided by the number of ranks, rounded,
+    summed in float32, and rounded once more.
     """
     return _compress_hook(np.dtype(np.float16), process_group, bucket)
 
 
 def bf16_compress_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
-    """Average a bucket in bfloat16: half the bytes, 8 bits, the range of float32; needs ``ml_dtypes``."""
+    """Average a bucket in bfloat16, which sends half the bytes of float32. It needs the package ``ml_dtypes``.
+
+    bfloat16 has 8 significant bits and the range of float32.
+    """
     return _compress_hook(bfloat16(), process_group, bucket)

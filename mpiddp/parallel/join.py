@@ -1,4 +1,4 @@
-"""Join: ranks without further inputs take part in the others' communication until all have finished."""
+"""Join: a rank without further inputs takes part in the communication of the other ranks until all have finished."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -10,49 +10,52 @@ from mpiddp.distributed import ProcessGroup, ReduceOp, Work, all_reduce
 
 
 class JoinHook:
-    """Communication of a rank without inputs, for one `Joinable` (``torch.distributed.algorithms.JoinHook``)."""
+    """The communication of a rank without inputs, for one `Joinable` (``torch.distributed.algorithms.JoinHook``)."""
 
     def main_hook(self) -> None:
-        """Take part in one iteration of the ranks with inputs."""
+        """Take part in the communication of one iteration of the ranks with inputs."""
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Synchronise when all ranks have joined; ``is_last_joiner`` is True on the ranks that joined last."""
+        """Make the ranks' states equal after all ranks have joined.
+
+        ``is_last_joiner`` is True on the ranks that joined last.
+        """
 
 
 class Joinable(ABC):
-    """An object that communicates in every iteration, with a hook for ranks without inputs.
+    """An object that communicates in every iteration, and has a `JoinHook` for ranks without inputs.
 
     A subclass calls ``Join.notify_join_context(self)`` once an iteration, before its own communication.
     """
 
     _join: "Join | None" = None
-    """The enabled context that this object is in."""
+    """The enabled `Join` whose context is running with this object, or None."""
 
     @abstractmethod
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return the hook of a rank without inputs; ``kwargs`` are those of `Join`."""
+        """Return the hook for iterations in which this rank has no inputs; ``kwargs`` are those of `Join`."""
 
     @property
     @abstractmethod
     def join_process_group(self) -> ProcessGroup:
-        """The ranks that communicate."""
+        """The group in which this object communicates."""
 
 
 class Join:
     """A context for ranks with different numbers of inputs (``torch.distributed.algorithms.Join``).
 
-    It costs an all-reduce of one number in each iteration.
+    Each iteration costs an additional all-reduce of one number.
 
     Parameters
     ----------
     joinables : list of Joinable
         The objects that communicate in the loop, all in one group.
     enable : bool
-        False: do nothing.
+        If False, the context does nothing.
     throw_on_early_termination : bool
-        RuntimeError on all ranks when the first one has no more inputs.
+        If True, all ranks raise RuntimeError as soon as one of them has no more inputs.
     **kwargs
-        Passed to each ``join_hook``.
+        Options for the ``join_hook`` of each object.
 
     Examples
     --------
@@ -101,13 +104,13 @@ class Join:
 
     @staticmethod
     def notify_join_context(joinable: Joinable) -> Work | None:
-        """Announce another iteration to the ranks that have joined; of several joinables only the first one sends.
+        """Announce another iteration to the ranks that have joined. Only the first joinable of a `Join` sends.
 
         Returns
         -------
         Work or None
-            Its ``result()[0]`` is an array of one element, the number of ranks with inputs. None outside an enabled
-            `Join`, and for other joinables than the first.
+            The Work's ``result()[0]`` is an array of one element, the number of ranks with inputs. The call returns
+            None outside an enabled `Join`, and for joinables that are not its first.
         """
         join = joinable._join
         if join is None or join._joinables[0] is not joinable:
@@ -126,7 +129,10 @@ def _sum(mine: int, group: ProcessGroup) -> int:
 
 
 def agree(group: ProcessGroup, reduces: bool, syncs: bool, active: bool) -> tuple[bool, bool, int]:
-    """Return whether ranks with inputs reduce, whether they synchronise buffers, and the highest of these ranks."""
+    """Return whether any rank reduces gradients, whether any synchronises buffers, and the highest ``active`` rank.
+
+    All ranks of the group call this together. The last number is -1 if no rank is active.
+    """
     told = np.array([reduces, syncs, group.rank() if active else -1], np.int64)
     all_reduce(told, ReduceOp.MAX, group)
     return bool(told[0]), bool(told[1]), int(told[2])

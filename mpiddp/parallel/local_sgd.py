@@ -1,4 +1,4 @@
-"""Local SGD: ranks train on their own, and `DiLoCo`, called after each step, combines their models."""
+"""Local SGD: each rank trains its own copy of a model, and `DiLoCo` combines the copies every few steps."""
 
 from collections.abc import Iterable, Mapping
 from itertools import chain
@@ -21,25 +21,27 @@ def parameters_of(params: Parameters) -> list[Parameter]:
 
 
 class DiLoCo:
-    """Distributed Low-Communication training: an outer Nesterov SGD steps every H local steps.
+    """Distributed Low-Communication training: after every H local steps, an outer SGD step combines the ranks' models.
 
-    The outer gradient is the ranks' mean of (global - local) parameters; all ranks continue from the result. It sends 1
-    / H of `DistributedDataParallel`'s bytes, and keeps the global parameters and their momentum. Optimizer state and
-    buffers stay local.
+    Each rank keeps a copy of the global parameters. The outer gradient is the mean over ranks of global minus local
+    parameters. The outer SGD (Nesterov) updates the global parameters, and all ranks continue from the result. A rank
+    sends 1 / H of the bytes that `DistributedDataParallel` sends. The local optimizer's state and the buffers stay
+    different on each rank.
 
     Parameters
     ----------
     params : iterable of Parameter or of dict
-        They get the values of the first rank; collective.
+        The parameters of the model. They get the values of the first rank, so all ranks make the object together.
     period : int
-        H, the steps from one outer step to the next.
+        H, the number of local steps from one outer step to the next.
     fragments : int
-        The number of parts of the model. Each part has one outer step in a period, ``period / fragments`` steps after
-        the part before (Streaming DiLoCo). At most ``period``, and at most the number of parameters.
+        The number of parts into which the model is cut, at most ``period`` and the number of parameters. Each part has
+        one outer step in a period, ``period / fragments`` steps after the part before it (Streaming DiLoCo).
     lr, momentum : float
         Options of the outer SGD, ``outer_optimizer``. With ``lr=1, momentum=0`` the ranks' parameters are averaged.
     warmup_steps : int
-        Steps with averaged gradients before the first period; parameters must be equal at their end.
+        Number of steps before the first period. In these steps the program has to average gradients itself, so that the
+        parameters are equal on all ranks at the end.
     process_group : ProcessGroup, optional
 
     References
@@ -77,16 +79,16 @@ class DiLoCo:
             )
         broadcast_arrays([parameter.data for parameter in self._parameters], self.process_group)
         self._fragments = _split([parameter.data.nbytes for parameter in self._parameters], fragments)
-        """The numbers of the parameters that are synchronised together."""
+        """For each fragment, the numbers of its parameters."""
         self._synchronized = [0] * fragments
-        """For each fragment, the local step after which it had its last outer step."""
+        """For each fragment, the number of the step after which it had its last outer step."""
         self._outer = [Parameter(parameter.data.copy()) for parameter in self._parameters]
         self.outer_optimizer = SGD(self._outer, lr=lr, momentum=momentum, nesterov=momentum > 0)
 
     def average_parameters(self, params: Parameters) -> None:
-        """Count a step, and make the outer step of a fragment that is due.
+        """Count a local step, and make the outer steps that are due after it. All ranks call this after each step.
 
-        ``params`` are those that the constructor got.
+        ``params`` are the parameters that the constructor got; ValueError for others.
         """
         if list(map(id, parameters_of(params))) != list(map(id, self._parameters)):
             raise ValueError("DiLoCo averages the parameters that it was made with, in their order; make another one")
@@ -102,7 +104,10 @@ class DiLoCo:
                     self._synchronize(index)
 
     def synchronize(self) -> None:
-        """Make the outer step of all fragments that had none in this step; nothing during the warm-up. Collective."""
+        """Make an outer step of each fragment that had none after the last local step. All ranks call this together.
+
+        During the warm-up this does nothing.
+        """
         for index, step in enumerate(self._synchronized):
             if step != self.step > self.warmup_steps:
                 self._synchronize(index)
@@ -122,12 +127,15 @@ class DiLoCo:
         self._synchronized[fragment] = self.step
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of steps, the global parameters (not copied), and the outer optimizer's state."""
+        """Return the number of steps, the global parameters (without a copy), and the outer optimizer's state."""
         outer = [parameter.data for parameter in self._outer]
         return {"step": self.step, "outer": outer, "outer_optimizer": self.outer_optimizer.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`, whose arrays are copied; ValueError for another number of parameters."""
+        """Continue from the result of `state_dict`, whose arrays are copied.
+
+        ValueError if the number of parameters differs.
+        """
         self.outer_optimizer.load_state_dict(state_dict["outer_optimizer"])
         self.step = state_dict["step"]
         for parameter, saved in zip(self._outer, state_dict["outer"], strict=True):
@@ -135,7 +143,7 @@ class DiLoCo:
 
 
 def _split(sizes_bytes: list[int], count: int) -> list[list[int]]:
-    """Cut into non-empty runs of about equal size."""
+    """Cut the parameters into ``count`` non-empty runs of about equal size, and return the numbers in each run."""
     runs: list[list[int]] = [[]]
     total, done = sum(sizes_bytes), 0
     for index, size_bytes in enumerate(sizes_bytes):

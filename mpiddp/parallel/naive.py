@@ -1,4 +1,4 @@
-"""Data parallelism in its plainest form, one all-reduce a parameter after backward: tests of DDP compare with it."""
+"""The simplest data parallelism: one all-reduce for each parameter after backward. Tests compare DDP with it."""
 
 from mpiddp.device import array_namespace
 from mpiddp.distributed import ReduceOp, all_reduce, get_world_size
@@ -13,7 +13,8 @@ def average_gradients(
 ) -> None:
     """Replace every gradient of a model by its average over all ranks, after ``loss.backward()``.
 
-    Bitwise as torch's DDP: ``g * fl(1/N)``, summed; a missing gradient counts as zeros.
+    The result has the bits of torch's DDP: each gradient times ``fl(1/N)``, summed over the N ranks. A missing gradient
+    counts as zeros.
 
     Parameters
     ----------
@@ -23,7 +24,7 @@ def average_gradients(
         default they are averaged over ranks.
     group : ProcessGroup, optional
     total : float, optional
-        Samples of all ranks; by default found by an all-reduce.
+        The number of samples of all ranks. By default an all-reduce finds it.
 
     References
     ----------
@@ -37,5 +38,5 @@ def average_gradients(
         if parameter.grad is None:
             parameter.grad = array_namespace(parameter.data).zeros_like(parameter.data)
         if factor == 0:
-            parameter.grad[...] = 0  # NaN, the mean over no samples, times 0 is NaN
+            parameter.grad[...] = 0  # without samples the gradient is NaN, and so is NaN times 0
         all_reduce(parameter.grad, ReduceOp.PREMUL_SUM(factor), group)

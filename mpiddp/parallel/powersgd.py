@@ -1,8 +1,8 @@
-"""PowerSGD: a gradient matrix is sent as two thin factors, and the error is added to the next gradient.
+"""PowerSGD: send a gradient matrix as two thin factors, and add the error of this approximation to the next gradient.
 
-For a matrix M (n, m), P = M Q (n, r) is summed and orthonormalised, then Q = M' P (m, r) is summed: (n + m) r numbers
-instead of n m. Both sums are one operation of the group's queue, because the second one begins at a different time on
-each rank.
+For a matrix M (n, m), the ranks sum P = M Q (n, r) and orthonormalise it. Then they sum Q = M' P (m, r). So they send
+(n + m) r numbers instead of n m. The second sum begins at a different time on each rank. Therefore both sums are one
+operation in the group's queue; as two, their order among other operations could differ between ranks.
 """
 
 from collections.abc import Sequence
@@ -30,26 +30,27 @@ from .hooks import allreduce_hook
 
 @dataclass(eq=False, repr=False)
 class PowerSGDState:
-    """Options and memory of `powerSGD_hook`.
+    """The options of `powerSGD_hook`, and the arrays that it keeps from step to step.
 
     Parameters
     ----------
     process_group : ProcessGroup, optional
     matrix_approximation_rank : int
-        Begin with 1 or 2 and double it until the accuracy is right.
+        The number of columns r of the factors. Begin with 1 or 2 and double it until the accuracy is right.
     start_powerSGD_iter : int
-        Iterations before compression, because early gradients hardly have a low rank. With feedback or warm start it
-        has to be above 1: buckets get their final order in the first iteration.
+        Number of iterations before compression begins, because early gradients hardly have a low rank. With error
+        feedback or warm start it has to be above 1, because buckets get their final order in the first iteration.
     min_compression_rate : float
-        Matrices that would shrink by less are sent as they are.
+        Matrices that compression would shrink by a smaller factor are sent as they are.
     use_error_feedback : bool
-        Add an approximation's error to the next gradient; keeps a copy.
+        Add the error of an approximation to the next gradient. The errors take as much memory as the gradients.
     warm_start : bool
-        Begin with the last Q: a power iteration over steps.
+        Begin each step with the Q of the step before, so that the steps form a power iteration.
     random_seed : int
         Seed of the first Q, equal on all ranks.
     orthogonalization_epsilon, compression_stats_logging_frequency, batch_tensors_with_same_shape
-        For compatibility: factors are orthonormalised by QR, which divides by no norm.
+        Accepted for compatibility with torch, without effect. Factors are orthonormalised by QR, which needs no
+        epsilon.
 
     References
     ----------
@@ -80,14 +81,14 @@ class PowerSGDState:
         self.rng = np.random.default_rng(self.random_seed)
         self.iter = 0
         self.error_dict: dict[int, Array] = {}
-        """For each bucket the error of its last approximation."""
+        """For each bucket, by its index, the error of its last approximation."""
         self.q_memory_dict: dict[int, list[Array]] = {}
-        """For each bucket the last Q of its matrices."""
+        """For each bucket, by its index, the last Q of each of its matrices."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next iterations depend on, except the options.
 
-        The arrays are not copied. Each rank has its own, so each saves them.
+        The arrays are not copied. They differ between ranks, so each rank has to save its own.
         """
         return {
             "iter": self.iter,
@@ -97,7 +98,7 @@ class PowerSGDState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`, with the same buckets; arrays are copied."""
+        """Continue from the result of `state_dict`, of a model with the same buckets. The arrays are copied."""
         self.iter = state["iter"]
         self.rng.bit_generator.state = state["rng"]
         self.error_dict = {index: error.copy() for index, error in state["error_dict"].items()}
@@ -105,9 +106,9 @@ class PowerSGDState:
 
 
 def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: N802
-    """Average a bucket: its matrices are approximated by low rank, its vectors sent as they are.
+    """Average a bucket, with low-rank approximations of its matrices. Its vectors are sent as they are.
 
-    A gradient of more than two axes is a matrix of ``shape[0]`` rows.
+    A gradient with more than two axes counts as a matrix of ``shape[0]`` rows.
 
     Examples
     --------
@@ -140,7 +141,7 @@ def _shrinks(matrix: Array, state: PowerSGDState) -> bool:
 
 
 def _rounds(link: Link, state: PowerSGDState, bucket: GradBucket, matrices: list[Array], others: list[Array]) -> Steps:
-    """Average ``matrices`` in two rounds and ``others`` with the first of them, in place."""
+    """Average the gradients in place: ``matrices`` by two all-reduces, ``others`` exactly, with the first of them."""
     whole = bucket.buffer()
     xp = array_namespace(whole)
     error = _with_feedback(state, bucket.index(), whole)
@@ -166,13 +167,16 @@ def _rounds(link: Link, state: PowerSGDState, bucket: GradBucket, matrices: list
         matrix[...] = p @ q.T
     if error is not None:
         error -= whole
-        for other in others:  # sent exactly
+        for other in others:  # they were sent exactly, so they have no error
             offset = (address(other) - address(whole)) // whole.itemsize
             error[offset : offset + other.size] = 0
 
 
 def _with_feedback(state: PowerSGDState, index: int, whole: Array) -> Array | None:
-    """Add the last error to ``whole``, and return a copy, from which the caller makes the next error."""
+    """Add the last error to ``whole``, and return a copy of the sum, from which the caller computes the next error.
+
+    None without error feedback.
+    """
     if not state.use_error_feedback:
         return None
     error = state.error_dict.get(index)
@@ -185,7 +189,7 @@ def _with_feedback(state: PowerSGDState, index: int, whole: Array) -> Array | No
 
 
 def _first_factors(state: PowerSGDState, index: int, matrices: Sequence[Array]) -> list[Array]:
-    """Return an orthonormal Q for each matrix: the last one, or a random one that is the same on all ranks."""
+    """Return an orthonormal Q for each matrix: that of the last step, or a random one that all ranks have in common."""
     shapes = [(m.shape[1], min(*m.shape, state.matrix_approximation_rank)) for m in matrices]
     qs = state.q_memory_dict.get(index, [])
     if not state.warm_start or [q.shape for q in qs] != shapes:
@@ -200,7 +204,7 @@ def _first_factors(state: PowerSGDState, index: int, matrices: Sequence[Array]) 
 
 
 def _orthonormal(x: Array) -> Array:
-    """Return an orthonormal basis of the columns, completed if they depend."""
+    """Return an orthonormal basis of the columns. If they are linearly dependent, other vectors complete the basis."""
     xp = array_namespace(x)
     wide: Any = x if x.dtype.itemsize > 2 else x.astype(np.float32)
     return xp.ascontiguousarray(xp.linalg.qr(wide)[0].astype(x.dtype))  # type: ignore[no-any-return]

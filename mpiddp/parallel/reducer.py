@@ -1,8 +1,8 @@
-"""The reducer sends each bucket when its last gradient is ready, while backward computes the others.
+"""The reducer sends each bucket when the bucket's last gradient is ready, while backward computes other gradients.
 
-Autograd writes a gradient into its bucket and calls the parameter's hook. The last hook of a bucket submits its
-all-reduce. Later hooks poll, so that it makes progress, and the end of backward waits for it. All ranks submit their
-buckets in the same order.
+Autograd writes a gradient into its bucket and calls the parameter's hook. The hook of the last gradient in a bucket
+submits the bucket's all-reduce. Hooks also poll, so that submitted all-reduces make progress. At the end of backward
+the reducer waits for all of them. All ranks submit their buckets in the same order.
 """
 
 import functools
@@ -35,7 +35,7 @@ _UNUSED = (
 
 
 class Options(NamedTuple):
-    """Options of `DistributedDataParallel` that are equal on all ranks."""
+    """The options of `DistributedDataParallel` that have to be equal on all ranks."""
 
     broadcast_buffers: bool | None
     bucket_cap_mb: float | None
@@ -48,9 +48,9 @@ class Options(NamedTuple):
 
 
 class Reducer:
-    """Averages gradients over a group.
+    """The object that averages the gradients of a model over the ranks of a group.
 
-    ``named_parameters`` come in the order of registration, which is the same on all ranks. ``queue_callback(f)`` makes
+    ``named_parameters`` are in the order of registration, which is the same on all ranks. ``queue_callback(f)`` makes
     autograd call ``f`` at the end of the running backward.
     """
 
@@ -70,14 +70,14 @@ class Reducer:
         self._hook: CommHook | None = None
         self.comm_hook_state: Any = None
         self.weight: float | None = None
-        """This rank's share of the samples; None stands for 1 / ranks."""
+        """This rank's share of the samples in the running step; None stands for 1 / ranks."""
         self.divisor: int | None = None
-        """The number of ranks with inputs, by which the sum is divided; None stands for the number of all ranks."""
+        """The number of ranks with inputs, by which sums are divided; None stands for the number of all ranks."""
         self.timeline: Timeline | None = None
         self.exposed_ns = 0
-        """How long ends of backward passes have waited for communication."""
+        """Nanoseconds that this rank has waited for communication at the ends of backward passes."""
         self.backwards = 0
-        """How many backward passes have reduced gradients."""
+        """The number of backward passes that have reduced gradients."""
         self._running = False
         self._began_ns: int | None = None
         """The time at which the running backward began; None on a rank without inputs, which has no backward."""
@@ -89,7 +89,8 @@ class Reducer:
         self._size = group.size()
         virtual_ranks = options.virtual_ranks
         self.partial = None if virtual_ranks is None else PartialSums(virtual_ranks, group, named_parameters)
-        # Made anew only for another weight, because the object is part of the key of cached plans.
+        # The key of a cached plan contains this reduction. The reduction is made anew only when the weight changes, so
+        # that later steps find their plans.
         self._average = self._averaging(1 / self._size)
         caps_bytes = caps_in_bytes(options.bucket_cap_mb, options.bucket_cap_mb_list)
         self.buckets = Buckets(self._parameters, group, caps_bytes)
@@ -102,7 +103,7 @@ class Reducer:
         return ReduceOp.PREMUL_SUM(weight) if self.partial is None else in_pairs(weight, self.partial.across)
 
     def register_comm_hook(self, state: object, hook: CommHook) -> None:
-        """Take a hook; RuntimeError after another hook or a reduced backward."""
+        """Use a communication hook; RuntimeError if there is one already, or if a backward has reduced gradients."""
         if not callable(hook):
             raise TypeError("Communication hook must be callable.")
         if self._hook is not None:
@@ -118,7 +119,7 @@ class Reducer:
             parameter.grad_slot = None
 
     def expect_backward(self, expected: bool = True) -> None:
-        """Let the next gradient begin a backward, unless the hook of an output calls `begin` before."""
+        """Set whether the next gradient begins a backward, if the hook of an output has not called `begin` before."""
         self._expected = expected
 
     def begin(self) -> None:
@@ -141,8 +142,9 @@ class Reducer:
     def abort_backward(self) -> None:
         """End a backward that an error has interrupted.
 
-        Other ranks may be in the same step: the remaining buckets are sent as NaN, so that a sum without this rank's
-        part is recognisable and the next step's messages do not match those of this step.
+        The other ranks may still reduce the remaining buckets of this step. This rank sends these buckets as NaN, which
+        shows that the sums are not valid. Without that, the other ranks would take its messages of the next step for
+        those of this step.
         """
         if not self._running:
             return
@@ -179,7 +181,7 @@ class Reducer:
             parameter.grad = slot
 
     def _send_complete(self, unused: Sequence[int] = ()) -> None:
-        """Submit the complete buckets that are next in order, except those of ``unused`` parameters only."""
+        """Submit the complete buckets that are next in order, but skip those that hold only ``unused`` parameters."""
         needless = {id(self._parameters[index]) for index in unused}
         for bucket in self.buckets.in_order[self._next_bucket :]:
             if bucket.pending:
@@ -197,7 +199,7 @@ class Reducer:
         buffer, size = bucket._buffer, self._size
         weight = 1 / (self.divisor or size) if self.weight is None else self.weight
         if weight == 0:
-            buffer[...] = 0  # NaN, the mean over no samples, times 0 is NaN
+            buffer[...] = 0  # without samples the gradient is NaN, and so is NaN times 0
         if self._hook is not None:
             if weight != 1 / size:
                 buffer *= buffer.dtype.type(weight * size)  # a hook divides by the number of ranks
@@ -211,14 +213,14 @@ class Reducer:
         group, op = self._group, self._average
         key = ("bucket", bucket._index, op, buffer.dtype, buffer.size, type(buffer))
         plan = group._plans.get(key)
-        if plan is None:  # also once the group has ended, which forgets its plans
+        if plan is None:  # the first time, or because the group has ended and has no plans
             member(group, "all_reduce")
             plan = make(group._link, "all_reduce", None, buffer, buffer, op, bucket=bucket._index)
             group._plans.remember(key, plan)
         return dispatch(group, plan, (buffer, op), (buffer,), async_op=True)  # type: ignore[return-value]
 
     def keep(self, weight: float) -> None:
-        """Keep a micro-batch's gradients, times ``weight``, for the sum that is sent in the step's last micro-batch."""
+        """Add a micro-batch's gradients, times ``weight``, to the sums that the step's last micro-batch sends."""
         assert self.partial is not None, "there are virtual ranks"
         for index, parameter in enumerate(self._parameters):
             slot = self.buckets.slots[index].gradient
@@ -232,9 +234,10 @@ class Reducer:
         self.partial.keep(self.buckets.in_order, weight)
 
     def shadow_backward(self) -> None:
-        """Take part in the other ranks' backward with zero gradients.
+        """Take part in the other ranks' reduction without a backward on this rank.
 
-        RuntimeError with ``skip_all_reduce_unused_params``.
+        This rank contributes gradients that it has accumulated under `no_sync`, else zeros. RuntimeError with
+        ``skip_all_reduce_unused_params``.
         """
         if self._skip_unused:
             raise RuntimeError(
@@ -247,7 +250,10 @@ class Reducer:
         self._finish_backward()
 
     def _finish_backward(self) -> None:
-        """Send the remaining buckets, wait for all, and set the gradients of unused parameters."""
+        """Send the remaining buckets, wait for all buckets, and set the gradients of unused parameters.
+
+        Autograd calls this at the end of backward.
+        """
         self._running = False
         ready = set(self._ready_order)
         not_ready = [index for index in self.buckets.order if index not in ready]
@@ -257,10 +263,10 @@ class Reducer:
             if parameter.grad is None:
                 slot[...] = 0
             else:
-                self._move_to_slot(index, parameter, slot)  # it comes from an earlier backward under no_sync
+                self._move_to_slot(index, parameter, slot)  # a gradient of an earlier backward, under no_sync
             bucket.pending -= 1
         unused = [index for index in not_ready if self._parameters[index].grad is None]
-        if self.partial is not None:  # used by an earlier micro-batch of the step
+        if self.partial is not None:  # an earlier micro-batch of the step may have used them
             for index in self.partial.used.intersection(unused):
                 unused.remove(index)
                 self._parameters[index].grad = self.buckets.slots[index].gradient
@@ -283,9 +289,9 @@ class Reducer:
             self.buckets.settle(None if self._find_unused else order)
 
     def _agree_on_use(self, unused: Sequence[int], *, complete: bool = True) -> Array | None:
-        """Return for each parameter if any rank has a gradient for it; None if all ranks must have one.
+        """Return, for each parameter, whether any rank has a gradient of it; None if unused parameters are an error.
 
-        A static graph is learned from a backward that is complete on all ranks.
+        With a static graph, the result of the first backward that is complete on all ranks is used in all later ones.
         """
         if not (self._find_unused or self._static_graph):
             return None

@@ -1,4 +1,4 @@
-"""Parameters and buffers that are checked to be, and made, the same on every rank."""
+"""Make parameters and buffers the same on every rank, and check that they are the same."""
 
 import zlib
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,8 @@ def check_same_model(
 ) -> None:
     """Raise RuntimeError on every rank, with the first difference, if ranks differ in options or parameters.
 
-    Names, shapes, dtypes and whether a parameter is frozen are compared: DDP decides by them what it allocates.
+    The names, shapes and dtypes of parameters are compared, and whether they require a gradient. DDP's buckets depend
+    on these properties.
     """
     mine = [
         (name, tuple(parameter.shape), str(parameter.dtype), bool(parameter.requires_grad))
@@ -61,7 +62,8 @@ def _describe(parameter: tuple[str, tuple[int, ...], str, bool]) -> str:
 def broadcast_arrays(arrays: Sequence[Array], group: ProcessGroup, source: int = 0) -> None:
     """Copy the arrays of the group's rank ``source`` to all ranks, in one message for the host and one for GPUs."""
     for xp in dict.fromkeys(map(array_namespace, arrays)):
-        # The longest elements come first, so that all are aligned for their dtypes, as a device's kernels need.
+        # Arrays with the longest elements come first, so that each part of the message is aligned for its dtype. GPU
+        # kernels need that.
         together = sorted((x for x in arrays if array_namespace(x) is xp), key=lambda x: -x.itemsize)
         flat = packed([x.reshape(-1).view(np.uint8) for x in together])
         broadcast(flat, group=group, group_src=source)
@@ -71,7 +73,10 @@ def broadcast_arrays(arrays: Sequence[Array], group: ProcessGroup, source: int =
 
 
 def check_equal_values(named_arrays: Sequence[tuple[str, Array]], group: ProcessGroup) -> None:
-    """Raise MismatchError on every rank, with the rank and the first array, if replicas differ."""
+    """Raise MismatchError on every rank if an array has other bits on some rank than on the group's first rank.
+
+    The error names that rank and its first such array.
+    """
     mine = {
         name: zlib.crc32(np.ascontiguousarray(download(x)).reshape(-1).view(np.uint8).data) for name, x in named_arrays
     }
@@ -87,9 +92,9 @@ def check_equal_values(named_arrays: Sequence[tuple[str, Array]], group: Process
 
 
 class ModuleState:
-    """A module's parameters and buffers, without the ``ignored`` names.
+    """A module's parameters and buffers, without those whose names are ``ignored``.
 
-    They are looked up each time, because a program may replace them.
+    Each call looks them up in the module again, because a program may replace them.
     """
 
     def __init__(self, module: Any, ignored: Iterable[str] | None = None) -> None:

@@ -17,14 +17,17 @@ from .weights import current_weight
 
 
 def merged(counts: Array, means: Array, squares: Array) -> tuple[int, Array, Array]:
-    """Merge counts (parts,), means and sums of squared deviations (parts, C); a count may be 0."""
+    """Merge the statistics of several parts of a batch. Return count, means and sums of squared deviations of all.
+
+    The arguments are the parts' counts (parts,), means and sums of squared deviations (parts, C). A count may be 0.
+    """
     total, weights = int(counts.sum()), counts[:, None]
     mean = (weights * means).sum(axis=0) / max(total, 1)
     return total, mean, (squares + weights * (means - mean) ** 2).sum(axis=0)
 
 
 class _NormalizeAcrossRanks(Normalization):
-    """Normalises over all axes but the second, and over the batches of all ranks."""
+    """Normalisation over all axes but the second, and over the batches of all ranks."""
 
     def forward(
         self, x: Array, weight: Array, bias: Array, eps: float, group: ProcessGroup, statistics: list[Any]
@@ -59,7 +62,8 @@ class _NormalizeAcrossRanks(Normalization):
 
     def gradient_of_input(self, grad: Array) -> Array:
         channels, normal = grad.shape[1], self.normal
-        # The sums over ranks need weighted gradients here; the reducer weights this rank's own gradient later.
+        # The sums over ranks have to be sums of weighted gradients. The gradient that this method returns is not
+        # weighted: the reducer weights the parameters' gradients later.
         factor = current_weight.get()
         sums = array_namespace(grad).zeros(2 * channels, dtype=np.float64)
         if factor != 0:
@@ -78,14 +82,15 @@ class _NormalizeAcrossRanks(Normalization):
 class SyncBatchNorm(BatchNorm):
     """Batch normalisation of (N, C, ...) over the batches of all ranks (``torch.nn.SyncBatchNorm``), on CPUs too.
 
-    In evaluation, on one rank and before `init_process_group` it is plain batch normalisation. Batches may differ in
-    size; a rank without samples must run its empty batch, for the others wait. One value a channel in all batches
-    together is a ValueError on every rank. It sends ``2 C + 1`` float64 numbers in forward, ``2 C`` in backward.
+    In evaluation, on one rank and before `init_process_group` the layer is plain batch normalisation. Batches may
+    differ in size. A rank without samples must run an empty batch, because the other ranks wait for its sums. Every
+    rank raises ValueError if all batches together have fewer than two values a channel. Each rank sends ``2 C + 1``
+    float64 numbers in forward and ``2 C`` in backward.
 
     Parameters
     ----------
     num_features, eps, momentum, dtype
-        As in ``nn.BatchNorm2d``.
+        The parameters of ``nn.BatchNorm2d``.
     process_group : ProcessGroup, optional
 
     Examples
@@ -105,7 +110,7 @@ class SyncBatchNorm(BatchNorm):
     ) -> None:
         super().__init__(num_features, eps, momentum, dtype=dtype)
         if process_group is not None:
-            resolve(process_group)  # a TypeError for what is no group
+            resolve(process_group)  # it raises TypeError if this is no group
         self.process_group = process_group
 
     def forward(self, input: Any) -> Tensor:
@@ -130,7 +135,7 @@ class SyncBatchNorm(BatchNorm):
     def convert_sync_batchnorm(cls, module: Module, process_group: GroupLike = None) -> Module:
         """Return ``module`` with every batch normalisation in it replaced, in place, by a synchronised one.
 
-        Parameters and statistics stay the same objects. Convert before `DistributedDataParallel` wraps.
+        Parameters and statistics stay the same objects. Call this before `DistributedDataParallel` wraps the module.
 
         Parameters
         ----------

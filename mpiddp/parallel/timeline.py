@@ -1,6 +1,7 @@
-"""A timeline: the ranks' spans in one trace for ui.perfetto.dev or Chrome, and their summary.
+"""A timeline: when each rank ran forward, backward, communication and so on, as a trace for Chrome, and a summary.
 
-Offsets of the ranks' clocks are measured by ping-pong at the beginning and the end, and interpolated.
+ui.perfetto.dev shows the trace, too. The ranks exchange messages at the beginning and the end to measure how far their
+clocks differ. Between these two times the difference is interpolated.
 """
 
 import atexit
@@ -25,7 +26,7 @@ from mpiddp.serialization import write_synced
 _ROUNDS = 16
 _MOST_SPANS = 1_000_000
 LANES = ("forward", "backward", "wait", "optimizer")
-"""The first lanes of every rank; the others follow in the order of their first spans."""
+"""The lanes (rows of the trace) that come first for each rank. Others follow in the order of their first spans."""
 
 
 class Span(NamedTuple):
@@ -36,16 +37,16 @@ class Span(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """A time of this rank's clock, and how far the clock was ahead of the first rank's then."""
+    """A time of this rank's clock, and how far the clock was ahead of the first rank's clock at that time."""
 
     at_ns: int
     ahead_ns: float
 
 
 def compare_clocks(group: ProcessGroup) -> Clock:
-    """Measure how far this clock is ahead of the first rank's; collective.
+    """Measure how far this rank's clock is ahead of the first rank's. All ranks call this together.
 
-    The error is at most half of the time in which two ranks exchange 8 bytes.
+    The error is at most half of the round-trip time of 8 bytes between the two ranks.
     """
     rank, message = group.rank(), np.zeros(1, np.int64)
     mine = Clock(perf_counter_ns(), 0.0)
@@ -68,14 +69,14 @@ def compare_clocks(group: ProcessGroup) -> Clock:
 
 
 class Timeline:
-    """Records spans on all ranks of a group, and writes them as one trace.
+    """A recorder of spans of time on all ranks of a group, which writes them as one trace.
 
     Parameters
     ----------
     path : path-like
-        Written by the first rank, in Chrome's trace format.
+        The file that the first rank writes, in Chrome's trace format.
     group : ProcessGroup, optional
-        Making a timeline is collective.
+        The ranks that are recorded. All of them make the timeline together.
 
     Examples
     --------
@@ -93,13 +94,13 @@ class Timeline:
         self._began = compare_clocks(self.group)
 
     def add(self, lane: str, name: str, begin_ns: int, end_ns: int) -> None:
-        """Add a span, in nanoseconds of `time.perf_counter_ns`; at most a million are kept."""
+        """Add a span, in nanoseconds of `time.perf_counter_ns`. At most a million spans are kept."""
         if len(self.spans) < _MOST_SPANS:
             self.spans.append(Span(lane, name, begin_ns, end_ns))
 
     @contextmanager
     def span(self, lane: str, name: str | None = None) -> Iterator[None]:
-        """Add a span of the block."""
+        """Return a context that adds a span from its beginning to its end."""
         began = perf_counter_ns()
         try:
             yield
@@ -107,7 +108,7 @@ class Timeline:
             self.add(lane, name or lane, began, perf_counter_ns())
 
     def watch(self, optimizer: Optimizer) -> None:
-        """Add a span of each step of an optimizer from now on."""
+        """Add a span for each later step of an optimizer."""
         step: Callable[..., Any] = optimizer.step
 
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -126,7 +127,10 @@ class Timeline:
         return [Span(lane, name, align(begin), align(end)) for lane, name, begin, end in self.spans]
 
     def write(self) -> str:
-        """Write the trace; return the summary, a table, on the first rank and "" on others. Collective."""
+        """Write the trace. Return the summary, a table, on the first rank, and "" on the others.
+
+        All ranks call this together.
+        """
         group = self.group
         everybody: list[list[Span]] | None = [[]] * group.size() if group.rank() == 0 else None
         gather_object(self._aligned(), everybody, group=group, group_dst=0)
@@ -140,7 +144,7 @@ class Timeline:
 
 
 def events(everybody: list[list[Span]]) -> list[dict[str, Any]]:
-    """Make a process of each rank, a thread of each lane."""
+    """Return the events of the trace, in which each rank is a process and each of its lanes a thread."""
     start = min((span.begin_ns for spans in everybody for span in spans), default=0)
     found: list[dict[str, Any]] = []
     for rank, spans in enumerate(everybody):
@@ -167,11 +171,11 @@ def covered_ns(spans: list[Span]) -> int:
 
 
 def summary(everybody: list[list[Span]]) -> str:
-    """Return a table of the ranks.
+    """Return a table with a row for each rank.
 
-    "exposed" is the wait at the end of backward, and "overlap" the part of communication that no wait shows. "late" is
-    the mean time from the end of the earliest rank's backward to the end of this rank's. "last" tells how often this
-    rank was the last one.
+    "exposed" is the time that a rank waits at the end of backward, and "overlap" the share of communication for which
+    it does not wait. "late" is the mean time from the end of the earliest rank's backward to the end of this rank's.
+    "last" is the number of steps in which this rank's backward ended last.
     """
     arrivals = [[span.begin_ns for span in spans if span.lane == "wait"] for spans in everybody]
     steps = list(zip(*arrivals, strict=False))
@@ -194,7 +198,10 @@ _asked_for: Timeline | None = None
 
 
 def timeline_of_environment(group: ProcessGroup) -> Timeline | None:
-    """Return the timeline of ``MPIDDP_TIMELINE``: written when its group is destroyed or the program ends."""
+    """Return the timeline that ``MPIDDP_TIMELINE`` requests, or None.
+
+    It is written when its group is destroyed, or when the program ends.
+    """
     global _asked_for
     path = settings.timeline()
     if path is None:

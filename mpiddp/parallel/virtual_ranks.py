@@ -14,9 +14,12 @@ from .buckets import GradBucket, ParameterLike
 
 
 class PartialSums:
-    """The virtual ranks of a rank, and sums in pairs of the gradients of those that are done in this step.
+    """The virtual ranks of one rank, and the sums of their gradients in the running step.
 
-    ``used`` has the parameters with a gradient so far, and ``across`` the order in which ranks' arrays are added.
+    A binary tree over all virtual ranks defines the order in which gradients are added. A sum is open until the
+    gradients of its right half are known. ``mine`` holds this rank's virtual ranks, ``done`` the number of those whose
+    micro-batch is over, and ``used`` the numbers of the parameters that have had a gradient in this step. ``across`` is
+    the order in which the ranks' arrays are added (`mpiddp.algorithms.pairs.merges`).
     """
 
     def __init__(
@@ -36,14 +39,14 @@ class PartialSums:
         self._merges = merges(self.mine, [range(leaf, leaf + 1) for leaf in self.mine])
         self.done = 0
         self.at_last = False
-        """True inside of the micro-batch whose backward sends the sum."""
+        """True inside this rank's last micro-batch of a step, whose backward sends the sums."""
         self.used: set[int] = set()
         self._depth = 0
         self._memory: list[dict[int, Array]] = []
-        """For each open sum, an array for each bucket; kept from step to step."""
+        """The arrays of the open sums, by depth in the tree and number of the bucket. Later steps use them again."""
 
     def check_turn(self) -> None:
-        """Raise RuntimeError outside of the micro-batch whose backward sends the sum."""
+        """Raise RuntimeError unless this rank's last micro-batch of a step runs, whose backward sends the sums."""
         if not self.at_last:
             raise RuntimeError(
                 "a model with virtual ranks is trained inside of steps() or micro_batch(), which say whose micro-batch"
@@ -56,7 +59,7 @@ class PartialSums:
         self.used.clear()
 
     def keep(self, buckets: Sequence[GradBucket], weight: float) -> None:
-        """Begin a sum with the buckets' gradients times ``weight``, and end the sums that end with this micro-batch."""
+        """Begin a sum with the buckets' gradients times ``weight``. Add up all sums that this micro-batch completes."""
         if self._depth == len(self._memory):
             self._memory.append({})
         for bucket in buckets:
@@ -72,14 +75,14 @@ class PartialSums:
         self.done += 1
 
     def add_to(self, bucket: GradBucket, weight: float) -> float:
-        """Add the open sums to the last micro-batch's gradients.
+        """Add the open sums to the gradients of the last micro-batch, in the bucket.
 
-        Return the factor by which the gradients still have to be multiplied.
+        Return the factor by which the all-reduce still has to multiply the bucket.
         """
         buffer = bucket.buffer()
         if len(self.mine) > 1 or len(self.across) == 1:
             np.multiply(buffer, buffer.dtype.type(weight), out=buffer)
-            weight = 1.0  # else the all-reduce multiplies, with the same bits
+            weight = 1.0  # with a single micro-batch the all-reduce multiplies instead, with the same bits
         for depth in reversed(range(self._depth)):
             np.add(self._memory[depth][bucket.index()], buffer, out=buffer)
         return weight

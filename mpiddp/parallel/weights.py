@@ -1,4 +1,4 @@
-"""The weight of a rank's gradients: its share of the samples, where ranks have different numbers of them."""
+"""The weight of a rank's gradients: its share of the samples, if ranks have different numbers of samples."""
 
 from contextvars import ContextVar
 
@@ -8,12 +8,12 @@ from mpiddp.distributed import all_reduce
 from mpiddp.distributed.groups import GroupLike
 
 current_weight: ContextVar[float | None] = ContextVar("current_weight", default=None)
-"""The weight in the running step. Layers that mix the ranks' gradients in backward read it; None stands for 1 / ranks.
-"""
+"""The weight of this rank's gradients in the running step; None stands for 1 / ranks. Layers such as SyncBatchNorm,
+whose backward sums over ranks, read it."""
 
 
 def rank_weight(n_samples: float, total: float | None = None, group: GroupLike = None) -> float:
-    """Return this rank's share of ``total`` samples, by default found by an all-reduce of 8 bytes."""
+    """Return this rank's share of ``total`` samples. By default an all-reduce of 8 bytes finds the total."""
     if total is None:
         counted = np.array([n_samples], dtype=np.float64)
         all_reduce(counted, group=group)

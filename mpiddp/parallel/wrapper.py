@@ -18,7 +18,10 @@ from .weights import current_weight, rank_weight
 
 
 class Wrapper(Joinable):
-    """DistributedDataParallel of any library, with its options; a subclass is a module of that library, too."""
+    """The part of DistributedDataParallel that does not depend on the library of the wrapped module.
+
+    A subclass is also a module of that library, mpiddp's or torch's.
+    """
 
     module: Any
     training: bool
@@ -29,7 +32,7 @@ class Wrapper(Joinable):
     _module_type: type[Any]
     _is_grad_enabled: Callable[[], bool]
     _queue_callback: Callable[[Callable[[], object]], None]
-    """Makes autograd call a function at the end of the running backward."""
+    """Function that makes autograd call its argument at the end of the running backward."""
 
     @abstractmethod
     def _register_output_hook(self, output: Any) -> Any:
@@ -106,7 +109,7 @@ class Wrapper(Joinable):
         self._reduce = True
         self._divide_by_all = True
         self._broadcast_after = 0
-        """How many backward passes had reduced gradients when the buffers were made equal."""
+        """The value of `Reducer.backwards` when the buffers were last made equal on all ranks."""
 
     def __reduce__(self) -> NoReturn:
         raise RuntimeError(
@@ -115,7 +118,7 @@ class Wrapper(Joinable):
         )
 
     def _check_trained(self, trained: Sequence[str]) -> None:
-        """Refuse a module with nothing to average, or with parameters that an inner wrapper averages."""
+        """Raise an error if there is no parameter to average, or if an inner wrapper averages one of them already."""
         inner = [each for each in self.module.modules() if isinstance(each, Wrapper)]
         averaged = {id(parameter) for each in inner for parameter in each.module.parameters()}
         twice = {name for name, parameter in self.module.named_parameters() if id(parameter) in averaged}
@@ -135,14 +138,14 @@ class Wrapper(Joinable):
         """Run the model; the backward of its output reduces the gradients, except under `no_sync`."""
         recording = self._is_grad_enabled()
         self._reducer.abort_backward()
-        if recording:  # under no_grad an earlier forward's backward may still follow
+        if recording:  # not under no_grad: the backward of an earlier forward may follow
             self._reducer.expect_backward(False)
         reduces, syncs = self._reduce and recording, self._will_sync_buffers()
         if reduces and self._reducer.partial is not None:
             self._reducer.partial.check_turn()
         source, self._reducer.divisor = 0, None
         if self._join is not None:
-            counted = Join.notify_join_context(self)  # None if another joinable of the context asks
+            counted = Join.notify_join_context(self)  # None if another joinable of the `Join` sends
             _, _, source = agree(self.process_group, reduces, syncs, active=True)
             if counted is not None:
                 counted.wait()
@@ -157,7 +160,7 @@ class Wrapper(Joinable):
         return self._register_output_hook(output) if reduces else output
 
     def skip_forward(self) -> None:
-        """Take part in the communication of the other ranks' forward, on a rank without inputs."""
+        """Take part in the communication of the other ranks' forward. A rank without inputs calls this instead."""
         if self._will_sync_buffers():
             self._broadcast_buffers(0)
 
@@ -170,13 +173,16 @@ class Wrapper(Joinable):
         )
 
     def _broadcast_buffers(self, source: int) -> None:
-        """Copy the buffers of a rank of the group to all."""
+        """Copy the buffers of the group's rank ``source`` to all ranks."""
         broadcast_arrays(list(self._state.buffers().values()), self.process_group, source)
         self._broadcast_after = self._reducer.backwards
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients of forwards in this context on this rank; the next backward outside reduces the sum."""
+        """Return a context: the backward of a forward that runs in it does not communicate.
+
+        Such gradients accumulate on this rank. The next backward of a forward outside the context reduces their sum.
+        """
         outer, self._reduce = self._reduce, False
         try:
             yield
@@ -185,19 +191,20 @@ class Wrapper(Joinable):
 
     @contextmanager
     def weighted(self, n_samples: float, total: float | None = None) -> Iterator[None]:
-        """Average over samples instead of ranks: exact for ranks with different numbers of samples.
+        """Return a context in which gradients are averaged over samples instead of ranks.
 
-        It applies to the reducing backward and the gradients accumulated under `no_sync` before it.
+        The average is exact if ranks have different numbers of samples. The weight applies to the backward that reduces
+        gradients, and to gradients that were accumulated under `no_sync` before.
 
         Parameters
         ----------
         n_samples : float
             The number of samples of which this rank's loss is the mean; with equal microbatches, the number in one of
             them. A rank without a backward contributes its accumulated gradients, or zeros: ``with ddp.weighted(0,
-            total): ddp.skip_forward()``. Under ``skip_all_reduce_unused_params`` it runs an empty batch, for only a
-            backward tells what is sent.
+            total): ddp.skip_forward()``. With ``skip_all_reduce_unused_params`` such a rank has to run an empty batch,
+            because only a backward tells which buckets are sent.
         total : float, optional
-            Samples of all ranks; by default found by an all-reduce of 8 bytes.
+            The number of samples of all ranks. By default an all-reduce of 8 bytes finds it.
         """
         if self._join is not None:
             raise RuntimeError("weighted() averages uneven inputs by itself: use it or join(), not both")
@@ -220,17 +227,17 @@ class Wrapper(Joinable):
             raise RuntimeError(f"{what} on any number of ranks: leave it or virtual_ranks out")
 
     def register_comm_hook(self, state: object, hook: CommHook) -> None:
-        """Reduce each bucket by ``hook(state, bucket)``: see `mpiddp.parallel.hooks`.
+        """Reduce each bucket by calling ``hook(state, bucket)``; see `mpiddp.parallel.hooks`.
 
-        The array of the hook's future, or the first one of its list, is copied into the bucket, unless it is the memory
-        of the bucket.
+        The value of the hook's future is an array, or a list whose first element is one. The array is copied into the
+        bucket, unless both are the same memory.
         """
         self._without_virtual_ranks("the result of a communication hook is not the same")
         self._reducer.register_comm_hook(state, hook)
 
     @property
     def comm_hook_state(self) -> object:
-        """The state of the communication hook, None without a hook."""
+        """The state of the communication hook; None without a hook."""
         return self._reducer.comm_hook_state
 
     def join(
@@ -239,25 +246,28 @@ class Wrapper(Joinable):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Join:
-        """Return a context for ranks with different numbers of batches, as torch's.
+        """Return a context for a loop in which ranks have different numbers of batches, as in torch.
 
-        A rank without further batches contributes zeros. At the end every rank gets the model of a rank that joined
-        last. For batches of different sizes `weighted` is exact and this is not. Each forward costs all-reduces of 8
-        and 24 bytes.
+        A rank that has no more batches joins: it contributes zeros to the other ranks' iterations. At the end every
+        rank gets the model of a rank that joined last. Each forward costs all-reduces of 8 and 24 bytes. If batches
+        differ in size, use `weighted` instead, whose averages are exact.
 
         Parameters
         ----------
         divide_by_initial_world_size : bool
-            False: divide by the number of ranks with inputs.
+            True divides sums of gradients by the number of all ranks, False by the number of ranks with inputs.
         enable, throw_on_early_termination : bool
-            As in `Join`.
+            The options of `Join`.
         """
         return Join(
             [self], enable, throw_on_early_termination, divide_by_initial_world_size=divide_by_initial_world_size
         )
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return the hook of a rank without inputs; the option is ``divide_by_initial_world_size``."""
+        """Return the hook for iterations in which this rank has no inputs.
+
+        The only option is ``divide_by_initial_world_size``, as in `join`.
+        """
         self._without_virtual_ranks("a step of ranks that have joined is not the same")
         if any(isinstance(each, self._sync_batchnorm_type) for each in self.module.modules()):
             raise RuntimeError("a rank without inputs cannot follow SyncBatchNorm: use weighted() with empty batches")
@@ -270,7 +280,10 @@ class Wrapper(Joinable):
 
     @staticmethod
     def set_params_and_buffers_to_ignore_for_model(module: Any, params_and_buffers_to_ignore: Iterable[str]) -> None:
-        """Exclude names from synchronisation and reduction, before wrapping; torch prefixes an underscore."""
+        """Exclude parameters and buffers, by their names, from synchronisation and reduction.
+
+        Call this before the module is wrapped. In torch the name of this function begins with an underscore.
+        """
         module._ddp_params_and_buffers_to_ignore = frozenset(params_and_buffers_to_ignore)
 
     def bucket_order(self) -> list[int] | None:
@@ -283,24 +296,30 @@ class Wrapper(Joinable):
         return list(buckets.order) if buckets.settled else None
 
     def install_bucket_order(self, order: Sequence[int]) -> None:
-        """Restore a `bucket_order` before the first backward; ValueError for that of another model. Collective."""
+        """Restore a `bucket_order` before the first backward. All ranks call this together.
+
+        ValueError if the order is that of another model.
+        """
         self._reducer.buckets.install_order(order)
 
     def detach(self) -> None:
-        """Release the model: its backward is local again, and its gradients are not in buckets."""
+        """Undo the wrapping: a backward of the module no longer communicates, and its gradients leave the buckets."""
         self._reduce = False
         self._reducer.detach()
 
     def check_replicas(self) -> None:
-        """Raise `MismatchError` on every rank, with rank and parameter, unless all ranks hold the same bits."""
+        """Raise `MismatchError` on every rank unless the parameters have the same bits on all ranks.
+
+        The error names a rank and the first parameter that differs there.
+        """
         named = self._state_type(self.module, ()).parameters()
         check_equal_values([(name, parameter.data) for name, parameter in named], self.process_group)
 
     @property
     def timeline(self) -> Timeline | None:
-        """The timeline that records forward, backward, buckets and waits; by default that of ``MPIDDP_TIMELINE``.
+        """The timeline that records forward, backward, buckets and waits. The default is that of ``MPIDDP_TIMELINE``.
 
-        It is assigned on all ranks alike.
+        A program that assigns a timeline has to do so on all ranks.
         """
         return self._reducer.timeline
 
@@ -310,22 +329,22 @@ class Wrapper(Joinable):
 
     @property
     def exposed_s(self) -> float:
-        """Seconds that backward passes have waited for communication at their ends."""
+        """Seconds that this rank has waited for communication at the ends of backward passes."""
         return self._reducer.exposed_ns * 1e-9
 
     def bucket_sizes_bytes(self) -> list[int]:
-        """Return the size of each bucket, in the order of sending."""
+        """Return the sizes of the buckets, in the order in which they are sent."""
         return self._reducer.buckets.sizes_bytes()
 
 
 class _RankWithoutInputs(JoinHook):
-    """Contributes zeros to each iteration of the other ranks, and copies their model in the end."""
+    """The hook of a rank without inputs. It contributes zeros to each iteration, and copies the final model."""
 
     def __init__(self, model: Wrapper) -> None:
         self._model = model
 
     def main_hook(self) -> None:
-        """Take part in one forward and its backward, if that is reduced."""
+        """Take part in one forward of the ranks with inputs, and in its backward if that reduces gradients."""
         model, reducer = self._model, self._model._reducer
         reduces, syncs, source = agree(model.process_group, False, False, active=False)
         if syncs:

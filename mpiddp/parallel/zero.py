@@ -17,19 +17,20 @@ from .replicas import broadcast_arrays
 
 
 class ZeroRedundancyOptimizer(Optimizer, Joinable):
-    """An optimizer whose state is sharded over the ranks, as torch's.
+    """An optimizer whose state is sharded over the ranks, as in torch.
 
-    Each parameter belongs to one rank: the largest are dealt first, to the rank with the fewest elements. In a step
-    each rank updates its parameters, and sends them to the others in one message. Gradients must be averaged before.
+    Each parameter belongs to one rank. The largest parameters are assigned first, each to the rank that has the fewest
+    elements so far. In a step each rank updates its parameters, and sends them to the others in one message. Gradients
+    must be averaged before the step.
 
     Parameters
     ----------
     params : iterable of Parameter or of dict
     optimizer_class : type of Optimizer
-        Updates each shard by its ``_update``; a ``step`` of its own is not called.
+        The optimizer whose ``_update`` updates the parameters of each shard. Its ``step`` is not called.
     process_group : ProcessGroup, optional
     parameters_as_bucket_view : bool
-        For compatibility.
+        Accepted for compatibility with torch, without effect.
     **defaults
         Options of ``optimizer_class``.
 
@@ -50,7 +51,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         parameters_as_bucket_view: bool = False,
         **defaults: Any,
     ) -> None:
-        # It lends its defaults and its update; without a step of its own it has no state.
+        # Only the defaults and `_update` of this optimizer are used. Its `step` is never called, so it has no state.
         self.optim = optimizer_class(params, **defaults)
         self.process_group = known(process_group)
         self._loads = np.zeros(self.process_group.size(), np.int64)
@@ -62,7 +63,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         return self._owners[id(parameter)] == self.process_group.rank()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters with options of their own; all ranks call it alike."""
+        """Add parameters with options of their own. All ranks call this with the same parameters."""
         super().add_param_group(param_group)
         for parameter in sorted(self.param_groups[-1]["params"], key=lambda p: -p.data.size):
             owner = int(self._loads.argmin())
@@ -70,7 +71,10 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             self._loads[owner] += parameter.data.size
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update this rank's parameters, after ``closure`` if any, and send each from its owner to all ranks."""
+        """Update this rank's parameters, and send each parameter from its owner to all ranks.
+
+        If ``closure`` is given, it is called first, to compute the gradients, and its result is returned.
+        """
         Join.notify_join_context(self)
         loss = None if closure is None else closure()
         for group, runs in zip(self.param_groups, self._runs, strict=True):
@@ -86,20 +90,23 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self.optim._update(run, group)
 
     def owned(self) -> list[int]:
-        """Return the numbers in the whole optimizer of the parameters that this rank updates."""
+        """Return the numbers of the parameters that this rank updates. All parameters of the optimizer are counted."""
         return [number for number, parameter in enumerate(self._parameters()) if self._owns(parameter)]
 
     def shard(self) -> dict[int, Any]:
-        """Return the state of this rank's parameters, by their numbers in the whole optimizer.
+        """Return the state of this rank's parameters, by the numbers that `owned` returns.
 
-        All ranks' shards together are the ``state`` of `state_dict`. `load_state_dict` needs only the state of this
-        rank's `owned` parameters, whatever the number of ranks was when it was saved.
+        All ranks' shards together are the ``state`` of `state_dict`. `load_state_dict` needs only the state of the
+        parameters that this rank owns, even if the state was saved with another number of ranks.
         """
         state: dict[int, Any] = super().state_dict()["state"]
         return state
 
     def consolidate_state_dict(self, to: int = 0) -> None:
-        """Collect the state of all ranks on the global rank ``to``, before its `state_dict`. Collective."""
+        """Collect the state of all ranks on the global rank ``to``, which can then call `state_dict`.
+
+        All ranks call this together.
+        """
         shard = self.shard()
         receives = self.process_group._group_rank(to) == self.process_group.rank()
         shards: list[Any] | None = [None] * self.process_group.size() if receives else None
@@ -107,7 +114,10 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._consolidated = None if shards is None else {k: v for each in shards for k, v in each.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, as an unsharded optimizer's; RuntimeError if not consolidated since the last step."""
+        """Return the whole state, in the form of an optimizer that is not sharded.
+
+        RuntimeError if `consolidate_state_dict` has not collected it on this rank since the last step.
+        """
         if self._consolidated is None:
             raise RuntimeError(
                 f"Optimizer state has not been consolidated on this rank. Please call `consolidate_state_dict(to="
@@ -118,7 +128,10 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         return {"state": dict(sorted(self._consolidated.items())), "param_groups": whole["param_groups"]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load this rank's shard of a whole state, an unsharded optimizer's too; only `owned` parameters are read."""
+        """Load this rank's shard of a whole state, which may come from an optimizer that is not sharded.
+
+        Only the state of the parameters in `owned` is read.
+        """
         owned, state = set(self.owned()), state_dict["state"]
         order = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         mine = {saved for number, saved in enumerate(order) if number in owned}
