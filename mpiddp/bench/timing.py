@@ -34,7 +34,7 @@ class Way(NamedTuple):
 
 
 class Clock:
-    """Measures calls that all ranks of a communicator make together. The clock owns the communicator."""
+    """A clock for calls that all ranks of a communicator make together. The clock owns the communicator."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm

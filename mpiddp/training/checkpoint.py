@@ -119,7 +119,7 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 class CheckpointStore:
-    """Writes the checkpoints of a run in the background, and keeps the ``keep`` newest and the best.
+    """The checkpoints of a run. They are written in the background; the ``keep`` newest and the best are kept.
 
     Only one process, rank 0, uses the store of a folder.
     """

@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """Saves a run's checkpoints and resumes from them. All ranks call each public method together."""
+    """The saving of a run's checkpoints, and the resumption from them. All ranks call each public method together."""
 
     def __init__(self, config: Config, versions: Mapping[str, str] | None = None) -> None:
         assert config.output is not None
@@ -178,7 +178,7 @@ Snapshot = tuple[dict[str, Any], dict[str, Array]]
 
 
 class RestorePoint:
-    """Remembers the state after this rank's last completed step, to return to when another rank dies during a step.
+    """The state after this rank's last completed step, to which the rank returns if another rank dies during a step.
 
     Only a part of the state is copied. Parameters and the optimizer's state need no copy: only the optimizer's step
     changes them, and it does not communicate, so no death interrupts it. The forward changes buffers, and the loader

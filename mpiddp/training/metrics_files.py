@@ -16,7 +16,7 @@ _logger = logging.getLogger(__name__)
 
 
 class TensorBoardEvents:
-    """Writes TensorBoard's event files with the package tensorboard (no TensorFlow); ImportError if it is missing.
+    """TensorBoard's event files, written with the package tensorboard (no TensorFlow); ImportError if it is missing.
 
     Each start of a run adds a file to the folder, and TensorBoard joins the files into one curve. ``history``, the
     epochs before the checkpoint that the run resumed from, is written only if the folder has no event files yet. If an
@@ -62,7 +62,7 @@ def tag(name: str) -> str:
 
 
 class MetricsFiles:
-    """Writes the metrics of each epoch into all files that a run keeps of them. Only rank 0 makes one.
+    """The files into which a run writes the metrics of each epoch. Only rank 0 makes such an object.
 
     ``metrics`` is a file with a line of JSON for each epoch. The folder ``output`` gets the same lines in
     ``metrics.jsonl`` and, if the package tensorboard is installed, event files in ``tensorboard/``. The JSON files

@@ -191,7 +191,7 @@ def _wrong(kind: str) -> str | None:
     """Try all calls of a kind; name the first one whose GPU result on this rank differs from the host's, else None."""
     calls, wrong = {"point_to_point": _point_to_point, "collectives": _collectives}[kind], None
     for length, dtype in _KINDS[kind]:
-        x = ((np.arange(length) + dist.get_rank()) % 3).astype(dtype)  # sums and products are exact
+        x = ((np.arange(length) + dist.get_rank()) % 3).astype(dtype)  # small integers: sums and products are exact
         for (what, found), (_, expected) in zip(calls(device.upload(x)), calls(x), strict=True):
             if wrong is None and not np.array_equal(device.download(found), expected):
                 wrong = f"{what} of {length} {dtype} on rank {dist.get_rank()}"

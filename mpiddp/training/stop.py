@@ -51,10 +51,10 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class StopRequest(contextlib.ExitStack):
-    """Records the first signal that asks a run to stop. A second Ctrl-C raises KeyboardInterrupt at once.
+    """The request to stop a run: its first signal, or its deadline. A second Ctrl-C raises KeyboardInterrupt at once.
 
-    Only the main thread can make one, because it installs signal handlers. At first it handles SIGUSR1 alone, which
-    MPICH ignores from MPI_Init on; `listen` installs the handlers of the other signals, too.
+    Only the main thread can make this object, because it installs signal handlers. At first it handles SIGUSR1 alone,
+    which MPICH ignores from MPI_Init on; `listen` installs the handlers of the other signals, too.
     """
 
     def __init__(self) -> None:

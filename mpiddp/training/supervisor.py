@@ -75,8 +75,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 _TRAIN = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-"""Parses the options of ``train`` that the supervisor needs. It gets only the words after ``mpiddp train``, because the
-launcher may have options of the same names."""
+"""The parser of those options of ``train`` that the supervisor needs. It gets only the words after ``mpiddp train``,
+because the launcher may have options of the same names."""
 for _name in ("--output", "--config", "--resume"):
     _TRAIN.add_argument(_name, nargs="?")
 
@@ -117,7 +117,7 @@ class _End(NamedTuple):
 
 
 class Supervisor:
-    """Starts a job, and starts it again when it fails.
+    """The process that starts a job, and starts it again when it fails.
 
     A start has made progress if it left new files in the folder ``watched``. If ``watched`` is None, every start in
     which rank 0 wrote the marker file ``path`` counts as progress.

@@ -46,7 +46,7 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Trainer:
-    """Trains a model on all ranks in synchronous steps. A step sends the gradients and 32 bytes of metrics.
+    """Training of a model on all ranks in synchronous steps. A step sends the gradients and 32 bytes of metrics.
 
     The gradient of a step is that of the mean loss over all samples of all ranks. A rank multiplies the mean loss of
     each of its batches by ``n / n0`` before backward, and the reduction multiplies the rank's gradients by ``n0 / T``:
