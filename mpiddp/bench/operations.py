@@ -159,7 +159,7 @@ def pattern(rank: int, dtype: np.dtype[Any]) -> Array:
 def reduced(size: int, dtype: np.dtype[Any], op: str) -> Array:
     wide: Array = np.stack([pattern(rank, dtype) for rank in range(size)]).astype(_wide(dtype))
     found = np.asarray(getattr(np, _NUMPY.get(op, op))(wide, axis=0))
-    return found.astype(dtype).astype(wide.dtype) if dtype.kind in "iu" else found  # integers wrap around
+    return found.astype(dtype).astype(wide.dtype) if dtype.kind in "iu" else found  # sums of integers wrap
 
 
 def _wide(dtype: np.dtype[Any]) -> type:
@@ -181,7 +181,8 @@ def count_mismatches(x: Array, values: Array, first: int = 0) -> int:
     wrong = 0
     for start in range(0, x.size, _CHUNK):
         part = x[start : start + _CHUNK]
-        close = np.abs(part.astype(block.dtype) - block[: part.size]) <= tolerance[: part.size]  # false for NaN
+        # NaN counts as wrong, because comparisons with NaN are false.
+        close = np.abs(part.astype(block.dtype) - block[: part.size]) <= tolerance[: part.size]
         wrong += part.size - int(np.count_nonzero(close))
     return wrong
 

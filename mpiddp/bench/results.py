@@ -113,7 +113,7 @@ def write(path: Path, kind: str, environment: dict[str, Any], series: Sequence[S
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Series]]:
-    """Return the whole document of a result file, and its series; UsageError if the file is not one of `write`."""
+    """Return the whole document of a result file, and its series; UsageError if `write` has not made the file."""
     try:
         document = json.loads(path.read_text())
         if document["format"] != FORMAT:

@@ -53,7 +53,7 @@ def prepare(b: Buffers, group: Any, averages: bool) -> Call | None:
 
 
 class Torchs:
-    """torch in a benchmark's job: its contenders and its training steps. All ranks make it together."""
+    """The part of torch in a benchmark's job: contenders and training steps. All ranks make this object together."""
 
     def __init__(self, world: World) -> None:
         torch.set_num_threads(1)

@@ -42,7 +42,7 @@ class ParameterLike(Parameter, Protocol):
 
 
 class GradBucket:
-    """Parameters in the order of memory, and their gradients in one array (``torch.distributed.GradBucket``)."""
+    """Parameters, in their order in memory, and their gradients in one array (``torch.distributed.GradBucket``)."""
 
     def __init__(self, index: int, parameters: Sequence[ParameterLike], buffer: Array, is_last: bool) -> None:
         self._index = index

@@ -175,7 +175,7 @@ def _rounds(link: Link, state: PowerSGDState, bucket: GradBucket, matrices: list
 def _with_feedback(state: PowerSGDState, index: int, whole: Array) -> Array | None:
     """Add the last error to ``whole``, and return a copy of the sum, from which the caller computes the next error.
 
-    None without error feedback.
+    Return None without error feedback.
     """
     if not state.use_error_feedback:
         return None

@@ -202,7 +202,7 @@ class Reducer:
             buffer[...] = 0  # without samples the gradient is NaN, and so is NaN times 0
         if self._hook is not None:
             if weight != 1 / size:
-                buffer *= buffer.dtype.type(weight * size)  # a hook divides by the number of ranks
+                buffer *= buffer.dtype.type(weight * size)  # communication hooks divide by the number of ranks
             return call(self._hook, self.comm_hook_state, bucket)
         if self.partial is not None:
             weight = self.partial.add_to(bucket, weight)

@@ -1,4 +1,4 @@
-"""A timeline: when each rank ran forward, backward, communication and so on, as a trace for Chrome, and a summary.
+"""A timeline of forward, backward, communication and waits on all ranks: a trace for Chrome, and a summary.
 
 ui.perfetto.dev shows the trace, too. The ranks exchange messages at the beginning and the end to measure how far their
 clocks differ. Between these two times the difference is interpolated.

@@ -145,7 +145,7 @@ class Wrapper(Joinable):
             self._reducer.partial.check_turn()
         source, self._reducer.divisor = 0, None
         if self._join is not None:
-            counted = Join.notify_join_context(self)  # None if another joinable of the `Join` sends
+            counted = Join.notify_join_context(self)  # None if this is not the first joinable of the `Join`
             _, _, source = agree(self.process_group, reduces, syncs, active=True)
             if counted is not None:
                 counted.wait()

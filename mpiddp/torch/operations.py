@@ -38,7 +38,7 @@ class Operations:
 
     def __init__(self, group: distributed.ProcessGroup, timeout: timedelta) -> None:
         self._rank, self._size = group.rank(), group.size()
-        super().__init__(self._rank, self._size)  # type: ignore[call-arg] # of torch's class
+        super().__init__(self._rank, self._size)  # type: ignore[call-arg] # torch's class takes them
         self.group = group
         self.timeout = timeout
         self._timeout_s = seconds(timeout)

@@ -53,8 +53,9 @@ class Checkpointer:
     def save(self, trainer: Trainer) -> None:
         """Save a checkpoint in the background, unless this step and epoch are already saved.
 
-        Rank 0 logs that a checkpoint could not be written when the next is saved; `finish` raises it of the last one.
-        The checkpoint's score is the accuracy of the last epoch, if no step has changed the model since its test.
+        If a checkpoint cannot be written, rank 0 logs the error when it saves the next one; for the last checkpoint
+        `finish` raises the error. The checkpoint's score is the accuracy of the last epoch, if no step has changed the
+        model since its test.
         """
         if self._saved == (trainer.epoch, trainer.step):
             return
@@ -77,7 +78,10 @@ class Checkpointer:
         raise_on_all_ranks(written(self._store.finish), RunError)
 
     def regroup(self, trainer: Trainer) -> None:
-        """Let the surviving ranks go on after a death: lock the folder anew if need be, and save the current state."""
+        """Go on after a death: lock the folder on the new rank 0, and save the current state.
+
+        All ranks that go on call this together.
+        """
         self._saved = None
         self._finish_previous()
         raise_on_all_ranks(self._reclaim)
@@ -202,7 +206,7 @@ class RestorePoint:
     def farthest(self) -> Snapshot | None:
         """Return the state of the rank that has made the most steps, or None if no rank has recorded one.
 
-        All surviving ranks call this together, after a death. The state becomes this rank's restore point, too.
+        All ranks that go on after a death call this together. The state becomes this rank's restore point, too.
         """
         source = elastic.farthest(self._moment)
         if source is None:
