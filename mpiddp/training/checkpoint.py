@@ -51,15 +51,15 @@ class Checkpoint:
         return int(self.state["step"])
 
     def frozen(self) -> Checkpoint:
-        """Return a copy in host memory, which training does not change while it is written."""
+        """Return a copy in host memory. Training does not change the copy while it is written in the background."""
         arrays: dict[str, np.ndarray[Any, Any]] = {name: on_host(x, copy=True) for name, x in self.arrays.items()}
         return Checkpoint(arrays, json.loads(json.dumps(self.state)))
 
     def write(self, path: Path, shards: Mapping[int, Any] | None = None) -> None:
         """Write the step's file, which appears only when it is complete.
 
-        ``shards`` holds for some ranks the result of `write_shard`, or a text if that rank could not write its shard.
-        OSError with this text then.
+        ``shards`` holds, for each rank with arrays of its own, the result of `write_shard`. If the rank could not write
+        its shard, ``shards`` holds a text instead, and OSError is raised with that text.
         """
         _await_shards(path.parent, shards or {})
         content = {"format": FORMAT, "state": self.state, "shards": dict(shards or {}), "arrays": dict(self.arrays)}
@@ -182,7 +182,7 @@ class CheckpointStore:
         scored = {step: score for step in steps if (score := self._score(step)) is not None}
         if scored:
             kept.add(max(scored, key=lambda step: (scored[step], step)))
-        # The file of a step leaves before its shards, because without one of them it would be damaged.
+        # The file of a step is removed before its shards, because a step counts as damaged if a shard is missing.
         for name in sorted(self._names(), key=len):
             found = _STEP.match(name)
             if found and int(found[1]) <= last and int(found[1]) not in kept:

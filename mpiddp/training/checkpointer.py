@@ -38,7 +38,7 @@ class Checkpointer:
         self._saved: tuple[int, int] | None = None
 
     def claim(self) -> None:
-        """Lock the output folder on rank 0, and repair what runs that died have left in it.
+        """Lock the output folder on rank 0, and remove the unfinished files that dead runs have left in it.
 
         BlockingIOError if another run has locked the folder. UsageError if the folder has checkpoints, but ``--resume``
         is not given.

@@ -23,7 +23,7 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine")
 
 _MOST_BYTES = 100_000_000
-"""The longest header of a safetensors file."""
+"""The length in bytes that the header of a safetensors file may have."""
 
 ALONE = "is on that rank alone, and would die with it; use --resume auto after a death"
 
