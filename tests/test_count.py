@@ -54,7 +54,7 @@ BUDGET = {
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_401,
     "mpiddp/training": 2_091,
-    "tests, all": 23_685,
+    "tests, all": 23_686,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

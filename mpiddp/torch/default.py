@@ -49,7 +49,7 @@ def use(comm: MPI.Intracomm | None, on_error: Literal["raise", "abort"] | None =
 def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> distributed.ProcessGroup:
     """Return the group of all ranks. If there is none yet, make it with ``timeout``.
 
-    DistError if torch was told another rank or size than MPI has. If both are -1, torch was told none.
+    DistError if torch was told another rank or size than MPI has. -1 says that torch was told none.
     """
     global _ours
     if not distributed.is_initialized():
@@ -63,7 +63,7 @@ def begin(timeout: timedelta, rank: int = -1, size: int = -1) -> distributed.Pro
         _ours = True
     found = distributed.group.WORLD
     assert found is not None
-    if (rank, size) not in ((-1, -1), (found.rank(), found.size())):
+    if rank not in (-1, found.rank()) or size not in (-1, found.size()):
         raise distributed.DistError(
             f"init_process_group was told rank {rank} of {size}, and MPI says rank {found.rank()} of {found.size()}:"
             " start one process for each rank with mpirun or srun, and leave rank and world_size out"
