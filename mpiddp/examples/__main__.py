@@ -1,4 +1,4 @@
-"""``python -m mpiddp.examples``: the list of examples; with a name, that example."""
+"""``python -m mpiddp.examples`` prints the list of examples, and with a name it runs that example."""
 
 import re
 import runpy

@@ -2,12 +2,13 @@
 
 A sampler draws the same order in every epoch, unless ``set_epoch`` tells it the epoch.
 
-Ranks may have different numbers of batches. Without ``join`` every backward would wait for finished ranks until the
-timeout; inside of it these answer with zeros, and at the end get the model of the rank with most batches. Every
-gradient is 1 here, and so is the learning rate: the averages are 2 / 2, 1 / 2.
+Ranks may have different numbers of batches. Without ``Join`` the backward of the other ranks would wait for a finished
+rank until the timeout. Under ``Join`` a finished rank contributes zeros, and at the end it gets the model of the rank
+with most batches. In this program every gradient and the learning rate are 1, so the averages on two ranks are 2 / 2
+and then 1 / 2.
 
-BatchNorm normalises by mean and deviation of this rank's batch: poor statistics of few images, and another function on
-each rank. SyncBatchNorm takes those of all ranks' images; one call converts a model.
+BatchNorm normalises by mean and deviation of the batch on its own rank. These statistics come from few images, and
+differ between ranks. SyncBatchNorm uses the mean and deviation of all ranks' images; one call converts a model.
 
 Output::
 
@@ -82,7 +83,7 @@ def normalize(model: nn.Module) -> None:
     x = np.array([[0], [2]], np.float32) + 4 * rank  # (2 images, 1 channel)
     output = model(x).data.round(2)
     (running_mean,) = (buffer for name, buffer in model.named_buffers() if name.endswith("running_mean"))
-    mean = float(running_mean[0]) / 0.1  # from 0, a tenth of the mean was added
+    mean = float(running_mean[0]) / 0.1  # running_mean began at 0, and moved a tenth of the way to the mean
     print_in_order(f"rank {rank}: {x[:, 0]} becomes {output[:, 0]}, the mean was {mean:.1f}")
 
 

@@ -1,11 +1,12 @@
-"""``mpirun -np 4 python -m mpiddp.examples.collectives``: each rank's data before and after each, and groups of ranks.
+"""``mpirun -np 4 python -m mpiddp.examples.collectives``: data before and after each collective, and groups of ranks.
 
-The pictures are drawn from the arrays; a number's tens digit is the rank it comes from. ``all_gather`` needs memory of
-the right shapes: ranks with different amounts exchange their lengths first. ``all_gather_object`` does so by itself,
-but pickles.
+The pictures are drawn from the arrays; the tens digit of a number is the rank that the number comes from.
+``all_gather`` needs memory of the right shapes, so ranks with arrays of different lengths exchange the lengths first.
+``all_gather_object`` needs no lengths, but it pickles.
 
-*All* ranks call ``new_group`` for every group, in the same order, members or not; only members call its collectives.
-``src`` and ``dst`` are global ranks, ``group_src`` and ``group_dst`` ranks of the group.
+*All* ranks call ``new_group`` for every group, in the same order, also ranks that are not in the group. Only members
+call the collectives of the group. ``src`` and ``dst`` are global ranks, ``group_src`` and ``group_dst`` ranks of the
+group.
 
 Output::
 
@@ -89,7 +90,7 @@ def numbers(values: Sequence[Array] | Array) -> str:
 
 
 def room() -> list[Any]:
-    """Return memory for a number from each rank."""
+    """Return memory for one number from each rank."""
     return [np.empty(1, int) for _ in range(dist.get_world_size())]
 
 

@@ -1,12 +1,13 @@
 """``mpirun -np 4 python -m mpiddp.examples.elastic``: training that outlives its ranks.
 
 ``elastic.run`` calls ``step`` for each step. Open MPI's ``mpirun --with-ft ulfm -np 4`` lets ranks live on when one
-dies: this program kills rank 1 in step 30, a fourth rank that has slept until then takes its place, step 30 is made
-again, and the model at the end has the bits of a run without a death. ``State`` is made anew then, on all ranks,
-because DDP belongs to the ranks that it was made with, and loads a copy from before the step.
+dies. Under it this program kills rank 1 in step 30. A fourth rank, which has slept until then, takes the place of rank
+1, and step 30 is made again. The model at the end has the bits of a run without a death. After the death every rank
+makes a new ``State``, because DDP belongs to the ranks that it was made with, and loads a copy of the state from before
+the step.
 
-Everything else of a step must follow from its number and the rank: a random generator that goes on from step to step
-would have died with its rank.
+All else in a step must follow from the number of the step and the rank. A random generator that goes on from step to
+step would be lost with its rank.
 
 Output::
 
@@ -63,7 +64,7 @@ def step(state: State, number: int) -> None:
 
 
 def started_as(rank: int) -> bool:
-    """Return True in the process that the launcher called so."""
+    """Return True in the process that the launcher started as ``rank``."""
     launched = launchers.launch()
     return launched is not None and launched.rank == rank
 
@@ -71,7 +72,7 @@ def started_as(rank: int) -> bool:
 def main() -> None:
     dist.init_process_group()
     state = elastic.run(step, State, STEPS, spares=int(launchers.launcher_survives()))
-    if state is not None:  # else a spare that nobody has needed
+    if state is not None:  # it is None on a spare that was not needed
         dist.destroy_process_group()
 
 

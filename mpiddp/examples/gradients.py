@@ -1,11 +1,13 @@
-"""``mpirun -np 2 python -m mpiddp.examples.gradients``: why they are divided by the world size, and no_sync.
+"""``mpirun -np 2 python -m mpiddp.examples.gradients``: why gradients are divided by the world size, and no_sync.
 
-A loss is a *mean* over its batch: that of the whole batch is the sum of the ranks' means divided by their number.
-The sum alone doubles the learning rate: 0.6 finds the weight 1, while 1.2 overshoots by more at every step.
+A loss is a *mean* over its batch. The mean over the whole batch is the sum of the ranks' means divided by the number of
+ranks. Without the division the sum of two ranks doubles the learning rate: 0.6 finds the weight 1, while 1.2 overshoots
+by more at every step.
 
-A large batch is cut into micro batches whose gradients add up. Under ``no_sync``, forward included, they stay on the
-rank; the first backward outside of it averages the whole sum, sent once. Watch ``p.grad`` (the loss is ``w * x``, its
-gradient ``x``: 1, 2, 3 on rank 0, 10, 20, 30 on rank 1); ``p.data`` changes in ``optimizer.step`` alone.
+A large batch is cut into micro batches whose gradients add up. If forward and backward run under ``no_sync``, the
+gradients stay on the rank. The first backward outside of ``no_sync`` sends and averages the whole sum once. The output
+shows ``p.grad`` for the loss ``w * x``, whose gradient is ``x``: 1, 2, 3 on rank 0, and 10, 20, 30 on rank 1. Only
+``optimizer.step`` changes ``p.data``.
 
 Output::
 
@@ -37,7 +39,7 @@ from mpiddp.typing import Array
 
 
 def new_model() -> nn.Linear:
-    """Return ``w * x`` with w = 0."""
+    """Return the model ``w * x`` with w = 0."""
     model = nn.Linear(1, 1, bias=False)
     model.weight.data[...] = 0
     return model

@@ -1,14 +1,14 @@
 """``mpirun -np 4 python -m mpiddp.examples.messages``: send and recv, and a reduce and an all_reduce made of them.
 
-``send`` and ``recv`` block: if all ranks sent first, no rank would receive; in the chain below rank 0 begins. ``isend``
-and ``irecv`` return a Work at once; until its ``wait`` do not write the sent array, nor read the received one. So all
-ranks can pass something around a ring at the same time.
+``send`` and ``recv`` block: if all ranks sent first, no rank would receive. In ``pass_down`` rank 0 sends first.
+``isend`` and ``irecv`` return a Work at once. Before its ``wait`` do not write to the sent array, nor read the received
+array. With them all ranks can pass something around a ring at the same time.
 
-Along a tree, rank 3 sends to rank 2, which adds and sends to rank 0: log2 p rounds. Written into the callers' arrays,
-as in torch's backends, it leaves *partial sums* there; mpiddp's reduce does not.
+A reduce along a tree takes log2 p rounds on p ranks: rank 3 sends to rank 2, which adds and sends to rank 0. If it adds
+in the callers' arrays, as torch's backends do, it leaves *partial sums* in them. The reduce of mpiddp does not.
 
-Around a ring, every rank sends one of p parts to the next. After p - 1 steps rank r has the sum of part r + 1; in p - 1
-more the sums go around. Each sends 2 (p - 1) parts: never more than twice the array.
+In an all_reduce around a ring every rank sends one of p parts to the next rank. After p - 1 steps rank r has the sum of
+part r + 1. In p - 1 more steps the sums go around. Each rank sends 2 (p - 1) parts, which is less than twice the array.
 
 Output::
 
@@ -45,7 +45,7 @@ from mpiddp.typing import Array
 
 
 def pass_down() -> None:
-    """Receive from the rank before, and send to the next, by blocking calls."""
+    """Receive a counter from the rank before, and send it to the next rank, by blocking calls."""
     rank, size = dist.get_rank(), dist.get_world_size()
     counter = np.array([1])
     said = f"begins with {counter}"
@@ -83,11 +83,11 @@ def report(x: Array) -> None:
 
 
 def pass_on(given: Array, taken: Array) -> None:
-    """Send to the next rank of the ring while receiving from the one before."""
+    """Send to the next rank of the ring while receiving from the rank before."""
     rank, size = dist.get_rank(), dist.get_world_size()
     works = [dist.isend(given, dst=(rank + 1) % size), dist.irecv(taken, src=(rank - 1) % size)]
     for work in works:
-        if work:  # None outside of the group
+        if work:  # isend and irecv return None on a rank outside of the group
             work.wait()
 
 

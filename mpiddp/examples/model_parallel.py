@@ -1,15 +1,17 @@
 """``mpirun -np 4 python -m mpiddp.examples.model_parallel``: one model on several ranks, by its layers and its weights.
 
-*By layers*: rank 0 has the first layer, rank 1 the second; ``send`` takes the output there and its gradient back. One
-rank always waits for the other, unless a pipeline feeds them several small batches.
+*By layers*: rank 0 has the first layer and rank 1 the second. ``send`` takes the output of the first layer to rank 1,
+and its gradient back. One rank always waits for the other, unless a pipeline feeds them several small batches.
 
-*By weights*, on a mesh: along "tp" (tensor parallel) each rank holds some of the hidden features, rows of the first
-weight and columns of the second; ``nn.functional.all_reduce`` adds up the outputs. Along "dp" (data parallel) ranks
-hold the same weights and average their gradients. A gradient is that of the sum of all ranks' losses, so each of the
-equal losses along "tp" takes its share. Both ways give the losses of the whole model on one rank.
+*By weights*, on a mesh: along "tp" (tensor parallel) each rank holds some of the hidden features, which are rows of the
+first weight and columns of the second. ``nn.functional.all_reduce`` adds up the outputs. Along "dp" (data parallel)
+ranks hold the same weights and average their gradients. The ranks along "tp" all compute the same loss, and backward
+gives the gradient of the sum of their losses. Therefore each loss is divided by the number of these ranks.
 
-*Scale up* (a larger machine) first: nothing is sent. *Scale out* with DistributedDataParallel a model that fits into
-one machine. Split a model that does not.
+Both ways give the losses of the whole model on one rank.
+
+First *scale up*, to a larger machine, because then nothing is sent. *Scale out* with DistributedDataParallel if the
+model fits into one machine. Split a model that does not fit.
 
 Output::
 
@@ -37,7 +39,7 @@ STEPS, SAMPLES, FEATURES, HIDDEN, CLASSES = 4, 24, 8, 12, 3
 
 
 def weights() -> tuple[Array, Array]:
-    """Return (HIDDEN, FEATURES) and (CLASSES, HIDDEN), equal on every rank."""
+    """Return the weights of both layers, (HIDDEN, FEATURES) and (CLASSES, HIDDEN), equal on every rank."""
     nn.manual_seed(0)
     first, second = nn.Linear(FEATURES, HIDDEN, bias=False), nn.Linear(HIDDEN, CLASSES, bias=False)
     return first.weight.data, second.weight.data
@@ -56,7 +58,7 @@ def train_by_layers(images: Array, labels: Array) -> list[float]:
         optimizer.zero_grad()
         if rank == 0:
             hidden = F.relu(F.linear(images, weight))
-            dist.send(np.ascontiguousarray(hidden.data), dst=1)  # messages are contiguous
+            dist.send(np.ascontiguousarray(hidden.data), dst=1)  # send takes contiguous arrays only
             dist.recv(gradient, src=1)
             hidden.backward(gradient)
         else:

@@ -1,4 +1,4 @@
-"""Texts of all ranks in one order, printed by rank 0, so that two runs show the same."""
+"""Output of examples: rank 0 prints the texts of all ranks in one order, so that two runs show the same."""
 
 import mpiddp as dist
 from mpiddp import launchers
@@ -11,7 +11,7 @@ def on_first_rank() -> bool:
 
 
 def print_in_order(text: object) -> None:
-    """Print every rank's text in rank order. Collective."""
+    """Print every rank's text in rank order. All ranks call this."""
     texts = [""] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(str(text), texts, dst=0)
     if texts:

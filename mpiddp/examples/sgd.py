@@ -1,8 +1,8 @@
 """``mpirun -np 4 python -m mpiddp.examples.sgd``: distributed SGD by hand, then with DistributedDataParallel.
 
-Each rank has the whole model and its part of the data. Equal at the start (the seed), the models stay equal, because
-all ranks average their gradients after each backward and make the same step. The batch of 128 is that of all ranks
-together.
+Each rank has the whole model and its part of the data. The models are equal at the start, because of the seed. They
+stay equal, because all ranks average their gradients after each backward and make the same step. The batch of 128
+samples is divided among the ranks.
 
 DistributedDataParallel averages during backward, in a few large messages, and broadcasts rank 0's values at the start.
 

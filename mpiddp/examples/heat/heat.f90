@@ -19,7 +19,7 @@ program heat
    do simulation = 0, simulations - 1
       call random_number(x(1:5))
       u = x(1)
-      ! The last index of C is the first one here.
+      ! The last index in heat.c is the first index in Fortran.
       u(1, :) = x(4)
       u(n, :) = x(5)
       u(:, 1) = x(2)

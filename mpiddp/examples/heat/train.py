@@ -1,8 +1,8 @@
 """Learn the heat equation from solvers that run meanwhile: ``mpirun -n 1 ./heat 2000 : -n 2 python train.py 1``.
 
-The first ranks, 1 here, are solvers, and the others train. ``train.py 1 BATCHES`` ends after so many batches and stops
-the solvers. ``train.py 1 BATCHES KEPT`` is what a stream replaces: it keeps the samples of the first KEPT simulations
-of a solver, and trains on them again and again.
+The argument 1 is the number of solvers, which are the first ranks; the other ranks train. ``train.py 1 BATCHES`` ends
+after BATCHES batches and stops the solvers. ``train.py 1 BATCHES KEPT`` trains without a stream, for comparison: it
+keeps the samples of the first KEPT simulations of a solver, and trains on them again and again.
 """
 
 import itertools
@@ -35,7 +35,7 @@ def solve(temperatures: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.
 
 
 def kept(stream: Stream, simulations: int) -> Iterator[Any]:
-    """Return batches of the samples of the first simulations, without an end."""
+    """Yield batches of the samples of the first ``simulations`` simulations, without an end."""
     found = []
     for x, u, simulation, _ in stream:
         found += [(x[i], u[i]) for i in range(len(x)) if simulation[i] < simulations]
@@ -50,7 +50,7 @@ def kept(stream: Stream, simulations: int) -> Iterator[Any]:
 def main() -> None:
     solvers, limit, simulations = (int(word) for word in [*sys.argv[1:], "0", "0"][:3])
     world = MPI.COMM_WORLD
-    # Neither this nor what follows needs the solvers.
+    # Only the ranks that train call Create_group, and all that follows. The solvers take no part.
     dist.init_process_group(comm=world.Create_group(world.group.Excl(range(solvers))))
     dist.manual_seed(1)
     layers = [nn.Linear(6, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, N * N)]
@@ -67,7 +67,7 @@ def main() -> None:
         drop_last=True,
     )
     batches: Iterator[Any] = kept(stream, simulations) if simulations else stream
-    with stream, dist.Join([model]):  # one rank's sources may end first
+    with stream, dist.Join([model]):  # the sources of one rank may end before those of another
         for x, u, *_ in itertools.islice(batches, limit or None):
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x), u.reshape(len(u), -1)).backward()

@@ -8,7 +8,7 @@
 enum { CELLS = 32 };
 static float heat[CELLS];
 
-static void solve(int step) { /* with a collective call, which ranks without Python make as well */
+static void solve(int step) { /* it makes a collective call, on all ranks, also on the rank without Python */
     int rank, size, sum = -1, mine;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);

@@ -1,6 +1,7 @@
-"""What solver.c runs on the ranks that train: they learn to foretell what the solver computes, in its own memory.
+"""The Python half of solver.c, which runs it on the ranks that train. They learn to predict the solver's next step.
 
-The solver has set ``communicator``, ``address`` and ``cells``, and calls ``step`` after each of its steps.
+The solver sets ``communicator``, ``address`` and ``cells`` before, and calls ``step`` after each of its own steps. The
+training reads the solver's array in place, without a copy.
 """
 
 import ctypes
@@ -21,7 +22,7 @@ optimizer = optim.Adam(model.parameters(), lr=0.01)
 
 
 def step(number: int) -> None:
-    """Train on what the solver has computed since the last step."""
+    """Train on the array that the solver has computed since the last call."""
     optimizer.zero_grad()
     loss = nn.functional.mse_loss(model(before), heat)
     loss.backward()
