@@ -1,4 +1,4 @@
-"""Where arrays are: NumPy's on the host, CuPy's on a GPU; streams, and copies between them.
+"""Arrays on the host (NumPy's) and on GPUs (CuPy's): their place, streams, and copies from one place to another.
 
 Only this package imports cupy, and only when a GPU is used.
 """

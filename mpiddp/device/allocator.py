@@ -1,4 +1,4 @@
-"""The C library's allocator."""
+"""A setting of the C library's memory allocator."""
 
 import ctypes
 
@@ -8,10 +8,10 @@ _KEEP_BELOW_BYTES = 1 << 30
 
 
 def tune_allocator() -> None:
-    """Keep the memory of freed arrays in the process; call it before large arrays are made.
+    """Keep the memory of freed arrays in the process. Call this before large arrays are made.
 
-    glibc unmaps arrays of more than 128 KiB to 32 MiB, so that every training step faults in and zeroes the same pages
-    again, half of its time on images of a few MB. See mallopt(3).
+    glibc gives freed arrays above a size between 128 KiB and 32 MiB back to the system. Then every training step has to
+    fault in and zero the same pages again, which took half of its time on images of a few MB. See mallopt(3).
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "gnu_get_libc_version"):  # musl has no mallopt, or one that does nothing

@@ -1,4 +1,4 @@
-"""The device of this process."""
+"""The choice of the GPU that this process uses."""
 
 import functools
 import importlib.util
@@ -7,13 +7,13 @@ import sys
 from .namespace import cupy
 
 _FIRST_CUPY = 14
-"""The first version that has bfloat16."""
+"""The first version of CuPy that has bfloat16."""
 _index: int | None = None
 
 
 @functools.cache
 def cuda_fault() -> str | None:
-    """Return why CuPy cannot be used; the import takes a second."""
+    """Return the reason why CuPy cannot be used, or None. The first call imports CuPy, which takes a second."""
     if importlib.util.find_spec("cupy") is None:
         return "CuPy is not installed: pip install 'mpiddp[cuda12]' or 'mpiddp[cuda13]', whichever your driver has"
     try:
@@ -34,7 +34,7 @@ def device_count() -> int:
 
 
 def set_device(index: int) -> None:
-    """Choose this process's GPU (``torch.cuda.set_device``) by its number ``index``; without GPUs only remember it.
+    """Choose GPU ``index`` for this process (``torch.cuda.set_device``). Without GPUs only remember the number.
 
     Examples
     --------
@@ -61,7 +61,10 @@ def current_device() -> int:
 
 
 def choose(local_rank: int) -> None:
-    """Choose a GPU, unless CuPy is not in use or the program has chosen or used one."""
+    """Choose a GPU by the rank's number on its node.
+
+    Do nothing if CuPy is not in use, or if the program has already chosen or used a GPU.
+    """
     if not in_use() or _index is not None:
         return
     if not cupy().cuda.runtime.getDevice() and not cupy().get_default_memory_pool().total_bytes():
@@ -76,7 +79,8 @@ def in_use() -> bool:
 def device_uuid() -> bytes:
     """Return a name of the current device, unique over nodes and containers.
 
-    It has both: a bus id does not tell parts of a device apart, and CuPy cuts a UUID at its first zero byte.
+    The name has both the UUID and the bus id. A bus id does not tell parts of a device apart, and CuPy cuts a UUID at
+    its first zero byte.
     """
     runtime = cupy().cuda.runtime
     device = runtime.getDevice()

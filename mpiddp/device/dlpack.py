@@ -10,8 +10,8 @@ from .namespace import cupy
 
 
 def is_read_only(x: Any) -> bool:
-    """Ask the CUDA array interface: CuPy cannot say it, nor DLPack before 1.0."""
-    with contextlib.suppress(Exception):  # its library's errors
+    """Return True if the CUDA array interface of ``x`` says so. CuPy does not know it, nor does DLPack before 1.0."""
+    with contextlib.suppress(Exception):  # errors of the library that made x
         return bool(x.__cuda_array_interface__["data"][1])
     return False
 
@@ -19,8 +19,8 @@ def is_read_only(x: Any) -> bool:
 def adopt(x: Any) -> Array:
     """Return a CuPy array over the memory of ``x``.
 
-    Its library's current stream is ordered before CuPy's, not after it: other streams see CuPy's writes after a
-    synchronisation.
+    CuPy's current stream waits for the current stream of the library that made ``x``. The other way round nothing
+    waits: that library sees CuPy's writes only after a synchronisation.
     """
     fault = cuda_fault()
     if fault is not None:

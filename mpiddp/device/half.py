@@ -1,7 +1,8 @@
 """Half precision: float16 and bfloat16 (of ml_dtypes, kind ``V``), and fast conversions on the host.
 
-NumPy raises a floating-point flag for each number below float16's normal range, as gradients are: 98 ns on one EPYC
-core, 3 ns here; back 12 and 1.3 ns. The bits are equal.
+NumPy raises a floating-point flag for each number below float16's normal range, and many gradients are so small. For
+such a number NumPy's conversion to float16 took 98 ns on an EPYC core, and this module's took 3 ns. The conversion back
+took 12 and 1.3 ns. Both give the same bits.
 """
 
 import functools
@@ -15,21 +16,24 @@ from mpiddp.typing import Array, DTypeLike
 from .namespace import is_device_array
 
 _CHUNK = 1 << 15
-"""Elements a pass, few enough that intermediate results stay in the cache."""
+"""Number of elements that are converted at a time, few enough that intermediate results stay in the cache."""
 _SINGLE, _HALF = np.dtype(np.float32), np.dtype(np.float16)
 _INFINITY = 0x7F80_0000
-"""The bits of float32's infinity; those of a NaN, without the sign, are a larger number."""
+"""The bits of float32's infinity. The bits of a NaN, without the sign, are a larger number."""
 _BEYOND = 143 << 23
 """The bits of 65,536 in float32, which is infinite in float16."""
 _LEAST_NORMAL = 113 << 23
 """The bits of 2 ** -14, float16's smallest normal number, in float32."""
 _TO_ULP = 13 << 23
-"""Makes 2 ** (e + 13) of the bits of 2 ** e: its last bit is worth float16's last bit at 2 ** e."""
+"""Added to the bits of 2 ** e in float32, it gives those of 2 ** (e + 13).
+
+The last bit of such a number has the value of float16's last bit at 2 ** e.
+"""
 
 
 @functools.cache
 def bfloat16() -> np.dtype[Any]:
-    """Return ml_dtypes' dtype; TypeError without it."""
+    """Return the dtype bfloat16 of ml_dtypes. Raise TypeError if that package is not installed."""
     try:
         return np.dtype(importlib.import_module("ml_dtypes").bfloat16)  # type: ignore[no-any-return]
     except ImportError:
@@ -78,16 +82,16 @@ def _widen(source: Array, target: Array) -> None:
     bits, table = source.view(np.uint16), _table()
     for start in range(0, len(bits), _CHUNK):
         chunk = slice(start, start + _CHUNK)
-        # Without a mode, take writes to a copy first.
+        # Without a mode, numpy.take writes to a copy of its output first.
         np.take(table, bits[chunk], out=target[chunk], mode="clip")
 
 
 def _narrow(source: Array, target: Array) -> None:
-    """Round by adding a number whose last bit is float16's last bit.
+    """Convert float32 to float16. To round, add a number whose last bit has the value of float16's last bit.
 
     References
     ----------
-    F. Giesen, "float->half variants" (2012), which does so for subnormal results.
+    F. Giesen, "float->half variants" (2012), which rounds subnormal results in this way.
     """
     bits, result = source.view(np.int32), target.view(np.int16)
     scratch = np.empty((3, min(_CHUNK, len(bits))), np.int32)
@@ -95,7 +99,7 @@ def _narrow(source: Array, target: Array) -> None:
         chunk = slice(start, start + _CHUNK)
         size, exponent, total = scratch[:, : len(bits[chunk])]
         np.bitwise_and(bits[chunk], 0x7FFF_FFFF, out=size)
-        if size.max() > _INFINITY:  # rare, and NumPy knows what to do
+        if size.max() > _INFINITY:  # a NaN, which is rare: NumPy converts these elements
             with np.errstate(all="ignore"):
                 target[chunk] = source[chunk]
             continue
@@ -104,7 +108,7 @@ def _narrow(source: Array, target: Array) -> None:
         np.bitwise_and(exponent, _INFINITY, out=exponent)
         np.add(exponent, _TO_ULP, out=total)
         np.add(size.view(_SINGLE), total.view(_SINGLE), out=total.view(_SINGLE))
-        # The addition leaves the fraction in the large number's bits; the exponent belongs 13 bits lower.
+        # The addition leaves the rounded fraction in the last bits. The exponent belongs 13 bits lower.
         np.subtract(total, exponent, out=total)
         np.right_shift(exponent, 13, out=exponent)
         np.add(total, exponent, out=total)

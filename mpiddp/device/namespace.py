@@ -1,6 +1,6 @@
 """The library of an array, NumPy or CuPy (``xp``, as in array-api-compat).
 
-CuPy is looked up in ``sys.modules``: a process on the host never imports it.
+CuPy is looked up in ``sys.modules``, so a process that uses no GPU never imports it.
 """
 
 import importlib
@@ -19,7 +19,7 @@ def cupy() -> Any:
 
 
 def cupy_is_loaded() -> bool:
-    """Return False in a process on the host, where no array can be on a device."""
+    """Return True if CuPy has been imported. Otherwise no array can be on a device."""
     return "cupy" in sys.modules
 
 
@@ -30,7 +30,11 @@ def is_device_array(x: object) -> bool:
 
 
 def is_masked(x: object) -> bool:
-    """Return True for a masked array, whose module takes a tenth of a job's start; who has one has imported it."""
+    """Return True for a masked array.
+
+    The check does not import ``numpy.ma``, which takes a tenth of a job's start. A program that has a masked array has
+    imported that module.
+    """
     masked = sys.modules.get("numpy.ma")
     return masked is not None and isinstance(x, masked.MaskedArray)
 
@@ -46,14 +50,17 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 def over(address: int, size_bytes: int, dtype: np.dtype[Any], place: int, owner: object) -> Array:
-    """Return a flat array over another library's memory, which ``owner`` keeps. It takes a tenth of DLPack's time."""
+    """Return a flat array over another library's memory, which ``owner`` keeps alive.
+
+    The call takes a tenth of the time of DLPack.
+    """
     cuda = cupy().cuda
     memory = cuda.MemoryPointer(cuda.UnownedMemory(address, size_bytes, owner, place), 0)
     return cupy().ndarray(size_bytes // dtype.itemsize, dtype, memory)  # type: ignore[no-any-return]
 
 
 def device_arrays_of(args: Iterable[object]) -> Iterator[Array]:
-    """Return the device arrays among ``args``, also in lists."""
+    """Yield the device arrays among ``args``, also those in lists and tuples."""
     for each in args:
         if isinstance(each, (list, tuple)):
             yield from device_arrays_of(each)

@@ -18,13 +18,13 @@ _OPERATIONS = {"SUM": "SUM", "AVG": "SUM", "PREMUL_SUM": "SUM", "PRODUCT": "PROD
 
 def _nccl() -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `fault` tells
+        warnings.simplefilter("ignore")  # `fault` reports a library that cannot be loaded
         return importlib.import_module("cupy.cuda.nccl")
 
 
 @functools.cache
 def fault() -> str | None:
-    """Return why NCCL cannot be used."""
+    """Return the reason why NCCL cannot be used, or None."""
     text = cuda_fault()
     if text is None and not _nccl().available:
         text = "CuPy cannot load the NCCL library: pip install nvidia-nccl-cu12, or -cu13, whichever CUDA CuPy is for"
@@ -37,15 +37,16 @@ def unique_id() -> Any:
 
 
 def reduces(dtype: np.dtype[Any], name: str) -> bool:
-    """Return True if NCCL's reduction is mpiddp's: its MIN and MAX lose a NaN."""
+    """Return True if NCCL's reduction gives mpiddp's result. NCCL's MIN and MAX of floats do not: they lose a NaN."""
     extreme = name in ("MIN", "MAX")
     return dtype.name in _KINDS and name in _OPERATIONS and not (extreme and dtype.kind not in "iu")
 
 
 class Communicator:
-    """NCCL's communicator, made and destroyed by all ranks together, each with its GPU current.
+    """A communicator of NCCL.
 
-    Calls queue a kernel on ``stream``, in one order on all ranks. ``number`` is one rank's `unique_id`.
+    All ranks make and destroy it together, each with its GPU current. ``number`` is the `unique_id` of one rank. Each
+    `call` queues a kernel on a stream, and all ranks make their calls in the same order.
     """
 
     def __init__(self, size: int, number: Any, rank: int) -> None:
@@ -54,9 +55,10 @@ class Communicator:
         self._comm = self._nccl.NcclCommunicator(size, number, rank)
 
     def call(self, function: str, x: Array, output: Array, stream: Any, reduction: str = "", *root: int) -> None:
-        """Queue a kernel on as much as the shorter array has: elements for a reduction, else bytes.
+        """Queue the kernel of NCCL's ``function`` on ``stream``.
 
-        An average is a sum here.
+        The kernel works on the length of the shorter array, in elements for a reduction and in bytes otherwise. For AVG
+        it computes the sum, which the caller has to divide.
         """
         if reduction:
             count, names = min(x.size, output.size), [x.dtype.name.upper(), _OPERATIONS[reduction]]
@@ -67,7 +69,7 @@ class Communicator:
         getattr(self._comm, function)(*pointers, count, *kinds, *root, stream.ptr)
 
     def destroy(self) -> None:
-        """Call on all ranks, with nothing pending."""
+        """Destroy the communicator. All ranks call this, when no kernel is pending."""
         self._comm.destroy()
 
     def abort(self) -> None:

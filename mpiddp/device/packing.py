@@ -1,4 +1,4 @@
-"""Several arrays as one, for a single message."""
+"""Packing of several arrays into one array, for a single message."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,13 +9,13 @@ from .namespace import array_namespace
 
 
 def packed(arrays: Sequence[Array]) -> Array:
-    """Return one flat array; the dtypes are equal."""
+    """Return one flat array of all elements. The dtypes of ``arrays`` are equal."""
     flat: Array = array_namespace(arrays[0]).concatenate([x.reshape(-1) for x in arrays])
     return flat
 
 
 def views(flat: Array, shapes: Iterable[Shape]) -> Iterator[Array]:
-    """Yield views of a flat array, one after the other, of these shapes."""
+    """Yield consecutive views of a flat array, one of each shape."""
     start = 0
     for shape in shapes:
         stop = start + math.prod(shape)

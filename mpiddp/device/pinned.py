@@ -1,4 +1,7 @@
-"""Pinned host memory, kept in powers of two: pinning costs as much as several copies."""
+"""Pinned host memory, in sizes that are powers of two.
+
+It is kept for reuse, because pinning costs as much as several copies.
+"""
 
 import contextlib
 import functools
@@ -32,14 +35,14 @@ def give(memory: Array) -> None:
 
 
 def give_when(reached: Mark, memory: Array) -> None:
-    """Take back memory when a mark behind its last copy is reached."""
+    """Take back memory once the mark ``reached``, which is behind its last copy, has been reached."""
     _lent.append((reached, memory))
     while _lent and _lent[0][0].Test():
         give(_lent.popleft()[1])
 
 
 def pin(memory: Array) -> Callable[[], None]:
-    """Pin memory that is there already, for all devices, and return what undoes it; OSError if CUDA cannot."""
+    """Pin existing memory for all devices, and return the function that unpins it. Raise OSError if CUDA cannot."""
     runtime, address = cupy().cuda.runtime, memory.ctypes.data
     try:
         runtime.hostRegister(address, memory.nbytes, _PORTABLE)

@@ -1,4 +1,4 @@
-"""The place of an array: a device by its number, or the host as None; and ``to()``, the way to another.
+"""The place of an array, which is the number of a device, or None for the host; and moves to another place.
 
 CuPy works on the thread's current device, wherever its arguments lie.
 """
@@ -31,10 +31,10 @@ def place_of(x: Array) -> Place:
 
 
 def moved(x: Array, place: Place) -> Array:
-    """Return a copy at another place, in C order; ``x`` itself if it lies there.
+    """Return a copy of ``x`` at ``place``, in C order, or ``x`` itself if it is there already.
 
-    The host waits only for a copy to itself. Between devices only streams wait: the copy waits for ``x``, and whoever
-    uses the memory of ``x`` again waits for the copy.
+    The host waits only for a copy to the host. Between devices only streams wait: the copy waits for ``x``, and later
+    work on the device of ``x`` waits for the copy.
     """
     if place_of(x) == place:
         return x
@@ -73,7 +73,7 @@ def stand_at(x: object) -> None:
 
 
 def returning() -> contextlib.AbstractContextManager[Any]:
-    """Restore this thread's device after any `stand_at`."""
+    """Return a context manager that restores this thread's device after calls of `stand_at`."""
     return cupy().cuda.Device() if in_use() else contextlib.nullcontext()
 
 
@@ -82,14 +82,14 @@ class Conversion(NamedTuple):
     dtype: np.dtype[Any] | None
 
     def __call__(self, x: Array) -> Array:
-        """Return the same object if nothing changes."""
+        """Return ``x`` converted, or ``x`` itself if nothing changes."""
         if self.dtype is not None and x.dtype != self.dtype:
             x = converted(x, self.dtype)
         return x if self.place == "kept" else moved(x, self.place)
 
 
 def conversion(device: Any, dtype: Any = None) -> Conversion:
-    """Read torch's ``to(device, dtype)``, ``to(dtype)`` and ``to(other)``."""
+    """Return the conversion that arguments of torch's ``to(device, dtype)``, ``to(dtype)`` or ``to(other)`` mean."""
     if isinstance(device, str) and re.fullmatch(r"cpu|cuda(:\d+)?", device):
         place = None if device == "cpu" else _gpu(int(device[5:]) if ":" in device else current_device())
         return Conversion(place, _dtype(dtype))

@@ -1,4 +1,4 @@
-"""CUDA's streams, and marks in them: operations wait for a mark instead of synchronising the device."""
+"""CUDA's streams, and marks (events) in them, for which operations wait instead of synchronising the device."""
 
 import contextlib
 import os
@@ -20,27 +20,27 @@ class Mark:
         self.event = event
 
     def Test(self) -> bool:  # noqa: N802
-        """CUDARuntimeError if the device has failed."""
+        """Return True if the device has reached the mark. Raise CUDARuntimeError if the device has failed."""
         runtime = cupy().cuda.runtime
         # Event.done does not tell a failed device from a busy one.
         status = runtime.eventQuery(self.event.ptr)
         if status == _NOT_READY:
-            # CUDA keeps it as this thread's last error. CUB, by which CuPy sums, would take it for its own and stop
-            # between its kernels; check_status forgets it.
+            # CUDA keeps this status as the thread's last error. CUB, by which CuPy sums, would take it for an error of
+            # its own kernels and stop between them. check_status clears it.
             with contextlib.suppress(RuntimeError):
                 runtime.check_status(status)
         elif status != _REACHED:
-            self.event.synchronize()  # raises what it is
+            self.event.synchronize()  # it raises the error of the device
         return bool(status == _REACHED)
 
     def Wait(self) -> None:  # noqa: N802
-        """Yield the core meanwhile, as CUDA's own wait does not."""
+        """Wait until the device has reached the mark. Unlike CUDA's own wait, it yields the core meanwhile."""
         while not self.Test():
             os.sched_yield()
 
 
 def ready(x: Array) -> Mark:
-    """Return a mark behind the program's work on the device of ``x``."""
+    """Return a mark behind the work that the program has queued on the device of ``x``, in the current stream."""
     cuda = cupy().cuda
     with cuda.Device(x.device.id):  # type: ignore[attr-defined] # all default streams have one address
         return marked(cuda.get_current_stream())
@@ -77,14 +77,14 @@ def follow(stream: Any, reached: Mark) -> None:
 
 
 def after(role: str, x: Array) -> Any:
-    """Return the `side` stream, behind the work that ``x`` comes from."""
+    """Return the `side` stream for ``role``, after making it wait for the work from which ``x`` comes."""
     stream = side(role, x)
     follow(stream, ready(x))
     return stream
 
 
 def drop(role: str) -> None:
-    """Forget the streams of a role; their work goes on."""
+    """Forget the streams of a role. Work that is queued on them goes on."""
     for key in [key for key in _sides if key[0] == role]:
         del _sides[key]
 

@@ -18,12 +18,12 @@ def upload(x: Array) -> Array:
     """
     if is_device_array(x) or cuda_fault() is not None:
         return x
-    with cupy().cuda.Device(current_device()):  # each thread has its own
+    with cupy().cuda.Device(current_device()):  # CUDA's current device belongs to a thread
         return cupy().asarray(x)  # type: ignore[no-any-return]
 
 
 def download(x: Array) -> np.ndarray[Any, Any]:
-    """Return a finished copy on the host; a host array as it is."""
+    """Return a finished copy of a device array on the host. A host array is returned as it is."""
     return x.get() if is_device_array(x) else x  # type: ignore[attr-defined]
 
 
@@ -46,7 +46,7 @@ def _copy(target: int, source: int, nbytes: int, kind: str, stream: Any) -> None
 
 
 def down(host: Array, x: Array, stream: Any) -> None:
-    """Copy to pinned memory, at least as long."""
+    """Copy a device array to ``host``, pinned memory that is at least as long."""
     _copy(host.ctypes.data, x.data.ptr, x.nbytes, "DeviceToHost", stream)  # type: ignore[attr-defined]
 
 
@@ -55,5 +55,5 @@ def up(x: Array, host: Array, stream: Any) -> None:
 
 
 def across(target: Array, source: Array, stream: Any) -> None:
-    """Copy between arrays of devices, of the same one or of two."""
+    """Copy between arrays on one device, or between two devices."""
     _copy(target.data.ptr, source.data.ptr, source.nbytes, "Default", stream)  # type: ignore[attr-defined]
