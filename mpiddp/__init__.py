@@ -1,9 +1,9 @@
 """``torch.distributed`` and ``DistributedDataParallel`` on MPI: for NumPy and CuPy arrays, and as PyTorch's backend.
 
 ``import mpiddp as dist`` gives torch's names, loaded on first use: the import starts no MPI and imports neither NumPy
-nor CuPy. It fills RANK, WORLD_SIZE and LOCAL_RANK, where unset, from the launcher's variables, because scripts read
-them on their first line; an uncaught exception on one rank of several then ends the job, and printed lines appear at
-once.
+nor CuPy. If a launcher has started the program, the import sets RANK, WORLD_SIZE and LOCAL_RANK where they are unset,
+because scripts read them on their first line. From then on an uncaught exception on one rank of several ends the job,
+and printed lines appear at once.
 """
 
 import importlib
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _PACKAGES = ("autograd", "data", "device", "distributed", "elastic", "nn", "optim", "parallel")
-# Names of other packages at the top level; those of `distributed` all are.
+# Names at the top level that come from other packages than `distributed`, whose names are all at the top level.
 _OF_PACKAGES = {
     "data": "DataPartitioner DistributedSampler",
     "nn": "manual_seed",

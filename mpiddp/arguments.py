@@ -1,10 +1,13 @@
-"""Checks of arguments that several parts share. Imports the standard library only."""
+"""Checks of arguments that several packages share. The module imports the standard library only."""
 
 import operator
 
 
 def whole(name: str, value: object, least: int | None = None) -> int:
-    """Return an integer, also NumPy's, as an int; TypeError for other numbers, ValueError if it is below ``least``."""
+    """Return ``value``, an integer of Python or NumPy, as an int.
+
+    Anything else raises TypeError, and an integer below ``least`` raises ValueError.
+    """
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:

@@ -17,7 +17,8 @@ from mpiddp.training.options import UsageError, nearest, refusing
 from .faults import flight, where_socket
 from .mpi.finalize import running
 
-# An error on one rank may end the others before MPI runs: rank 0 gets this long to report it.
+# Before MPI runs, a rank that exits may end the other ranks. So after an error the other ranks wait this long, in which
+# rank 0 can report the error.
 _HEAD_START_S = 5.0
 
 
@@ -28,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse; unknown options are an error here, where the known ones are at hand."""
+        """Parse, and raise an error for unknown options, because this parser knows the options to suggest instead."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             option = unknown[0].split("=")[0]
@@ -76,7 +77,7 @@ def run_train(arguments: argparse.Namespace) -> int:
     """Train a network by synchronous SGD. Start it with mpirun -np 4 python -m mpiddp train."""
     options = config.read_options(arguments)
     announced = launchers.launch()
-    # With virtual ranks the bits shall not depend on the cores that each rank has.
+    # With virtual ranks the bits must not depend on the number of cores of a rank, so each rank has one BLAS thread.
     before = 1 if options.virtual_ranks else None
     if before is None and options.resume == "auto" and options.output is not None:
         before = config.resumed_threads(options.output, 1 if announced is None else announced.size - options.spares)
@@ -121,7 +122,7 @@ def run_where(arguments: argparse.Namespace) -> int:
 def run_flight(arguments: argparse.Namespace) -> int:
     """Print the first call that not all ranks of a job made.
 
-    Its ranks wrote the files that are read when something was wrong.
+    The ranks wrote these files when something went wrong.
     """
     dumps, damaged = [], []
     for path in arguments.files:
@@ -139,9 +140,12 @@ def run_flight(arguments: argparse.Namespace) -> int:
 
 
 def _limit_threads(before: int | None = None) -> None:
-    """Share the cores among the ranks of a node before NumPy is imported; a resumed run keeps ``before``."""
+    """Limit BLAS threads to this rank's share of the node's cores, before NumPy is imported.
+
+    A resumed run passes the number of threads that it had ``before``, and keeps it.
+    """
     threads, launch = limit_blas_threads(before), launchers.launch()
-    if threads is not None and (launch is None or launch.rank == 0):  # as far as is known without MPI
+    if threads is not None and (launch is None or launch.rank == 0):  # the launcher says so: MPI does not run yet
         why = "as before" if before else "its share of the node's cores"
         print(
             f"BLAS threads: {threads} a rank ({why}; OMP_NUM_THREADS sets another number)", file=sys.stderr, flush=True
@@ -149,7 +153,7 @@ def _limit_threads(before: int | None = None) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code; an error of usage is one line on stderr, from rank 0."""
+    """Run a command and return the exit code. Rank 0 reports an error of usage in one line on stderr."""
     try:
         arguments = build_parser().parse_args(argv)
         code: int = arguments.run(arguments)

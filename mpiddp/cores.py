@@ -1,11 +1,11 @@
-"""Cores of this process, and the BLAS threads that share them. Imports the standard library only."""
+"""Cores of this process, and the BLAS threads that share them. The module imports the standard library only."""
 
 import os
 
 from .launchers import integer, launch, local_ranks
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""They bound the threads of the BLAS libraries, which read them when NumPy is imported, never later."""
+"""Variables that limit the threads of BLAS libraries. The libraries read them only when NumPy is imported."""
 
 
 def cores(pid: int = 0) -> set[int]:
@@ -27,7 +27,7 @@ def blas_threads() -> int | None:
 
 
 def _launcher_cores() -> int:
-    """Return the cores of the parent, the launcher's daemon: all ranks of the node share them."""
+    """Return the number of cores of the parent process, the launcher's daemon, which all ranks of the node share."""
     count = len(cores(os.getppid()))
     return min(count, integer("SLURM_CPUS_ON_NODE") or count)
 
@@ -39,10 +39,11 @@ def _share_of_cores() -> int:
 
 
 def limit_blas_threads(threads: int | None = None) -> int | None:
-    """Bound this rank's BLAS threads by ``threads``, else its share of the node's cores, before NumPy is imported.
+    """Limit BLAS threads to ``threads``, by default this rank's share of the node's cores, before NumPy is imported.
 
-    Return the number, or None if the environment bounds them. The share is the affinity mask's cores, at most the
-    node's cores over its ranks: a mask of this rank alone is used in full, a common one is divided.
+    Return the number, or None if the environment limits the threads already. The share is the number of cores in the
+    rank's affinity mask, but at most the node's cores divided by its ranks. So a rank that has a mask of its own uses
+    all cores in it, and ranks with a common mask divide its cores.
     """
     if blas_threads() is not None:
         return None

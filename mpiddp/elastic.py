@@ -1,8 +1,9 @@
 """Training that goes on when ranks fail, with spare ranks that take their places.
 
-Open MPI's ``mpirun --with-ft ulfm`` lets ranks live on when one is killed. `run` repeats the step that the failure cut,
-from a copy of the state before it. The last ``spares`` ranks sleep until a place becomes free: the world keeps its
-size, and with it batches, sums and bits. Without a spare the survivors go on with fewer ranks.
+Open MPI's ``mpirun --with-ft ulfm`` lets ranks live on when one is killed. `run` repeats the step that the failure
+interrupted, from a copy of the state before it. The last ``spares`` ranks sleep until another rank fails, and then take
+its place. So the world keeps its size, and batches, sums and bits stay the same. Without a spare the survivors go on
+with fewer ranks.
 """
 
 import copy
@@ -41,7 +42,7 @@ class Change(NamedTuple):
     """The ranks of a run after a failure."""
 
     died: tuple[int, ...]
-    """Ranks whose places became free; none if only spares failed."""
+    """Ranks that failed and left their places free. It is empty if only spares failed."""
     before: int
     size: int
     spares: int
@@ -59,47 +60,48 @@ class Change(NamedTuple):
 
 
 class Stateful(Protocol):
-    """The state of a script's training: models, optimizers, positions."""
+    """The state of a script's training, such as models, optimizers, and positions in the data."""
 
     def state_dict(self) -> Any:
-        """Return the state, equal on all ranks, as something that pickle takes."""
+        """Return the state, equal on all ranks, as an object that can be pickled."""
 
     def load_state_dict(self, state: Any) -> object:
-        """Continue from such a state."""
+        """Continue from a state that `state_dict` has returned."""
 
 
 def run(
     step: Callable[[Any, int], object], state: Callable[[], Stateful], steps: int, *, spares: int = 0, every: int = 1
 ) -> Any:
-    """Make steps on all ranks but the spares; a failed rank costs the step that it cuts.
+    """Make steps on all ranks but the spares, and repeat the last steps in a new world if a rank fails.
 
-    All ranks call it after `init_process_group`, with nothing pending. It is for ranks ended by a signal, on nodes that
-    live on; see `shrink_group`.
+    All ranks call this after `init_process_group`, when no operation is pending. It handles ranks that are ended by a
+    signal on nodes that live on; see `shrink_group`.
 
     Parameters
     ----------
     step : callable
-        ``step(state, number)`` makes the step ``number``, from 0. Its random numbers have to follow from number and
-        rank: the generators of a failed rank are lost.
+        ``step(state, number)`` makes the step ``number``, counted from 0. Its random numbers must follow from number
+        and rank, because the generators of a failed rank are lost.
     state : callable
-        Makes the state, with ``state_dict`` and ``load_state_dict``, equal on all ranks between steps; called anew on
-        every rank after a failure, because groups, DDP and samplers belong to their world.
+        A function that makes the state, an object with ``state_dict`` and ``load_state_dict`` that is equal on all
+        ranks between steps. After a failure it is called again on every rank, because groups, DDP and samplers belong
+        to the world in which they were made.
     spares : int, default 0
-        The last ranks, which wait to take places.
+        The number of spares. They are the last ranks, and wait to take the places of ranks that fail.
     every : int, default 1
-        Steps between copies of the state, and the most that a failure costs.
+        Steps between two copies of the state. A failure costs at most this many steps.
 
     Returns
     -------
     Stateful or None
-        The state after the last step; None on a spare that was not needed.
+        The state after the last step, or None on a spare that was not needed.
 
     Raises
     ------
     RankFailedError, DistError
-        A rank failed, or there are spares, where MPI does not let the others live on.
+        If MPI does not let ranks live on, and a rank failed or there are spares.
     ValueError
-        Spares leave no rank, ``every`` is below 1, or the default group is not that of all ranks.
+        If spares leave no rank, ``every`` is below 1, or the default group does not have all ranks.
 
     Examples
     --------
@@ -137,7 +139,7 @@ def run(
 
 
 def check_spares(spares: int) -> None:
-    """Raise ValueError or DistError if a job of this size and launcher cannot have so many spares."""
+    """Raise ValueError or DistError if a job of this size and launcher cannot have ``spares`` spares."""
     if spares and not groups.default_group()._monitor.survivable:
         raise DistError(f"spares need ranks that live on when one dies: {NEEDED}")
     if not 0 <= spares < MPI.COMM_WORLD.size:
@@ -145,7 +147,10 @@ def check_spares(spares: int) -> None:
 
 
 def farthest(moment: tuple[int, ...] | int | None) -> int | None:
-    """Return the rank of the greatest ``moment`` (None: no state), or None if no rank has a state; all ranks call."""
+    """Return the rank whose ``moment`` is greatest, or None if no rank has one. All ranks call this.
+
+    ``moment`` is the progress of the state that this rank has kept, or None if it has none.
+    """
     moments: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(moments, moment)
     known = [each for each in moments if each is not None]
@@ -159,12 +164,13 @@ def go_on(
     spares: int = 0,
     survivable: Callable[[], bool] = lambda: True,
 ) -> T:
-    """Return ``attempt(change)``, made again in a new world whenever a rank fails meanwhile.
+    """Return ``attempt(change)``, and repeat the attempt in a new world whenever a rank fails meanwhile.
 
-    ``attempt`` is called on all ranks but the spares, in their default group; first with None, then with the change.
-    Rank 0's result is also that of spares, and must be something that pickle takes. ``prepare`` is called before, with
-    the number of ranks without spares, on all ranks in a group of all; again after a failure. ``survivable`` is asked
-    after a failure: False raises the error, on all ranks.
+    ``attempt`` is called on all ranks but the spares, which are then the default group. ``change`` is None at first,
+    and after a failure the change of ranks. Spares return the result of rank 0, which must be an object that can be
+    pickled. ``prepare`` is called before an attempt with the number of ranks without spares, on all ranks, in a group
+    of all ranks; once all ranks have completed it, it is not called again. ``survivable`` is called after a failure. If
+    it returns False, all ranks raise the error instead of a new attempt.
     """
     places = _Places(spares)
     change: Change | None = None
@@ -197,14 +203,14 @@ def go_on(
 class _Places:
     """The places of a run, and the ranks that hold them.
 
-    ``slot``: this process's rank in the run, None for a spare; ``size``: number of places; ``prepared``: True if this
-    process, and after `reassign` every other, has prepared.
+    ``slot`` is the place of this process, which is its rank in the run, or None for a spare. ``size`` is the number of
+    places. ``prepared`` is True if this process has completed ``prepare``; after `reassign`, if all processes have.
     """
 
     def __init__(self, spares: int) -> None:
         link = groups.default_group()._link
         self.timeout_s, self._backend = link.timeout_s, backend_of(link)
-        # COMM_WORLD still counts the ranks that the job started with, also those that have failed since.
+        # COMM_WORLD has all ranks that the job started with, also ranks that have failed since.
         me, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size - spares
         self.slot = me if me < self.size else None
         self.prepared = False
@@ -221,14 +227,14 @@ class _Places:
             this_job.regroup()
 
     def reassign(self) -> Change:
-        """Give the places of failed ranks to spares; all survivors call it."""
+        """Give the places of failed ranks to spares. All survivors call this."""
         job = self.job
         with time_limit(self.timeout_s, "recovery from a death"):
             told = np.empty((job.world.size, 2), np.int64)
             job.world.comm.Allgather(
                 np.array([_SPARE if self.slot is None else self.slot, self.prepared], np.int64), told
             )
-            # Nothing changes before every survivor has heard the same.
+            # The places change only after every survivor has received the same values.
             job.failures.agree()
             holders = [None if slot == _SPARE else slot for slot in told[:, 0].tolist()]
             free = [slot for slot in range(self.size) if slot not in holders]
@@ -244,7 +250,7 @@ class _Places:
         return Change(tuple(free), before, self.size, holders.count(None))
 
     def take(self) -> None:
-        """Make a default group of all ranks but the spares; all call it."""
+        """Make a default group of all ranks but the spares. All ranks call this, also the spares."""
         job = self.job
         if groups.is_initialized() and self.size == job.world.size:
             return
@@ -259,7 +265,10 @@ class _Places:
                 init.begin(job, comm, self.timeout_s, self._backend)
 
     def wait(self) -> Any:
-        """Sleep until the run is over, and return or raise its outcome; `RankFailedError` if a rank fails."""
+        """Sleep on a spare until the run is over, and return or raise its outcome.
+
+        If a rank fails meanwhile, it raises `RankFailedError`.
+        """
         job = self.job
         neighbour = Neighbour(job, self.timeout_s)
         while Tag.RUN_OVER not in job.liveness.heard:
@@ -278,7 +287,7 @@ class _Places:
         return outcome
 
     def tell(self, outcome: tuple[Any, BaseException | None]) -> None:
-        """Tell the spares the outcome, from rank 0 of the run."""
+        """Send the outcome from rank 0 of the run to the spares. On other ranks, and after a failure, do nothing."""
         job = self.job
         if self.slot != 0 or job.failures.happened() or not groups.is_initialized():
             return

@@ -21,15 +21,15 @@ class DistError(RuntimeError):
 
 
 class SetupError(DistError):
-    """A launch that cannot work; rank 0 alone prints it."""
+    """The job was started in a way that cannot work. Only rank 0 prints this error."""
 
 
 DistBackendError = DistError
-"""torch's name for an error of a backend: here any error of the job."""
+"""torch's name for an error of a backend. In mpiddp it means any error of the job."""
 
 
 class ArrayError(DistError, ValueError):
-    """An array cannot be sent or received as it is. The text says why, and names the cure."""
+    """An array cannot be sent or received as it is. The text says why, and what to do."""
 
 
 class _RanksError(DistError):
@@ -39,9 +39,9 @@ class _RanksError(DistError):
 
 
 class MismatchError(_RanksError):
-    """Ranks have made different calls where all have to make the same; the text names both sides.
+    """Ranks have made different calls where all ranks must make the same call. The text names both calls.
 
-    The attribute ``ranks`` lists those that disagree, as far as this rank knows, by their numbers in the world.
+    The attribute ``ranks`` lists the ranks that disagree, as far as this rank knows, by their numbers in the world.
     """
 
 
@@ -50,7 +50,7 @@ class DistTimeoutError(DistError, TimeoutError):
 
 
 class RankFailedError(_RanksError):
-    """Ranks have died or left the group, and this one may go on without them: see ``shrink_group``.
+    """Ranks have died or left the group. This rank may go on without them: see ``shrink_group``.
 
-    The attribute ``ranks`` lists them, as far as this rank knows, by their numbers in the world that they were in.
+    The attribute ``ranks`` lists the lost ranks, as far as this rank knows, by their numbers in the world before.
     """

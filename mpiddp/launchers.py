@@ -1,11 +1,18 @@
-"""Launchers of MPI jobs: their facts, and what they announce to a process. Imports the standard library only."""
+"""Launchers of MPI jobs: facts about them, and the ranks that they announce to a process.
+
+The module imports the standard library only.
+"""
 
 import os
 from typing import NamedTuple
 
 
 class Launcher(NamedTuple):
-    """Facts of a launcher; first the variables in which it announces rank, size, and rank and ranks on the node."""
+    """Facts about a launcher.
+
+    ``rank``, ``size``, ``local_rank`` and ``local_size`` are the environment variables in which the launcher announces
+    a process's rank, the number of ranks, and both of these numbers for the node alone.
+    """
 
     name: str
     rank: str
@@ -13,15 +20,15 @@ class Launcher(NamedTuple):
     local_rank: str
     local_size: str = ""
     ends_libraries: tuple[str, ...] = ()
-    """Libraries that abort under it in MPI_Init, mostly in silence."""
+    """MPI libraries that abort in MPI_Init under this launcher, mostly without a message."""
     ends_with_a_rank: bool = True
-    """A rank that exits with an error before MPI has started ends the job; else only one that is killed does."""
+    """True if a rank that exits with an error before MPI has started ends the job; else only a killed rank does."""
     passes_interrupts: bool = True
-    """Ranks get SIGINT on Ctrl-C; else they get SIGCONT and SIGTERM, and their output is lost."""
+    """True if ranks get SIGINT on Ctrl-C; otherwise they get SIGCONT and SIGTERM, and their output is lost."""
     waits_for_lost_hosts: bool = False
-    """It waits for ever for its daemon on a host that is out of reach, even when a rank has aborted the job."""
+    """True if the launcher waits for ever for its daemon on a host that is out of reach, even after an abort."""
     cure: str = "start with the mpirun that belongs to this library"
-    """What to do about a library that does not understand it."""
+    """Advice for a user whose MPI library does not understand this launcher."""
 
 
 # The order matters: an mpirun inside a batch job inherits Slurm's variables, which then describe the node's daemon.
@@ -56,7 +63,7 @@ _HYDRA, _SRUN = _LAUNCHERS[2], _LAUNCHERS[4]
 
 
 class Launch(NamedTuple):
-    """A launcher's announcement to a process before MPI runs."""
+    """The numbers that a launcher announces to a process, which are known before MPI runs."""
 
     launcher: Launcher
     rank: int
@@ -73,7 +80,7 @@ def integer(name: str) -> int | None:
 
 
 def launch() -> Launch | None:
-    """Return what the launcher announces; None without a launcher."""
+    """Return the launcher's announcement, or None if no launcher has started this process."""
     for launcher in _LAUNCHERS:
         rank, size, local_rank = integer(launcher.rank), integer(launcher.size), integer(launcher.local_rank)
         if rank is None or size is None:
@@ -87,7 +94,7 @@ def launch() -> Launch | None:
 
 
 def local_ranks() -> int | None:
-    """Return the number of the job's ranks on this node, if it is announced."""
+    """Return the number of the job's ranks on this node, or None if the launcher does not announce it."""
     announced = (integer(launcher.local_size) for launcher in _LAUNCHERS)
     ranks_here = os.environ.get("SLURM_GTIDS", "")  # such as 4,5,6
     found = next((each for each in announced if each is not None), None)
@@ -95,7 +102,7 @@ def local_ranks() -> int | None:
 
 
 def announce_ranks() -> None:
-    """Fill unset RANK, WORLD_SIZE and LOCAL_RANK from the launcher: scripts read them on their first line."""
+    """Set RANK, WORLD_SIZE and LOCAL_RANK, where unset, from the launcher. Scripts read them on their first line."""
     found = launch()
     if found is not None:
         os.environ.setdefault("RANK", str(found.rank))
@@ -115,7 +122,7 @@ def correct_ranks(rank: int, world_size: int, local_rank: int) -> None:
 
 
 def launcher_survives() -> bool:
-    """Return True under ``mpirun --with-ft ulfm``: the other ranks live on when one fails."""
+    """Return True under ``mpirun --with-ft ulfm``, which lets the other ranks live on when one fails."""
     return integer("OMPI_MCA_mpi_ft_enable") == 1
 
 
@@ -124,13 +131,19 @@ _WRONG_AFTER_DEATHS = ("han", "adapt")
 
 
 def survives() -> bool:
-    """Return True if ranks can go on when one fails: the launcher lets them, and no sum comes out wrong."""
+    """Return True if ranks can go on when one fails.
+
+    The launcher must let them, and components of Open MPI that would return wrong sums must be excluded.
+    """
     components = os.environ.get(_COMPONENTS, "")
     excluded = components.removeprefix("^").split(",") if components.startswith("^") else []
     return launcher_survives() and all(each in excluded for each in _WRONG_AFTER_DEATHS)
 
 
 def prepare_survival() -> None:
-    """Keep out Open MPI's component "han", whose sums between nodes are wrong after a failure (5.0.11)."""
+    """Exclude Open MPI's components "han" and "adapt", unless the user has chosen components.
+
+    Their sums between nodes are wrong after a rank has failed (5.0.11).
+    """
     if launcher_survives():
         os.environ.setdefault(_COMPONENTS, "^" + ",".join(_WRONG_AFTER_DEATHS))

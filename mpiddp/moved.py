@@ -1,7 +1,7 @@
-"""Names that are elsewhere, or are gone: what to use instead.
+"""Errors for names that have moved or are gone, which say what to use instead.
 
-A public module calls ``moved.explain(__name__)``. When one of its names leaves or moves, add a row to `_INSTEAD`, and
-take it out one release later.
+A public module calls ``moved.explain(__name__)``. When one of its names moves or leaves, add a row to `_ELSEWHERE` or
+`_GONE`, and take the row out one release later.
 """
 
 import sys
@@ -115,18 +115,19 @@ _GONE = {
 _INSTEAD = {name: cure for names, cure in _ELSEWHERE.items() for name in names.split()} | {
     name: f"it is gone: {cure}" for names, cure in _GONE.items() for name in names.split()
 }
-"""A name, under its package without "mpiddp.", or of any package; and what to do."""
+"""Advice by name. A name with a package, without "mpiddp.", counts for that package; other names for any package."""
 
 at_the_top: set[str] = set()
-"""Names of `mpiddp` itself, for those who ask a package for them."""
+"""Names of `mpiddp` itself. If a program looks for one of them in a package, the error says where it is."""
 
 
 def explain(module: str, *parts: str, gathers: bool = False) -> None:
-    """Give a module the ``__getattr__`` that says where a name is, and ``__all__`` if it has none.
+    """Give a module a ``__getattr__`` that says where a name is, and ``__all__`` if it has none.
 
-    ``__getattr__`` is set at run time, because mypy would take any name for an attribute of a module that defines it.
-    The public names of a package, and of a module that ``gathers`` those of others, are all that are no modules, as of
-    ``from .part import name as name``, and the modules ``parts``; those of another module are what it defines.
+    ``__getattr__`` is set at run time. If a module defined it, mypy would take any name for an attribute of the module.
+    ``__all__`` of a package has all its names that are no modules, such as those of ``from .part import name as name``,
+    and the modules in ``parts``. The same holds for a module that ``gathers`` names of others. ``__all__`` of any other
+    module has the names that it defines.
     """
 
     def getattr_of_module(name: str) -> NoReturn:
@@ -141,7 +142,10 @@ def explain(module: str, *parts: str, gathers: bool = False) -> None:
 
 
 def missing(module: str, name: str, also: str = "") -> AttributeError | ImportError:
-    """Return the error for a name that ``module`` does not have; ``also`` is a package whose names it has, too."""
+    """Return the error for a name that ``module`` does not have.
+
+    ``also`` is a package whose names ``module`` has as well, so advice for that package counts too.
+    """
     rows = f"{module.partition('.')[2]}.{name}", f"{also}.{name}", name
     cure = next((_INSTEAD[row] for row in rows if row in _INSTEAD), f"use mpiddp.{name}" if name in at_the_top else "")
     text = f"module {module!r} has no attribute {name!r}" + (f": {cure}" if cure else "")
@@ -152,7 +156,7 @@ def missing(module: str, name: str, also: str = "") -> AttributeError | ImportEr
 
 
 def explain_attributes(kind: type) -> None:
-    """Give a class the ``__getattr__`` that says what to use in place of what its instances had."""
+    """Give a class a ``__getattr__`` that says what to use instead of an attribute that is gone."""
 
     def getattr_of_instance(self: object, name: str) -> NoReturn:
         cure = _INSTEAD.get(f"{kind.__name__}.{name}")
@@ -163,7 +167,7 @@ def explain_attributes(kind: type) -> None:
 
 
 class _Modules:
-    """The last finder of modules, asked for those that no other has found."""
+    """The last finder of modules. Python asks it for modules that no other finder has found."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:

@@ -6,16 +6,16 @@ from typing import Any
 
 
 def children(value: Any) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
-    """Return the values in a container, and a function that makes such a container of others; None for a leaf.
+    """Return the values in a container, and a function that makes a container of the same kind of new values.
 
-    A dict's values come in the order of its sorted keys: the same on all ranks, whatever was inserted first. None is a
-    container without values.
+    The result for a leaf is None. The value None itself is a container without values. The values of a dict come in the
+    order of its sorted keys, which is the same on all ranks, whatever the order of insertion.
     """
     if isinstance(value, dict):
         keys = sorted(value, key=lambda key: (type(key).__name__, repr(key)))
 
         def same_dict(new: Sequence[Any]) -> Any:
-            made = copy.copy(value)  # of its class, and in its order
+            made = copy.copy(value)  # it has the class of the dict, and its order
             made.update(zip(keys, new, strict=True))
             return made
 

@@ -1,6 +1,7 @@
-"""Which process is a rank: the programs that a rank starts inherit its variables, and are none.
+"""The distinction between a rank and a program that a rank has started.
 
-Imports the standard library only.
+Such a program inherits the launcher's variables from the rank, but it is no rank of the job. The module imports the
+standard library only.
 """
 
 import os
@@ -9,8 +10,8 @@ import stat
 
 from .launchers import integer, launch
 
-# Prefixes of the variables that say which rank of which job a process is. Those of a Slurm allocation, rather than
-# of a step in it, stay: they say where a new job may run.
+# Prefixes of the variables that say which rank of which job a process is. Variables of a Slurm step are among them.
+# Variables of a Slurm allocation are not, because they say where a new job may run.
 _OF_A_JOB = (
     *("PMI_", "PMI2_", "HYDI_", "MPI_LOCAL", "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_", "OMPI_COMM_WORLD_"),
     *("MV2_COMM_WORLD_", "PALS_", "FLUX_TASK_", "SLURM_STEP_", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_GTIDS"),
@@ -18,7 +19,7 @@ _OF_A_JOB = (
 
 
 def outside_of_jobs() -> dict[str, str]:
-    """Return the environment for a job of its own within a rank: an outer Slurm allocation stays."""
+    """Return the environment in which a rank can start another job. Variables of a Slurm allocation stay in it."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", RANK_PROCESS)
     left = {name: value for name, value in os.environ.items() if name not in names and not name.startswith(_OF_A_JOB)}
     own, outer = MARKERS
@@ -26,20 +27,23 @@ def outside_of_jobs() -> dict[str, str]:
 
 
 MARKERS = "MPIDDP_MARKER", "MPIDDP_OUTER_MARKER"
-"""The file by which `python -m mpiddp run` follows its job, and finds its processes; in a job within a rank."""
+"""Variables with the path of the file by which `python -m mpiddp run` follows a job and finds its processes.
+
+The first is for the job itself. In another job that a rank starts, the second has the file of the outer job.
+"""
 
 RANK_PROCESS = "MPIDDPRANK_PROCESS"
-"""Left by a rank for the programs that it starts: its process id and its job's name."""
+"""Variable that a rank sets for the programs that it starts. It has the rank's process id and the name of its job."""
 
-# A job within a Slurm step has the step's name, too.
+# Variables that together name a job. A job within a Slurm step has the variables of the step as well.
 _JOB_NAMES = ("PMIX_NAMESPACE", "PMI_PORT", "PALS_APID", "FLUX_JOB_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
 def _job_names() -> tuple[str, str]:
-    """Return the job's name, and the socket to the launcher, or ``""``.
+    """Return the name of the job, and the inode of the socket to the launcher, or ``""`` without a socket.
 
-    Hydra announces an mpirun inside a rank in the words of the outer one: only the socket differs. A program started by
-    a rank has none, or the rank's own.
+    If a rank runs mpirun itself, Hydra sets the same variables for the inner job as for the outer job, and only the
+    socket differs. A program that a rank starts has no socket, or inherits the socket of the rank.
     """
     names = ",".join(os.environ.get(name, "") for name in _JOB_NAMES)
     try:
@@ -50,20 +54,21 @@ def _job_names() -> tuple[str, str]:
 
 
 def claim_rank() -> None:
-    """Mark this process, for the programs that it starts, as the announced rank."""
+    """Mark this process as the rank that the launcher announces, so that programs it starts know they are none."""
     if launch() is not None:
         os.environ[RANK_PROCESS] = " ".join([str(os.getpid()), *_job_names()])
 
 
 def release_rank() -> None:
-    """Take the mark back: the program that this process runs has not used MPI itself yet."""
+    """Remove the mark of `claim_rank`, before this process runs a program that is itself to become the rank."""
     os.environ.pop(RANK_PROCESS, None)
 
 
 def started_by_rank() -> int | None:
-    """Return the process of the rank whose launcher's variables this process has inherited; None if they are its own.
+    """Return the process id of the rank from which this process has inherited the launcher's variables.
 
-    Not found: a program started by a rank that has not used MPI through mpiddp.
+    The result is None if the variables are this process's own. It is also None, wrongly, for a program of a rank that
+    has not used MPI through mpiddp.
     """
     mark = re.fullmatch(r"(\d+) (.*) (\d*)", os.environ.get(RANK_PROCESS, ""))
     if launch() is None or mark is None:

@@ -25,23 +25,24 @@ _DTYPES = frozenset(
     "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool complex64".split()  # noqa: SIM905
 )
 _WRITER = f"{os.getpid()}-{secrets.token_hex(4)}"
-"""This process in names of temporary files: process numbers alone repeat, since containers count from 1."""
+"""Name of this process in names of temporary files. Process ids alone repeat, since containers count from 1."""
 
 
 def save(obj: Any, f: str | Path) -> None:
     """Save a nested state to one file, which is replaced as a whole or not at all.
 
-    Not a collective: states are the same on all ranks, so rank 0 saves for all. Arrays are stored in safetensors format
-    under their dotted paths (``optimizer.state.0.momentum_buffer``), readable by ``safetensors.numpy.load_file``.
+    The call is no collective: states are equal on all ranks, so rank 0 saves for all ranks. Arrays are stored in
+    safetensors format under their dotted paths, such as ``optimizer.state.0.momentum_buffer``.
+    ``safetensors.numpy.load_file`` can read them.
 
     Parameters
     ----------
     obj : Any
-        Arrays (NumPy, CuPy, leaf tensors), numbers, strings and None in dicts, lists and tuples, nested at will;
-        TypeError names the path of anything else.
+        Arrays (NumPy, CuPy, leaf tensors), numbers, strings and None in dicts, lists and tuples, nested at will.
+        Anything else raises TypeError, which names its path.
     f : path
-        Written beside that name and renamed; its folder is made if missing. OSError, as of a full disk, leaves the old
-        file.
+        The file. The content is written to a temporary file beside it, which is then renamed. The folder is made if it
+        is missing. After an OSError, such as a full disk, the old file is still there.
 
     Examples
     --------
@@ -57,8 +58,9 @@ def save(obj: Any, f: str | Path) -> None:
 def load(f: str | Path) -> Any:
     """Return the state that `save` has written; a safetensors file of other origin gives a dict of its arrays.
 
-    Arrays are NumPy arrays that may be written to. Mappings have become dicts, named tuples tuples, NumPy scalars
-    Python numbers. Raises FileNotFoundError, and ValueError if the file is truncated or no safetensors file.
+    Arrays are NumPy arrays that may be written to. Mappings come back as dicts, named tuples as tuples, and NumPy
+    scalars as Python numbers. A missing file raises FileNotFoundError. A file that is truncated, or no safetensors
+    file, raises ValueError.
 
     Examples
     --------
@@ -81,7 +83,9 @@ def load(f: str | Path) -> Any:
 
 
 def flatten(state: Any, name: str = "") -> tuple[Any, dict[str, Array]]:
-    """Separate a nested state into JSON and arrays, not copied, by their dotted paths; for errors see `save`.
+    """Separate a nested state into a tree for JSON, and its arrays, not copied, by their dotted paths.
+
+    It raises the errors of `save`.
 
     Examples
     --------
@@ -105,7 +109,7 @@ def flatten(state: Any, name: str = "") -> tuple[Any, dict[str, Array]]:
             case Mapping():
                 return {_PAIRS: [[visit(key, at), visit(each, _join(at, key))] for key, each in value.items()]}
         array, key = _array_of(value, at), at or "array"
-        while key in arrays:  # {"a.b": x, "a": {"b": y}}
+        while key in arrays:  # two paths may look alike, as in {"a.b": x, "a": {"b": y}}
             key += "'"
         arrays[key] = array
         return {_ARRAY: key}
@@ -114,7 +118,7 @@ def flatten(state: Any, name: str = "") -> tuple[Any, dict[str, Array]]:
 
 
 def unflatten(tree: Any, arrays: Mapping[str, Array]) -> Any:
-    """Undo `flatten`; the arrays are those given, not copies."""
+    """Return the state of which `flatten` made ``tree`` and ``arrays``. The arrays are not copied."""
     match tree:
         case {"__array__": name}:
             return arrays[name]
@@ -134,7 +138,7 @@ def _join(at: str, key: object) -> str:
 
 
 def _array_of(value: Any, at: str) -> Array:
-    """Return the array that a value is or holds, if safetensors has its dtype."""
+    """Return the array that a value is or holds. If safetensors does not have its dtype, raise TypeError."""
     where = at or "the state"
     try:
         array = getattr(value, "__mpiddp_array__", value)
@@ -155,22 +159,25 @@ def _array_of(value: Any, at: str) -> Array:
 
 
 def encode_arrays(arrays: Mapping[str, Array], metadata: dict[str, str] | None = None) -> bytes:
-    """Return arrays, those of a GPU too, as the content of a safetensors file."""
+    """Return the content of a safetensors file with ``arrays``, which may be on the host or on a GPU."""
     return safetensors.numpy.save({name: on_host(x) for name, x in arrays.items()}, metadata)
 
 
 def on_host(x: Any, copy: bool = False) -> np.ndarray[Any, Any]:
-    """Return an array on the host, in C order and native byte order; copied where needed, or always."""
+    """Return an array on the host, in C order and native byte order.
+
+    It is copied only where that is needed, or always if ``copy``.
+    """
     host = x.get() if is_device_array(x) else x
-    # safetensors writes memory as it lies, also of an array that is not in C order.
+    # safetensors writes the memory of an array as it is, so an array in another order would be stored wrongly.
     make = np.array if copy else np.asarray
     return make(host, host.dtype.newbyteorder("="), order="C")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that its name shows the old content or the new, never a part.
+    """Write a file so that at any time its name has the old content or the new content, never a part.
 
-    Raises OSError if it cannot be written, as on a full disk; nothing of it is left then.
+    If the file cannot be written, as on a full disk, OSError is raised and no temporary file is left.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{_WRITER}.tmp")  # in the same file system
@@ -195,7 +202,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make names created or changed in a folder survive a loss of power."""
+    """Write the folder to the disk, so that files created or renamed in it survive a loss of power."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,6 +1,7 @@
-"""mpiddp's own environment variables. Imports the standard library only.
+"""mpiddp's own environment variables, and a few variables of Slurm and of MPI libraries.
 
-Each is read on request, so that a test or a script may set it until then.
+Each function reads its variable when it is called, so a test or a script may set it before. The module imports the
+standard library only.
 """
 
 import difflib
@@ -13,7 +14,7 @@ from .rank_process import MARKERS, RANK_PROCESS, outside_of_jobs as outside_of_j
 
 
 class SettingError(ValueError):
-    """An environment variable means nothing; the text says what was expected."""
+    """An environment variable has an invalid value. The text says what was expected."""
 
 
 def _switch(name: str) -> bool | None:
@@ -25,7 +26,7 @@ def _switch(name: str) -> bool | None:
 
 
 def _number(name: str, default: str) -> tuple[str, float]:
-    """Return a variable's text and its number, or NaN."""
+    """Return a variable's text and the number that it means, or NaN if it is no number."""
     text = os.environ.get(name, default)
     try:
         return text, float(text)
@@ -38,23 +39,23 @@ _VARIABLES = (
     *("MPIDDP_FLIGHT_RECORDER", "MPIDDP_NODES", "MPIDDP_TIMELINE", "MPIDDP_TIMEOUT"),
     "MPIDDP_WARN_AFTER",
 )
-_OTHER_VARIABLES = ("MPIDDP_LAUNCH", "MPIDDP_RESTARTS", *MARKERS, RANK_PROCESS)  # the first two: of slurm/env.sh
+_OTHER_VARIABLES = ("MPIDDP_LAUNCH", "MPIDDP_RESTARTS", *MARKERS, RANK_PROCESS)  # slurm/env.sh sets the first two
 
 
 def unknown_variables() -> list[str]:
-    """Return a sentence for each variable that is named as mpiddp's and that nothing reads."""
+    """Return a sentence for each variable whose name begins as mpiddp's do and that mpiddp does not read."""
     known = {*_VARIABLES, *_OTHER_VARIABLES}
     own = (name for name in os.environ if name.startswith("MPIDDP_") and not name.startswith("MPIDDP_TEST_"))
     found = []
     for name in sorted(set(own) - known):
-        near = difflib.get_close_matches(name, _VARIABLES, 1, cutoff=0.8)  # all share MPIDDP_
+        near = difflib.get_close_matches(name, _VARIABLES, 1, cutoff=0.8)  # all names begin alike
         cure = f"did you mean {near[0]}?" if near else f"there are {', '.join(_VARIABLES)}"
         found.append(f"{name} is set, and mpiddp has no such variable: {cure}")
     return found
 
 
 def pretended_nodes() -> tuple[int, ...] | None:
-    """Return the pretended node of every rank (e.g. ``0,0,1,1``), for tests."""
+    """Return the node on which each rank should pretend to be, from MPIDDP_NODES, such as ``0,0,1,1``; for tests."""
     text = os.environ.get("MPIDDP_NODES")
     if not text:
         return None
@@ -73,7 +74,7 @@ def default_timeout_s() -> float:
 
 
 def warn_after_s() -> float:
-    """Return the seconds of waiting before the first warning; 0: no warnings."""
+    """Return the seconds that a rank waits before the first warning. 0 means no warnings."""
     text, seconds = _number("MPIDDP_WARN_AFTER", "60")
     if not seconds >= 0:
         raise SettingError(f"MPIDDP_WARN_AFTER must be a number of seconds, or 0 for no warnings; got {text!r}")
@@ -81,7 +82,7 @@ def warn_after_s() -> float:
 
 
 def flight_recorder() -> str | None:
-    """Return the beginning of the dumps' names, "0" for no dumps, or None for the default."""
+    """Return the beginning of the names of the flight recorder's dumps, "0" for no dumps, or None for the default."""
     return os.environ.get("MPIDDP_FLIGHT_RECORDER") or None
 
 
@@ -94,7 +95,7 @@ def debug_level() -> str:
 
 
 def timeline() -> str | None:
-    """Return the file for a trace of all ranks, or None."""
+    """Return the name of the file for a timeline of all ranks, or None for no timeline."""
     return os.environ.get("MPIDDP_TIMELINE") or None
 
 
@@ -104,12 +105,12 @@ def job_end_s() -> int | None:
 
 
 def deterministic() -> bool:
-    """Return True if MPI's own reductions are kept out."""
+    """Return True if no reduction may use the MPI library's own algorithms, so that sums are added in one order."""
     return _switch("MPIDDP_DETERMINISTIC") is True
 
 
 def algorithms() -> dict[str, str]:
-    """Return the choices by operation (e.g. ``all_reduce:ring,broadcast:native``)."""
+    """Return the algorithm that the user has chosen for each operation, as in ``all_reduce:ring,broadcast:native``."""
     text = os.environ.get("MPIDDP_ALGORITHM", "")
     chosen = {}
     for part in filter(None, text.split(",")):
@@ -123,13 +124,13 @@ def algorithms() -> dict[str, str]:
 
 
 def choosing_algorithms() -> str:
-    """Return the variables by which ranks select algorithms, with their values. They are the same on all ranks."""
+    """Return the variables by which ranks select algorithms, with their values. They must be equal on all ranks."""
     chosen = ",".join(f"{operation}:{name}" for operation, name in sorted(algorithms().items())) or "unset"
     return f"MPIDDP_ALGORITHM {chosen}, MPIDDP_DETERMINISTIC={deterministic():d}, MPIDDP_EAGER={eager():d}"
 
 
 def takes_device_pointers() -> bool | None:
-    """Return what the user says of the MPI library, or None."""
+    """Return True or False if the user says whether the MPI library takes device pointers, else None."""
     return _switch("MPIDDP_CUDA_AWARE")
 
 
@@ -146,12 +147,15 @@ _TRANSPORTS = (
 
 
 def transports() -> list[str]:
-    """Return the MPI libraries' transport variables as NAME=value: their use of GPU memory depends on them."""
+    """Return the variables that choose the transports of MPI libraries, as NAME=value.
+
+    The libraries' use of GPU memory depends on these variables.
+    """
     return [f"{name}={os.environ[name]}" for name in _TRANSPORTS if name in os.environ]
 
 
 def eager() -> bool:
-    """Return True if short arrays may use eager buffers, and messages FIFOs."""
+    """Return True if short arrays may use eager buffers, and messages may use FIFOs, in shared memory."""
     return _switch("MPIDDP_EAGER") is not False
 
 

@@ -1,4 +1,4 @@
-"""The types in signatures. Imports NumPy only."""
+"""The types in signatures of mpiddp. The module imports NumPy only."""
 
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -21,7 +21,7 @@ class HoldsArray(Protocol):
 
 
 ArrayLike: TypeAlias = Array | HoldsArray
-"""What every operation takes as an array."""
+"""Anything that an operation takes as an array."""
 
 DTypeLike: TypeAlias = npt.DTypeLike
 Shape: TypeAlias = tuple[int, ...]
