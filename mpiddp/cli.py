@@ -90,7 +90,7 @@ def run_train(arguments: argparse.Namespace) -> int:
 def run_info(arguments: argparse.Namespace) -> int:
     """Print versions, the MPI library, the launcher, each rank's node, cores and GPU, and what looks wrong.
 
-    It works alone, and under mpirun or srun as a job would be started.
+    The command works alone, and under mpirun or srun as a job would be started.
     """
     _limit_threads()
     from mpiddp.training import info
@@ -122,7 +122,7 @@ def run_where(arguments: argparse.Namespace) -> int:
 def run_flight(arguments: argparse.Namespace) -> int:
     """Print the first call that not all ranks of a job made.
 
-    The ranks wrote these files when something went wrong.
+    The files are those of the job's flight recorder, which the ranks wrote when something went wrong.
     """
     dumps, damaged = [], []
     for path in arguments.files:
@@ -145,7 +145,7 @@ def _limit_threads(before: int | None = None) -> None:
     A resumed run passes the number of threads that it had ``before``, and keeps it.
     """
     threads, launch = limit_blas_threads(before), launchers.launch()
-    if threads is not None and (launch is None or launch.rank == 0):  # the launcher says so: MPI does not run yet
+    if threads is not None and (launch is None or launch.rank == 0):  # the rank in the launcher's variables
         why = "as before" if before else "its share of the node's cores"
         print(
             f"BLAS threads: {threads} a rank ({why}; OMP_NUM_THREADS sets another number)", file=sys.stderr, flush=True

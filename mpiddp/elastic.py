@@ -300,5 +300,5 @@ class _Places:
 def _pickled(outcome: tuple[Any, BaseException | None]) -> bytes:
     try:
         return pickle.dumps(outcome)
-    except Exception:  # an error may hold anything
+    except Exception:  # an exception may hold an object that cannot be pickled
         return pickle.dumps((None, DistError(f"rank 0 ended with {outcome[1]!r}")))

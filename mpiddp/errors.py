@@ -1,7 +1,8 @@
 """mpiddp's own errors, and the exit codes of jobs that it ends.
 
-Where torch raises a ``ValueError``, ``TypeError`` or ``RuntimeError``, mpiddp raises the same class with torch's text.
-The classes here are for errors that torch does not have. Each is also the built-in class that a caller would catch.
+If torch raises a ``ValueError``, ``TypeError`` or ``RuntimeError``, mpiddp raises the same class with torch's text. The
+classes in this module are for errors that torch does not have. Each is also the built-in class that a caller would
+catch.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ EXIT_CHECKPOINTED = 75
 
 
 class DistError(RuntimeError):
-    """Something is wrong with the job: its launcher, its MPI library, its groups (torch: ``DistError``)."""
+    """Something is wrong with the job: its launcher, its MPI library or its groups. torch has a class of that name."""
 
 
 class SetupError(DistError):

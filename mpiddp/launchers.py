@@ -96,7 +96,7 @@ def launch() -> Launch | None:
 def local_ranks() -> int | None:
     """Return the number of the job's ranks on this node, or None if the launcher does not announce it."""
     announced = (integer(launcher.local_size) for launcher in _LAUNCHERS)
-    ranks_here = os.environ.get("SLURM_GTIDS", "")  # such as 4,5,6
+    ranks_here = os.environ.get("SLURM_GTIDS", "")  # the ranks on this node, such as 4,5,6
     found = next((each for each in announced if each is not None), None)
     return len(ranks_here.split(",")) if found is None and ranks_here else found
 

@@ -54,7 +54,7 @@ def _job_names() -> tuple[str, str]:
 
 
 def claim_rank() -> None:
-    """Mark this process as the rank that the launcher announces, so that programs it starts know they are none."""
+    """Mark this process as the announced rank, so that the programs that it starts know that they are no ranks."""
     if launch() is not None:
         os.environ[RANK_PROCESS] = " ".join([str(os.getpid()), *_job_names()])
 

@@ -142,7 +142,7 @@ def _array_of(value: Any, at: str) -> Array:
     where = at or "the state"
     try:
         array = getattr(value, "__mpiddp_array__", value)
-    except ValueError as error:  # a tensor in the middle of a graph
+    except ValueError as error:  # a tensor that is no leaf
         raise TypeError(f"{where}: {error}") from error
     if not isinstance(array, np.ndarray) and not is_device_array(array):
         raise TypeError(
@@ -197,7 +197,7 @@ def write_synced(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        error.filename = str(path)  # the error of a full disk has none
+        error.filename = str(path)  # the error of a full disk has no file name
         raise
 
 

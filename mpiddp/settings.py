@@ -48,7 +48,7 @@ def unknown_variables() -> list[str]:
     own = (name for name in os.environ if name.startswith("MPIDDP_") and not name.startswith("MPIDDP_TEST_"))
     found = []
     for name in sorted(set(own) - known):
-        near = difflib.get_close_matches(name, _VARIABLES, 1, cutoff=0.8)  # all names begin alike
+        near = difflib.get_close_matches(name, _VARIABLES, 1, cutoff=0.8)  # names begin alike
         cure = f"did you mean {near[0]}?" if near else f"there are {', '.join(_VARIABLES)}"
         found.append(f"{name} is set, and mpiddp has no such variable: {cure}")
     return found
@@ -87,7 +87,7 @@ def flight_recorder() -> str | None:
 
 
 def debug_level() -> str:
-    """Return OFF or INFO (log every operation)."""
+    """Return OFF, or INFO, with which every operation is logged."""
     level = os.environ.get("MPIDDP_DEBUG", "OFF").upper()
     if level not in ("OFF", "INFO"):
         raise SettingError(f"MPIDDP_DEBUG must be OFF or INFO, and calls are always compared; got {level!r}")

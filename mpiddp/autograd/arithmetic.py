@@ -93,7 +93,7 @@ def _of_two(
 
 
 def _for_base(grad: Array, a: Any, b: Any) -> Array:
-    slope = b * a ** (b - (b != 0))  # for b = 0 not 0 ** -1, which is infinite
+    slope = b * a ** (b - (b != 0))  # the exponent b - 1, but 0 for b = 0: 0 ** -1 is infinite
     return (grad * slope).astype(a.dtype, copy=False)
 
 

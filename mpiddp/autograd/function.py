@@ -165,7 +165,7 @@ class Function:
     """Class of outputs: `Tensor`, whose module imports this one and sets it here."""
 
     edges: "tuple[Variable | Function | None, ...] | None" = None
-    """The node or leaf of each input, None for an input without a gradient. None as a whole once the node is freed."""
+    """The node or leaf of each input, or None for an input without a gradient. A freed node has no tuple but None."""
     sequence: int
     """A number larger than those of the inputs' nodes: backward runs the nodes from the largest to the smallest."""
     output_dtype: np.dtype[Any]

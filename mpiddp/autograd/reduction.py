@@ -48,7 +48,7 @@ class LogSoftmax(Function):
         self.exponentials = xp.exp(result)
         total = self.exponentials.sum(axis=dim, keepdims=True)
         result -= xp.log(total)
-        self.exponentials /= total  # the softmax
+        self.exponentials /= total  # these are the softmax now
         return result
 
     def backward(self, grad: Array) -> Array:

@@ -133,7 +133,7 @@ class Subset:
 
 
 def random_split(dataset: Dataset, lengths: Sequence[int | float], seed: int = 0) -> list[Subset]:
-    """Split a data set into random parts, as ``torch.utils.data.random_split`` does with a generator of that seed.
+    """Split a data set into random parts, as ``torch.utils.data.random_split`` does with a generator of ``seed``.
 
     ``lengths`` add up to ``len(dataset)``, or are fractions that add up to 1.
     """

@@ -181,7 +181,7 @@ def _ahead(begun: Iterator[T], count: int, waiting: deque[T]) -> Iterator[T]:
 
 
 def _uploaded(batches: _Batches) -> _Batches:
-    """Copy each batch to the device while the previous one is used."""
+    """Copy each batch to the device while the program uses the batch before."""
     waiting: deque[tuple[_Ticket, Any, Callable[[], None]]] = deque()
     try:
         for ticket, batch, hold in _ahead(((ticket, *send(batch)) for ticket, batch in batches), 1, waiting):

@@ -36,10 +36,10 @@ def randperm(n: int, seed: int) -> npt.NDArray[np.int64]:
     packed = np.sort(partner << 32 | steps)
     by_partner = packed & 0xFFFFFFFF
     same = (packed[1:] >> 32) == (packed[:-1] >> 32)
-    previous = np.full(n, -1)  # the last earlier step with the same partner
+    previous = np.full(n, -1)  # for each step the last earlier step with the same partner, or -1
     previous[by_partner[1:][same]] = by_partner[:-1][same]
 
-    parent = steps.copy()  # the last earlier step whose partner is this step
+    parent = steps.copy()  # for each step the last earlier step whose partner is this step, or the step itself
     last = np.append(~same, True)[:n]
     parent[packed[last] >> 32] = by_partner[last]
     alone = partner == steps  # a step that swaps nothing is the last with its partner, but not an earlier step

@@ -16,7 +16,7 @@ class Fifo:
     def __init__(self, seed: int = 0) -> None:
         self.slots: list[int] = []
         self.seen = 0
-        """How many slots, from the front of ``slots``, have been drawn."""
+        """Number of slots, at the front of ``slots``, that have been drawn and are still held."""
         self._random = random.Random(seed)
 
     def add(self, slots: Sequence[int]) -> None:
@@ -62,7 +62,7 @@ class Reservoir(Fifo):
         return self._remove(int(self._random.random() * self.seen)) if self.seen else None
 
     def _remove(self, at: int) -> int:
-        # Slots that were drawn are at the front. The last of them fills the gap, and the last slot of all its place.
+        # Drawn slots are at the front. The last drawn slot fills the gap, and the last slot of all fills its place.
         slots = self.slots
         slot = slots[at]
         if at < self.seen:

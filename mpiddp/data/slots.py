@@ -100,7 +100,7 @@ class Slots:
         return self._comm.Recv_init([self.bytes[slot], MPI.BYTE], MPI.ANY_SOURCE, self._tag)  # type: ignore[no-any-return]
 
     def post(self) -> None:
-        """Let samples come into free slots."""
+        """Start to receive samples into free slots, as many as the window allows."""
         count = min(len(self.free), self._window - len(self._posted))
         if count > 0:
             slots, start = self.free[-count:], MPI.Prequest.Startall

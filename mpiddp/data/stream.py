@@ -43,7 +43,7 @@ def get_include() -> str:
 
 @dataclass(slots=True)
 class _Source:
-    """What this rank knows of a source that has not ended."""
+    """The state of a source that has not ended, as far as this rank knows it."""
 
     heard: float
     due: int = 0
@@ -405,7 +405,7 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
     def _end_if_complete(self, rank: int) -> None:
         source = self._live[rank]
         if not source.described or source.sent != source.received:
-            return  # MPI does not order messages of different tags
+            return  # samples may come after the end: MPI does not order messages of different tags
         del self._live[rank]
         if not self._closing:
             self._tell(rank, 0, mode=_STOP)

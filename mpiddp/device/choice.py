@@ -21,7 +21,7 @@ def cuda_fault() -> str | None:
             return "CuPy finds no usable GPU: check nvidia-smi, the driver's version and CUDA_VISIBLE_DEVICES"
         if int(cupy().__version__.split(".")[0]) < _FIRST_CUPY:
             return f"this is CuPy {cupy().__version__}, and mpiddp needs {_FIRST_CUPY} or later: upgrade it"
-    except Exception as error:  # CUDA fails in many ways
+    except Exception as error:  # a broken installation of CUDA can raise any error
         return f"CuPy cannot be imported: {error}"
     return None
 

@@ -10,7 +10,10 @@ from .namespace import cupy
 
 
 def is_read_only(x: Any) -> bool:
-    """Return True if the CUDA array interface of ``x`` says so. CuPy does not know it, nor does DLPack before 1.0."""
+    """Return True if the CUDA array interface of ``x`` marks it as read-only.
+
+    CuPy does not know this property, nor does DLPack before 1.0.
+    """
     with contextlib.suppress(Exception):  # errors of the library that made x
         return bool(x.__cuda_array_interface__["data"][1])
     return False

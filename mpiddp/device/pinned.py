@@ -24,7 +24,7 @@ _lent: deque[tuple[Mark, Array]] = deque()
 def take(nbytes: int) -> Array:
     """Return at least ``nbytes`` of pinned memory; hand it to `give` after use."""
     size = max(_SMALLEST_BYTES, 1 << (nbytes - 1).bit_length())
-    with contextlib.suppress(IndexError):  # other threads take memory too
+    with contextlib.suppress(IndexError):  # no memory of this size is free
         return _free[size].pop()
     return np.frombuffer(cupy().cuda.alloc_pinned_memory(size), np.uint8, size)
 

@@ -1,4 +1,4 @@
-"""Functions of models under torch's names, on tensors and arrays; each lies beside its layer."""
+"""Functions for models under torch's names, on tensors and arrays. Each is defined in the module of its layer."""
 
 from mpiddp import moved
 from mpiddp.autograd import cat as cat, stack as stack

@@ -44,7 +44,7 @@ class NLLLossFunction(Function):
         if reduction != "mean":
             return losses if reduction == "none" else losses.sum()
         count = x.dtype.type(target.size)
-        with np.errstate(divide="ignore", invalid="ignore"):  # the mean of no sample is NaN, as torch's
+        with np.errstate(divide="ignore", invalid="ignore"):  # the mean of no sample is NaN, as in torch
             self.factors = self.factors / count
             return losses.sum() / count
 

@@ -317,7 +317,7 @@ class Module:
             own[key][...] = placed(value, own[key])
         return result
 
-    # -- text ------------------------------------------------------------------------------------------------------
+    # -- representation --------------------------------------------------------------------------------------------
 
     def extra_repr(self) -> str:
         """Return the options that ``repr`` shows."""

@@ -64,7 +64,10 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    r"""Adam with decoupled weight decay, :math:`p \leftarrow (1 - \eta \lambda) p` first (arXiv:1711.05101)."""
+    r"""Adam with decoupled weight decay (arXiv:1711.05101).
+
+    Each step begins with :math:`p \leftarrow (1 - \eta \lambda) p`.
+    """
 
     decoupled_weight_decay = True
 
