@@ -27,7 +27,7 @@ _UNPACKED = 10**6
 With few channels such a product takes half the time.
 """
 _LEAST_COLUMNS = 128
-"""Least number of columns of a matrix. With narrower matrices, more calls cost more than the small products save."""
+"""Least number of columns of a matrix. Narrower matrices need more calls, which cost more time than they save."""
 
 
 class Columns:
