@@ -1,6 +1,6 @@
-"""Collective algorithms, one idea a file, as generators (see `mpiddp.mpi.work`), and the table that chooses.
+"""Collective algorithms, one a module, as generators (see `mpiddp.mpi.work`); `plan` has the table that selects one.
 
-They take validated, contiguous arrays. In all modules, with p ranks:
+The algorithms take validated, contiguous arrays. In all modules, with p ranks:
 
 - broadcast copies root's ``x`` to all ranks;
 - all_reduce reduces ``x`` in place; reduce changes root's ``x`` only;
@@ -9,6 +9,6 @@ They take validated, contiguous arrays. In all modules, with p ranks:
 - gather copies all ``x`` to root's ``outputs``; scatter copies array r of root's ``inputs`` to rank r's ``x``;
 - all_to_all copies input s of rank r to output r of rank s; all_to_all_single copies blocks of given bytes.
 
-Algorithms that add by themselves do so in a fixed order, in float32 for half types, and round once: every rank and run
-gets the same bits.
+An algorithm that does not leave the additions to MPI adds in a fixed order, in float32 for half types, and rounds once.
+So every rank and every run gets the same bits.
 """

@@ -1,14 +1,14 @@
 """Blocks through eager buffers: gather, scatter, all_to_all, and all_gather with lists, on one node.
 
 Blocks may differ in size between ranks. In one round every sender writes, for each receiver, the size of its block and
-the block itself. In place of a block that is longer than its slot of the buffer it writes where the block lies. The
-receiver reads it there by cross-memory attach, and says so. If the receiver says that it cannot, or if the group has no
-cross-memory attach, the sender sends a message. The receiver posts its receive when it knows the size, because MPI may
-crash in a receive that is too short.
+the block itself. If a block is longer than its slot of the buffer, the sender offers it: it writes the block's address
+instead. The receiver reads an offered block by cross-memory attach, and answers that it has done so. If the receiver
+answers that it cannot read the block, or if the group has no cross-memory attach, the sender sends a message. The
+receiver posts its receive when it knows the size, because MPI may crash in a receive that is too short.
 
-A long block that fits its slot may go either way. Each sender chooses for itself, because ranks may have blocks of
-different sizes. It compares the time in which it writes to the slots with the time in which its slowest receiver reads
-in place. Reading from a slot takes little time beside these.
+A long block that fits its slot may be written or offered. Each sender chooses for itself, because ranks may have blocks
+of different sizes. It compares the time that it takes to write to the slots with the time that its slowest receiver
+takes to read an offered block. To read from a slot takes little time beside these.
 """
 
 from __future__ import annotations
@@ -35,34 +35,38 @@ from .ways import ATTACH, PIECES, Choice
 
 _ALIGNED = 64
 _CHOICE_BYTES = 1 << 16
-"""Longer blocks may be offered even if they fit their slots. Their sizes are told as negative numbers then."""
+"""A sender may offer blocks that are longer than this even if they fit their slots. It then writes their sizes as
+negative numbers."""
 _NO_BYTES = -1
-"""The receiver expects this number if a block is too long for its slot. No sender tells it, so it never matches."""
+"""The number that a receiver compares with the sender's if a block is too long for its slot. No sender writes this
+number, so the two never match, and the receiver takes the block as an offered one."""
 Cut = Callable[[Any], Sequence[Array]]
 _Offer = tuple[int, int, Array]
-"""A block that its receiver may read: the position of the answer, the receiver, and the block."""
+"""An offered block: the position of the receiver's answer in the memory's words, the receiver, and the block."""
 _NEVER_NS = 1 << 40
-"""Stands for the time to read a block that had to be sent."""
+"""The time that a receiver writes for an offered block that had to be sent, so that the sender does not choose offers.
+"""
 
 
 class _Shown(NamedTuple):
-    """How this rank's blocks go in a round with one of the buffers."""
+    """How this rank passes its blocks in a round with one of the buffers. Positions are of words in the memory."""
 
     sizes: list[tuple[int, int]]
-    """The position of each block's size, and the number that is told there."""
+    """For each block, the position of its size, and the number that is written there."""
     written: list[tuple[int, slice]]
-    """The numbers of the inputs that go into their slots, and their places in the memory."""
+    """For each input that is written to its slot, the input's number and the slot's slice of the memory."""
     offered: list[tuple[int, int, int, int]]
     """For each offered input and receiver: the input's number, the receiver, the positions of offer and answer."""
     costs: list[int]
-    """For offered blocks that would fit their slots: the positions at which receivers tell how many ns they read."""
+    """For offered blocks that would fit their slots: the positions where receivers write how many ns they took to read.
+    """
 
 
 class Blocks:
     """The blocks that one rank sends and receives in calls with arrays like ``inputs`` and ``outputs``.
 
-    ``cuts`` make lists of a call's output and input; None if they are lists already. ``equal`` says that the outputs
-    are equal rows of one array, and so are the inputs.
+    ``cuts`` has a function that makes a list of a call's output, and one for the input; None stands for a list already.
+    ``equal`` says that the outputs are equal rows of one array, and so are the inputs.
     """
 
     def __init__(
@@ -90,16 +94,19 @@ class Blocks:
         slot = 0 if one_for_all else me
         self._own_input = slot if inputs and outputs else None
         self._own_output = 0 if operation == "scatter" else me
-        """The numbers of the input and of the output for this rank's block to itself, if there is one."""
+        """The numbers of the input and of the output for this rank's block to itself. The input's number is None if
+        there is no such block."""
         sent: list[tuple[int, int, Sequence[int]]] = [
             (index, x.nbytes, ranks) for index, (x, ranks) in enumerate(zip(inputs, to, strict=bool(inputs)))
         ]
         most = {PIECES: self._slot_bytes, ATTACH: min(self._slot_bytes, _CHOICE_BYTES)}
         self.shown = {way: [self._shown_in(number, sent, most[way]) for number in range(BUFFERS)] for way in most}
-        """How this rank's blocks go: for each way of the long blocks that fit their slots, and for each buffer."""
+        """How this rank passes its blocks: for each way of the long blocks that fit their slots, and for each buffer.
+        """
         self._choice = Choice(link) if self.shown[ATTACH][0].costs else None
         self._tries: list[tuple[str, int] | None] = [None] * BUFFERS
-        """For each buffer the way that its last call has tried, and the nanoseconds that this rank took."""
+        """For each buffer, the way that its last call has tried, and the nanoseconds that this rank took; None if that
+        call was no try."""
         self._received = [
             [
                 (
@@ -115,13 +122,15 @@ class Blocks:
             ]
             for number in range(BUFFERS)
         ]
-        """For each buffer, and each block from another rank: the number of its output, its slot, its size if that fits
-        the slot, the position of the size that the sender tells; and in one tuple the sender, and the positions of an
-        offer, of the answer to it, and of the time that reading took."""
-        for received in self._received:  # not all read the same rank's memory at once
+        """For each buffer, and for each block from another rank: the number of its output, its slot, its size or
+        `_NO_BYTES`, and the position of the size that the sender writes. A tuple follows. It has the sender, and the
+        positions of an offer, of the answer to it, and of the time that the receiver took to read."""
+        # Each rank begins with the next one, so that not all read the same rank's memory at once.
+        for received in self._received:
             received.sort(key=lambda each: (each[-1][0] - me) % link.size)
         self._tables: list[tuple[Array, Array, memoryview]] = []
-        """For each buffer the slots of all blocks, to write and to read them at once, and the sizes that are told."""
+        """For each buffer, the slots that this rank writes and those that it reads, each as one array, and the words
+        with the sizes of its blocks. The list is empty unless all blocks are short and of equal size."""
         if equal and inputs[0].nbytes <= most[ATTACH] >= outputs[0].nbytes:
             for number, each in enumerate(self.rounds):
                 own = each.own.reshape(slots, -1)[:, : inputs[0].nbytes]
@@ -132,7 +141,7 @@ class Blocks:
         self._requests: list[MPI.Request] = []
         self._offers: list[_Offer] = []
         self._block: Array | None = None
-        """What this rank sends itself."""
+        """The block that this rank sends itself, from `show` until `take`."""
         self.awaited: SpinWait | None = eager.arrival if outputs else None
         if operation == "scatter":
             self.awaited = None if me == root else eager.arrival_of(root)
@@ -141,16 +150,20 @@ class Blocks:
         return Shot(self.rounds, self.show, whole, None, self.awaited, self.take)
 
     def apart(self, given: Any, output: Any) -> Any:
-        """Return the input, or a copy if it shares memory with the output and a message would see what is written."""
+        """Return the input, or a copy of it.
+
+        A copy is needed if another rank may read the input, or MPI may send it, after this rank has written to an
+        output that shares memory with it.
+        """
         if isinstance(given, np.ndarray) and isinstance(output, np.ndarray) and not np.may_share_memory(given, output):
             return given
         if self._choice is not None and self._choice.way == PIECES and not self.shown[PIECES][0].offered:
-            return given  # nor is anything offered in the next call, because new tries begin in the slots
+            return given  # this call offers no block, nor does the next one, because new tries begin in the slots
         sent = [*given] if self._cut_input is None else [*self._cut_input(given)]
         if len(sent) > 1:
-            del sent[self._link.rank]  # this rank's own block is copied first
+            del sent[self._link.rank]  # `take` copies this rank's own block before it writes to other outputs
         outputs = output if self._cut_output is None else self._cut_output(output)
-        # In pairs, of which there are few: larger groups than `MAX_RANKS` have no eager buffers.
+        # There are few pairs to compare, because groups of more than `MAX_RANKS` ranks have no eager buffers.
         if not any(np.may_share_memory(x, y) for x in sent for y in outputs):
             return given
         return given.copy() if isinstance(given, np.ndarray) else [x.copy() for x in given]
@@ -161,9 +174,9 @@ class Blocks:
         return start + slot * self._slot_bytes
 
     def _shown_in(self, number: int, sent: list[tuple[int, int, Sequence[int]]], most_bytes: int) -> _Shown:
-        """Return how this rank's blocks go in rounds with a buffer, if those of over ``most_bytes`` are offered.
+        """Return how this rank passes its blocks in rounds with a buffer, if blocks of over ``most_bytes`` are offered.
 
-        ``sent`` has a (number, bytes, receivers) for each input.
+        ``sent`` has a tuple (number, bytes, receivers) for each input.
         """
         position, me, shown = self.eager.position, self._link.rank, _Shown([], [], [], [])
         for index, size_bytes, ranks in sent:
@@ -197,7 +210,7 @@ class Blocks:
             self._choice.count()
             start = perf_counter_ns()
         shown = self.shown[way][buffer]
-        if eager.told[buffer] is not shown:  # else the sizes stand there from an earlier call
+        if eager.told[buffer] is not shown:  # otherwise an earlier call has written the same sizes
             eager.told[buffer] = None  # an interrupt may leave some old sizes and some new ones
             for size, size_bytes in shown.sizes:
                 eager.words[size] = size_bytes
@@ -210,14 +223,14 @@ class Blocks:
         if self._own_input is not None:
             self._block = inputs[self._own_input]
         for index, place in shown.written:
-            eager.memory[place] = inputs[index]  # half of the time of NumPy's assignment
+            eager.memory[place] = inputs[index]  # takes half the time of NumPy's assignment
         if shown.offered:
             self._offer(inputs, shown.offered)
         if self._choice is not None and self._tries[buffer]:
             self._tries[buffer] = way, perf_counter_ns() - start
 
     def _offer(self, inputs: Any, offered: list[tuple[int, int, int, int]]) -> None:
-        """Tell where long blocks lie, or send them."""
+        """Write where long blocks lie. Send the blocks to ranks with which there is no cross-memory attach."""
         eager = self.eager
         for index, rank, address, taken in offered:
             x = inputs[index]
@@ -231,7 +244,8 @@ class Blocks:
     def _next_way(self, choice: Choice, buffer: int) -> str:
         """Return the chosen way, or the next one to try.
 
-        If the last call in this buffer tried a way, note first how long it took: its receivers have told their times.
+        If the last call in this buffer tried a way, note first how long it took: its receivers have written their times
+        by now.
         """
         tried, self._tries[buffer] = self._tries[buffer], None
         if tried is not None and tried[1] >= 0:
@@ -247,7 +261,7 @@ class Blocks:
         return way
 
     def take(self, current: Round, given: Any) -> Driven | None:
-        """Copy the blocks that have arrived; return what is left to wait for."""
+        """Copy the blocks that have arrived to the outputs; return an event if there is more to wait for, else None."""
         words, buffer, fault = self.eager.words, self.eager.number % BUFFERS, ""
         if self._tables:
             _, slots, told = self._tables[buffer]
@@ -255,7 +269,7 @@ class Blocks:
                 given.reshape(slots.shape)[...] = slots
                 return None
         outputs = given if self._cut_output is None else self._cut_output(given)
-        if self._block is not None:  # first, because an arriving block may overwrite it
+        if self._block is not None:  # copied first, because a block that has arrived may overwrite it
             outputs[self._own_output][...] = self._block
             self._block = None
         for index, slot, size_bytes, size, offer in self._received[buffer]:
@@ -267,7 +281,7 @@ class Blocks:
         return self._left(fault) if fault or self._requests or self._offers else None
 
     def _left(self, fault: str) -> Driven | None:
-        """Return what is left to wait for."""
+        """Return the event of the answers and messages that this rank still waits for; None if there are none."""
         number, words = self.eager.number, self.eager.words
         offers, self._offers = [offer for offer in self._offers if words[offer[0]] != number], []
         requests, self._requests = self._requests, []
@@ -277,7 +291,7 @@ class Blocks:
         """Wait for the answers to offers, and for messages; a block of the wrong size is an error at the end."""
         words = self.eager.words
         for taken, rank, x in offers:
-            yield self.eager.spin_wait(lambda: abs(words[taken]) == number)  # noqa: B023 - it is asked in this turn
+            yield self.eager.spin_wait(lambda: abs(words[taken]) == number)  # noqa: B023 - called in this turn only
             if words[taken] < 0:
                 requests.append(self.send(x, rank))
         yield All(requests)
@@ -290,7 +304,7 @@ class Blocks:
         is_in_slot, sent_bytes = 0 <= sent_bytes <= self._slot_bytes, abs(sent_bytes)
         if sent_bytes != x.nbytes:
             fault = native.wrong_size(self._link, self._operation, rank, sent_bytes, x.nbytes)
-            x = np.empty(sent_bytes, np.uint8)  # the message is received, so that the next is right
+            x = np.empty(sent_bytes, np.uint8)  # the message is received, so that the next call gets the right one
         if not is_in_slot:
             there, start = words[address], perf_counter_ns()
             if there and eager.read(rank, there, x):

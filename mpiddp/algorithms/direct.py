@@ -1,13 +1,13 @@
-"""Direct access: longer arrays of a node's ranks, moved where they lie, between two rounds of the eager buffers.
+"""Direct access: ranks of a node read and write each other's longer arrays between two rounds of the eager buffers.
 
 In the first round the ranks tell each other where their arrays lie. If these are symmetric, or if they go by
 cross-memory attach, every rank then does its part of `two_shot` at once, and the second round is the barrier after it.
 The other `ways` need no second round: pieces by `one_shot`, the scratch by `two_shot`, and MPI's own operation. A call
-of `two_shot` by attach takes longer, because it prepares in each call what a plan prepares here once.
+of `two_shot` itself takes longer by attach, because it prepares in each call what this module prepares once in a plan.
 
-If ordinary arrays go in pieces, the first round carries their first pieces already. A symmetric array is not copied, so
-if only some ranks have one, another round carries the first pieces. A call that tries pieces makes another round, too,
-because its time is to be that of all pieces.
+Arrays that are not in symmetric memory are called ordinary. If these go in pieces, the first round carries the first
+pieces already. A symmetric array is not copied, so if only some ranks have one, another round carries the first pieces.
+A call that tries pieces makes another round, too, because the time of all pieces has to be measured.
 """
 
 import struct
@@ -34,9 +34,9 @@ from .two_shot import Part
 from .ways import ATTACH, MPIS, PIECES, SCRATCH, Ways
 
 _SCRATCH_BYTES = 1 << 19
-"""Shorter arrays that may go in pieces have no use for the scratch."""
+"""Arrays that may go in pieces do not go through the scratch if they are shorter than this."""
 _WORD, _NUMBER = struct.Struct("q"), struct.Struct("d")
-"""A factor is told in the bits of a whole number."""
+"""The formats by which a factor, a float, is written to a word of the memory, which is an integer."""
 
 
 class Direct:
@@ -48,10 +48,12 @@ class Direct:
         self._link, self._call, self._eager = link, call, link[EagerBuffers]
         self._operation, self._op, self._root = operation, op, root
         self._pieces = pieces
-        """Takes ordinary arrays in pieces; None if they are too long for that, or if an algorithm was asked for."""
+        """The call for ordinary arrays that go in pieces; None if they are too long for that, or if an algorithm was
+        asked for."""
         self._way: str | None = None
         self._tries = False
-        """The way of ordinary arrays in the current call, None if there is none yet; and True if the call tries it."""
+        """The way of ordinary arrays in the current call, None before there is one; and True if the call tries this
+        way."""
         self._first = pieces.shots[0] if pieces else meeting(self._eager)
         self._meeting = OneShot(link, call, [meeting(self._eager)])
         self._told = [
@@ -73,20 +75,20 @@ class Direct:
         yield from self._meeting.shots
 
     def apart(self, x: Array, output: Array) -> Array:
-        """Return the input, or a copy if the output lies where other ranks read."""
+        """Return the input, or a copy of it if this rank's output overlaps parts of the input that other ranks read."""
         if x.flags.owndata and output.flags.owndata:
             return x
         part, all_of_it = (x, output) if self._operation == "all_gather" else (output, x)
         return x.copy() if two_shot.lies_in_others(part, all_of_it, self._link.rank) else x
 
     def _show(self, x: Array) -> Array | None:
-        """Tell where the array lies; return the piece of it that the next round carries, or None."""
+        """Write where the array lies; return the piece of it that the next round carries, or None."""
         self._x = x
         self._way, self._tries = self._decide()
         place = find(x)
         buffer = (self._eager.number + 1) % BUFFERS
         words, me, told = self._eager.words, self._link.rank, self._told[buffer]
-        self._eager.told[buffer] = None  # the sizes of blocks that stood here are overwritten
+        self._eager.told[buffer] = None  # this overwrites the block sizes of earlier calls
         words[told[0] + me] = place.segment
         if self._way == PIECES and not self._tries and not place.segment:
             return None if self._first.shown is None else self._first.shown(x)
@@ -96,7 +98,7 @@ class Direct:
         return None
 
     def _act(self, current: Round, output: Array) -> Awaited | None:
-        """Do this rank's part; return what is left to wait for, or None if the second round follows."""
+        """Do this rank's part; return the event that is left to wait for, or None if the second round follows."""
         x, self._x = self._x, None
         assert x is not None, "it has been shown"
         words, link, told = self._eager.words, self._link, self._told[self._eager.number % BUFFERS]
@@ -178,7 +180,7 @@ class Direct:
         return self._choice.next(possible) if possible else (SCRATCH, False)
 
     def _go(self, way: str | None, output: Array, x: Array, told: list[int]) -> Steps:
-        """Go a way that takes steps, or try a way, whose time begins when all ranks have come."""
+        """Take a way that needs several steps, or try a way. The time of a try begins when all ranks have come."""
         if way is None:
             yield from self._memory.prepare()
             if self._scratch is not None:
@@ -193,4 +195,4 @@ class Direct:
             yield self._by_mpi(output, x)
         else:
             part = Part(self._operation, self._link.after(), output, x, self._op, self._root)
-            yield from part.by(two_shot, part.link, self._call, way=SCRATCH)  # by MPI where there is no scratch
+            yield from part.by(two_shot, part.link, self._call, way=SCRATCH)  # it takes MPI if there is no scratch

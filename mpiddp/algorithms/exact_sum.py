@@ -4,12 +4,12 @@ The ranks agree on the largest and the smallest binary digit of all addends. Eac
 multiples of a common power of two and have so few digits that no sum of them is ever rounded, whatever algorithm adds.
 
 If one or two parts are enough, they are float64. A part holds 50 binary places on two ranks, and fewer on more ranks.
-To add an addend to a large number and subtract that number again gives its first part. The second part is what this
-addition has lost (S. Rump, T. Ogita and S. Oishi, "Accurate floating-point summation", SIAM Journal on Scientific
-Computing 2008). Of more than two such parts the larger two might cancel, and their sum would need a carry. So all other
-addends are cut into int64, and so are float64 that are too large for the addition. These int64 are a superaccumulator
-with no more words than the data need (U. Kulisch and W. Miranker, "The arithmetic of the digital computer", SIAM Review
-1986).
+A large number is added to an addend and subtracted again, which gives the addend's first part. The second part is what
+this addition has lost (S. Rump, T. Ogita and S. Oishi, "Accurate floating-point summation", SIAM Journal on Scientific
+Computing 2008). With more than two such parts, the sums of the larger two might cancel, and the result would need a
+carry. So addends that need more parts are cut into int64, and so are float64 that are too large for that addition.
+The int64 parts are a superaccumulator with no more words than the data need (U. Kulisch and W. Miranker, "The
+arithmetic of the digital computer", SIAM Review 1986).
 """
 
 import functools
@@ -25,9 +25,9 @@ from mpiddp.mpi.requests import Steps
 from mpiddp.typing import Array
 
 _CHUNK = 1 << 15
-"""The elements that are searched at a time for the largest and the smallest one, so that they stay in the cache."""
+"""How many elements are searched at a time for the largest and the smallest one, so that they stay in the cache."""
 _PIECE_BYTES = 1 << 20
-"""The bytes that are sent at a time: they are still in the cache when they are added and joined."""
+"""How many bytes are sent at a time, so that they are still in the cache when they are added and joined."""
 _POSITIVE, _NEGATIVE = 1, 2
 """Marks of the infinities among the addends. A NaN gets both marks, because it is the sum of both infinities."""
 _NOTHING = -1 << 20
@@ -65,19 +65,19 @@ def all_reduce(all_reduced: Callable[[Link, Array, ReduceOp], Steps], link: Link
 
 
 def _extent(flat: Array) -> tuple[int, int, bool]:
-    """Return the exponents above and below all digits of the finite elements, and True if others are there."""
+    """Return the exponents above and below all digits of the finite elements, and True if not all are finite."""
     unsigned = np.dtype(f"u{flat.itemsize}")
     magnitude = unsigned.type((1 << 8 * flat.itemsize - 1) - 1)  # all bits but the sign
     infinite = int(np.array(np.inf, flat.dtype).view(unsigned))
     most, least, special = 0, int(np.iinfo(unsigned).max), False
     for start in range(0, flat.size, _CHUNK):
-        found = flat[start : start + _CHUNK].view(unsigned) & magnitude  # ordered as the absolute values
+        found = flat[start : start + _CHUNK].view(unsigned) & magnitude  # in the order of the absolute values
         top = int(found.max())
         if top >= infinite:
             special, found = True, found * (found < infinite)
             top = int(found.max())
         most = max(most, top)
-        least = min(least, int((found - unsigned.type(1)).min()))  # 0 wraps around
+        least = min(least, int((found - unsigned.type(1)).min()))  # 0 wraps around, and does not count
     if most == 0:
         return _NOTHING, -_NOTHING, special
     smallest, largest = np.array([least + 1, most], unsigned).view(flat.dtype)
@@ -92,7 +92,7 @@ def _way(xp: Any, dtype: np.dtype[Any], highest: int, lowest: int, ranks: int) -
     width = 51 - carries
     parts = -(-places // width)
     if parts <= 2 and (dtype == np.float32 or highest < 900):  # larger numbers might overflow
-        # The last digit of such a number is the last one of a part.
+        # The last binary digit of each of these numbers is worth as much as the last digit of a part.
         large = [np.float64(1.5 * 2.0 ** (highest - width * part + 52)) for part in range(1, parts)]
         return parts, np.float64, functools.partial(_split, xp, large), functools.partial(_added, xp)
     bits = 62 - carries
@@ -129,7 +129,7 @@ def _added(xp: Any, rows: Array, x: Array) -> None:
 def _cut(xp: Any, exponents: Sequence[int], x: Array, rows: Array) -> None:
     rest = x.astype(np.float64)
     for exponent, row in zip(exponents, rows, strict=True):
-        row[...] = xp.ldexp(rest, -exponent)  # an int64 has no fraction
+        row[...] = xp.ldexp(rest, -exponent)  # the row is int64, so this drops the fraction
         rest -= xp.ldexp(row.astype(np.float64), exponent)
 
 

@@ -21,7 +21,7 @@ from .local_reduce import accumulated_in, bounds, reduce_rows, widened
 
 
 def _longest(x: Array, ranks: int = 1) -> int:
-    """Return how many elements of ``x`` for each of ``ranks`` fit MPI's counts when they are widened."""
+    """Return how many elements of ``x`` for each of ``ranks`` fit MPI's counts in the accumulation dtype."""
     return max(message.MAX_COUNT // (ranks * accumulated_in(x.dtype).itemsize), 1)
 
 
@@ -45,7 +45,7 @@ def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
             yield link.later.Iallgatherv(as_bytes(mine), received)
         else:
             yield link.later.Igatherv(as_bytes(mine), received if link.rank == root else None, root)
-        del sent, rows, mine, received  # before the next piece needs as much
+        del sent, rows, mine, received  # frees their memory before the next piece needs as much
         link = link.after()
 
 

@@ -13,7 +13,7 @@ from . import exchange, native, tree
 
 SHORT_BYTES = 1 << 14
 TREE_RANKS = 9
-"""From this many ranks on the tree sends fewer messages."""
+"""The number of ranks from which on `tree` sends fewer messages than `exchange`."""
 
 
 def reduction(dtype: np.dtype[Any], op: ReduceOp) -> ModuleType:

@@ -1,10 +1,11 @@
-"""The handshake: the ranks exchange what they call, and where their arrays lie, before any data moves.
+"""The handshake: the ranks exchange the records of their calls, and where their arrays lie, before any data moves.
 
-All ranks then go on alike, or raise the same error. Before ranks access each other's memory, it is the barrier needed
-anyway. Between nodes it is the first step of every call that gives an array to an MPI collective, and has one size
-whatever the call, because MPI fails when collectives differ: Open MPI's non-blocking ones go on after a truncation and
-write over freed memory, and MPICH fails an assertion. A short array travels with the handshake (see `short`). Calls
-without a handshake are hashed, and the next handshake compares the hashes.
+All ranks then go on in the same way, or raise the same error. Ranks that access each other's memory need a barrier
+before that, and the handshake is this barrier. Between nodes the handshake is the first step of every call that gives
+an array to an MPI collective. It has the same size in all calls, because MPI fails when the ranks' collectives differ:
+Open MPI's non-blocking ones go on after a truncation and write over freed memory, and MPICH fails an assertion. A short
+array travels with the handshake (see `short`). Calls without a handshake are hashed, and the next handshake compares
+the hashes.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ from mpiddp.typing import Array
 
 from .tags import Tag
 
-# The call's number and record; segment and offset of the array; factor; history.
+# The fields are the call's number and record, the segment and offset of the array, the factor, and the history.
 _ENTRY = struct.Struct("<qQqqqqdq")
 SLOT_BYTES = 1 << 10
-"""Room for a short array, in every handshake between nodes."""
+"""The room for a short array in every handshake between nodes."""
 SLOT_START = _ENTRY.size
 ROW_BYTES = SLOT_START + SLOT_BYTES
 _DIRECT_RANKS = 4
 """In groups of up to so many ranks each rank sends its row to each other one. MPI's all-gather takes longer."""
 MAX_ROWS = 16
-"""In larger groups on several nodes the first step reduces a hash, because a rank would receive too many rows."""
+"""In larger groups on several nodes the ranks first compare hashes by an all-reduce, because a rank would receive too
+many rows."""
 _PLACE_AND_FACTOR = slice(32, 56)
 
 
@@ -138,10 +140,10 @@ class Slot:
         self._messages = All(receives + [comm.Send_init(self._row, rank, Tag.HANDSHAKE) for rank in others])
         """Persistent messages from and to all other ranks; none in groups of more than `_DIRECT_RANKS`."""
         self.rows = functools.lru_cache(maxsize=256)(functools.partial(_rows, self.told, self._starts))
-        """Returns ``count`` elements of a dtype, from number ``first`` on, of each rank's array."""
+        """The function that returns, of each rank's array, ``count`` elements of a dtype from number ``first`` on."""
 
     def begin(self, mine: bytes, x: Array | None) -> Awaited:
-        """Send this rank's entry, and ``x`` of at most `SLOT_BYTES`, to all."""
+        """Send this rank's entry, and ``x`` of at most `SLOT_BYTES`, to all ranks."""
         row, self._mine = self._row, mine
         row[:SLOT_START] = mine
         if x is not None:
@@ -186,12 +188,12 @@ class Slots(Resource):
             slot.free()
 
     def drop(self, error: DistError) -> None:
-        """Let the next handshake find the communicator aborted."""
+        """Forget all slots, so that the next handshake makes one and finds the communicator aborted."""
         self._free = ([], [])
 
 
 def pack(link: Link, call: Call, place: Location = NOWHERE, factor: float = 1.0) -> bytes:
-    if link.now is link.later:  # in a later step the number may be that of another operation
+    if link.now is link.later:  # in a later step `sequence` may be the number of another operation
         return _ENTRY.pack(0, *call.record, *place, factor, 0)
     return _ENTRY.pack(link.sequence, *call.record, *place, factor, link.history)
 
@@ -201,7 +203,7 @@ def _meet(link: Link, comm: MPI.Intracomm, mine: bytes) -> Steps:
         told = bytearray(len(mine) * link.size)
         yield comm.Iallgather(mine, told)
         agree = told == mine * link.size
-    else:  # as many bytes as for a short array: the others may have one
+    else:  # as many bytes as with a short array, because other ranks may send one
         slots = link.resource(Slots)
         slot = slots.take(comm)
         yield slot.begin(mine, None)
@@ -228,7 +230,7 @@ def differing(link: Link, told: bytearray) -> Steps:
 
 
 def _find_difference(link: Link) -> Steps:
-    calls = link[Calls]  # the hashes that differ are of its calls
+    calls = link[Calls]  # it exists, because it has recorded the calls whose hashes differ
     calls.link.history = 0
     mine = calls.recent()
     told = np.empty((link.size, mine.size), RECORD)

@@ -1,9 +1,9 @@
 """All-reduce over several nodes: reduce in the node, across nodes slice by slice, gather in the node.
 
 Each of n nodes sends 2 (n - 1) / n of the array's bytes. In a ring over all ranks a node with m ranks sends up to m
-times as much. There are as many slices as the smallest node has ranks. They cross in parallel and in pieces: one piece
-is sent while the one before it returns. Horovod, NCCL and Open MPI's coll/han do the same. If the ranks of any node
-cannot share memory, all ranks reduce as `fallback` says.
+times as much. There are as many slices as the smallest node has ranks. The slices are sent in parallel and in pieces:
+one piece is sent while the result of the one before it returns. Horovod, NCCL and Open MPI's coll/han do the same. If
+the ranks of any node cannot share memory, all ranks reduce by the algorithm that `fallback` chooses.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from .peer_access import PeerAccess, Views, copied, place_of
 from .tags import Tag
 
 PIECE_BYTES = 1 << 20
-"""What a slice sends at once. With many nodes it is more, because each gets a part."""
+"""The bytes of a slice that a rank sends at once. With many nodes it sends more, so that each node gets a part of at
+least `_PART_BYTES`."""
 _PART_BYTES = 1 << 14
-"""The shortest part: the latency of a shorter message dominates."""
+"""The shortest part of a piece. In a shorter message the latency would dominate."""
 
 
 def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
@@ -67,7 +68,7 @@ def in_place_everywhere(link: Link, segments: Array) -> bool:
 
 def _where_they_lie(link: Link, peers: PeerAccess, x: Array, op: ReduceOp, factors: list[float] | None) -> Steps:
     reduce = functools.partial(reduce_rows, op, size=link.size, factors=factors)
-    across = link.across  # to other nodes' ranks with this slice; None if this rank has no slice
+    across = link.across  # the ranks that have this slice on all nodes; None if this rank has no slice
     if across is not None:
         edges = bounds(x.size, link.leaders, x.itemsize)
         first, last = edges[link.node.rank], edges[link.node.rank + 1]
@@ -104,7 +105,7 @@ class _Crossing:
         self._across, self._out, self._op = across, out, op
         slices = [slice(*edges) for edges in itertools.pairwise(bounds(sums.size, across.size, sums.itemsize))]
         self._parts = [out[part] for part in slices]
-        self._outgoing = [sums[part] for part in slices]  # on the wire until the requests are complete
+        self._outgoing = [sums[part] for part in slices]  # MPI reads these until the requests are complete
         mine = self._outgoing[across.rank]
         self._rows = [np.empty_like(mine) for _ in slices]
         self._rows[across.rank] = mine

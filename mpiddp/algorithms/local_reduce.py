@@ -1,6 +1,7 @@
-"""Local reduction: what a reduction computes on this rank.
+"""Local reduction: the part of a reduction that a rank computes itself.
 
-Rows are combined in order. On the host this goes chunk by chunk in the cache, and each byte is read from memory once.
+Rows are combined in order. On the host this is done chunk by chunk, so that a chunk stays in the cache and each byte is
+read from memory once.
 """
 
 import functools
@@ -20,7 +21,7 @@ CHUNK_BYTES = 1 << 17
 """The longest chunk of a row. Shorter chunks take more calls: two rows of 16 MiB are reduced in 2.2 ms by these chunks,
 and in 3.2 ms by chunks of 64 KiB."""
 CACHE_BYTES = 1 << 19
-"""The chunks of all rows together: at most half of a core's second-level cache, which has 1 to 2 MiB."""
+"""The size of the chunks of all rows together: at most half of a core's second-level cache, which has 1 to 2 MiB."""
 _LINE_BYTES = 64
 
 
@@ -46,7 +47,9 @@ def reduce_rows(
     join = getattr(xp, op._combining)
     common = _common_scale(factors)
     if op._merges and common != 1:
-        common = None  # a subnormal would be rounded here and not where one rank has several addends
+        # A rank that has several addends scales each one before it adds them. So rows are scaled before they are added,
+        # too. If the sum were scaled instead, subnormal numbers would be rounded differently.
+        common = None
     if common is not None:
         factors = None
     wide = accumulated_in(dtype)
@@ -62,7 +65,7 @@ def reduce_rows(
         deepest = max(itertools.accumulate(1 - ended for ended in merges)) + 1
     spare = xp.empty((deepest, min(step, count)), wide)
     for start in range(0, count, step):
-        if count <= step:  # half of the work for short arrays
+        if count <= step:  # cutting would be half of the work for short arrays
             parts, targets = rows, outs
         else:
             chunk = slice(start, min(start + step, count))
@@ -87,14 +90,18 @@ def reduce_rows(
 
 
 def _common_scale(factors: Sequence[float] | None) -> float | None:
-    """Return the factor of all rows if it can follow the sum: a power of two, which rounds nothing."""
+    """Return the factor if all rows have the same and it is a power of two; otherwise None.
+
+    The sum can be multiplied by such a factor instead of the rows, because the product is not rounded, unless it is
+    subnormal.
+    """
     if factors is None or any(factor != factors[0] for factor in factors) or abs(math.frexp(factors[0])[0]) != 0.5:
         return None
     return factors[0]
 
 
 def combine_in_order(join: Callable[..., Any], parts: Sequence[Array], accumulator: Array) -> None:
-    """Combine parts as they are, in their order. This takes a fraction of the time of `_combine`."""
+    """Combine parts in their order, without factors or another dtype, in a fraction of the time of `_combine`."""
     if len(parts) == 1:
         accumulator[...] = parts[0]
         return
@@ -154,7 +161,10 @@ def combine(op: ReduceOp, a: Array, b: Array, out: Array) -> None:
 
 
 def _real_numbers(x: Array) -> Array:
-    """Return the real numbers in a contiguous array, to be scaled: infinity times a complex factor would give NaN."""
+    """Return a view of the real numbers in a contiguous array, which can be scaled.
+
+    Infinity times a complex factor would give NaN.
+    """
     return x.reshape(-1).view(np.empty(0, x.dtype).real.dtype) if x.dtype.kind == "c" else x
 
 
@@ -183,7 +193,7 @@ def finish(op: ReduceOp, x: Array, size: int) -> None:
     """Divide a sum by the number of ranks, ``size``, if ``op`` is ``AVG``."""
     if op.name != "AVG" or size == 1:
         return
-    if size & (size - 1) == 0:  # the product has the same bits, and is faster
+    if size & (size - 1) == 0:  # for a power of two a product has the same bits, and takes less time
         scale(x, 1 / size, x)
         return
     numbers = _real_numbers(x)

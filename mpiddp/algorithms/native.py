@@ -54,7 +54,7 @@ def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
         yield _all([link.now.Ireduce(MPI.IN_PLACE, piece, reduction, root) for piece in chunks(x)])
         finish(op, x, link.size)
     else:
-        sent = premultiplied(op, x)  # held here: mpi4py's request for a reduction does not keep what it sends
+        sent = premultiplied(op, x)  # kept in a variable, because mpi4py's request for a reduction does not keep it
         yield _all([link.now.Ireduce(piece, None, reduction, root) for piece in chunks(sent)])
 
 
@@ -120,9 +120,9 @@ def _exchange(
             sends.append(link.now.Isend(as_message(x, x.nbytes), rank, Tag.BLOCK))
         else:
             as_bytes(blocks.pop(rank))[...] = as_bytes(x)
-    yield READY  # what has come early is for the operation at the head of the queue
+    yield READY  # goes on at the head of the queue, because the early blocks belong to the operation there
     early, probe = link.early.setdefault(link.now.handle, {}), _Probe(link.now)
-    while blocks:  # each is received once its size is known: MPI may crash in a receive that is too short
+    while blocks:  # a block is received once its size is known, because MPI may crash in a receive that is too short
         known = blocks.keys() & early.keys() if early else None
         if known:
             source = known.pop()
@@ -136,7 +136,7 @@ def _exchange(
                 early.setdefault(source, deque()).append((message, sent_bytes))
                 continue
         x = blocks.pop(source)
-        if sent_bytes != x.nbytes:  # received nevertheless, so that the next is right
+        if sent_bytes != x.nbytes:  # the block is received nevertheless, so that the next one is the right one
             fault = fault or wrong_size(link, operation, source, sent_bytes, x.nbytes)
             x = np.empty(sent_bytes, np.uint8)
         receives.append(message.Irecv(as_message(x, sent_bytes)))
@@ -147,7 +147,7 @@ def _exchange(
 
 def _apart(inputs: Sequence[Array], outputs: Sequence[Array], rank: int) -> Sequence[Array]:
     sent = [*inputs[:rank], *inputs[rank + 1 :]]
-    if all(x.base is None for x in (*outputs, *sent)):  # each has memory of its own
+    if all(x.base is None for x in (*outputs, *sent)):  # each array has memory of its own
         shared = not {*map(id, outputs)}.isdisjoint(map(id, sent))
     else:
         shared = overlap(outputs, sent)
@@ -160,9 +160,9 @@ def overlap(outputs: Sequence[Array], inputs: Sequence[Array]) -> bool:
 
 
 class _Probe(Awaited):
-    """Waits for the next block from any sender.
+    """The event that the next block has come, from any sender.
 
-    With a probe for each sender, MPI would search all unexpected messages for each of them.
+    With a probe for each sender, MPI would search all unexpected messages once for each sender.
     """
 
     message: Any = None
@@ -205,6 +205,6 @@ def all_to_all_single(
 
 
 def cut(x: Array, counts: Sequence[int]) -> list[Array]:
-    """Return the array's blocks of so many bytes."""
+    """Cut the array into blocks, whose sizes in bytes ``counts`` tells."""
     ends = itertools.accumulate(counts)
     return [as_bytes(x)[end - count : end] for end, count in zip(ends, counts, strict=True)]

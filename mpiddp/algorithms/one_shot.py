@@ -31,11 +31,12 @@ from .local_reduce import accumulated_in, finish, premultiply, reduce_rows
 
 Cut = Callable[[Array], Array]
 _ELEMENT_BYTES = 1 << 16
-"""Larger elements may exceed a buffer, and are cut as bytes."""
+"""Arrays of larger elements are cut as bytes, because such an element may be larger than a buffer."""
 _BYTES_PER_LOOK = 1 << 9
 _MOST_LOOKS = 1 << 12
 _abandoned: list[tuple[Sequence[Any], Awaited | None, Steps]] = []
-"""Arguments, events and steps of calls that have failed here, to which MPI and other ranks may still write."""
+"""Arguments, events and steps of failed calls. They are kept, because MPI and other ranks may still write to their
+memory."""
 
 
 ENOUGH = Failed(DistError("nobody waits for this"))
@@ -46,20 +47,25 @@ ENOUGH = Failed(DistError("nobody waits for this"))
 class Shot:
     rounds: list[Round]
     shown: Callable[[Any], Array | None] | None
-    """Returns the piece of the input to write to the buffer; or writes to the buffer by itself, and returns None."""
+    """The function that returns the piece of the input to write to the buffer. It may also write to the buffer by
+    itself, and return None."""
     result: Cut
-    """Returns the piece of the output that gets the result."""
+    """The function that returns the piece of the output that gets the result."""
     write: Callable[[Array, Array], object] | None
-    """Writes a piece that has gaps, or is to be changed, to an array."""
+    """The function that writes a piece to the buffer; None if the piece can be copied as bytes, because it has no gaps
+    and is not to be changed."""
     awaited: SpinWait | None
     """The arrival of the ranks that this one waits for."""
     end: Callable[[Round, Any], Awaited | None] | None
-    """Finishes the shot, and returns what is left to wait for in place of the shots after it, on all ranks alike. If it
-    returns None, or is None, those shots are made."""
+    """The function that finishes the shot. If it returns an event, the call ends with that event, and the shots after
+    this one are left out, on all ranks alike. They are made if it returns None, and if there is no function."""
 
 
 class OneShot:
-    """A collective whose output and input have the positions ``places`` among the arguments."""
+    """A collective call, made in one shot or in several.
+
+    Its output and input have the positions ``places`` among its arguments.
+    """
 
     def __init__(
         self,
@@ -74,7 +80,7 @@ class OneShot:
         self._record = call.record.pack(0)[8:]  # without the sequence number
         self._output, self._input = places
         self._apart = apart
-        """Returns the input, or a copy if it shares memory with the output."""
+        """The function that returns the input, or a copy if it shares memory with the output."""
         self.shots = list(shots)
         self._waits = self.shots[-1].awaited is not None
         self._looks = min(LOOKS + size_bytes // _BYTES_PER_LOOK, _MOST_LOOKS)
@@ -82,7 +88,7 @@ class OneShot:
         time, so their calls look more often."""
 
     def run(self, args: Sequence[Any], outputs: Sequence[Array] | None = None) -> Work | None:
-        """Make a call with nothing pending in this process; a timeout aborts the group.
+        """Make a call. The caller knows that nothing is pending in this process. A timeout aborts the group.
 
         With ``outputs`` return the call as a `Work`, which has ended if the other ranks have come within a moment.
         """
@@ -95,7 +101,8 @@ class OneShot:
         event = operation = frame = None
         try:
             for event in steps:
-                if outputs is None or type(event) is SpinWait:  # another event may be all the work of a long array
+                # An asynchronous call does not look for other events, which may be all the work of a long array.
+                if outputs is None or type(event) is SpinWait:
                     # The caller is looked up now, because that takes time, and the other ranks have not arrived yet.
                     frame = frame or caller(4)
                     if eager.spin(event.Test, self._looks):
@@ -110,7 +117,7 @@ class OneShot:
         except BaseException as error:  # also Ctrl-C
             if not isinstance(error, BlockError):  # a BlockError is raised after the last message
                 _abandoned.append((args, event, steps))
-            if isinstance(error, (DistError, MPI.Exception)):  # MPI's own in a look: perhaps a rank has died
+            if isinstance(error, (DistError, MPI.Exception)):  # an error of MPI may mean that a rank has died
                 if operation is None:
                     self._monitor.publish(recorder.begin(self._call, sequence).number, self._call.record)
                 self._monitor.verify_failed(sequence, error)
@@ -142,7 +149,7 @@ class OneShot:
             raise error
 
     def steps(self, link: Link, call: Call, *args: Any) -> Steps:
-        # in a later step the number may be that of another operation
+        # In a later step `sequence` may be the number of another operation.
         record = self._call.record.pack(0 if link.now is link.later else link.sequence)
         output, x = args[self._output], args[self._input]
         if len(link.queue):
@@ -176,7 +183,7 @@ def _continued(event: Awaited, steps: Steps) -> Steps:
 
 
 def meeting(eager: EagerBuffers) -> Shot:
-    """Return a round without arrays, which is a barrier."""
+    """Return a shot without arrays, which is a barrier."""
     return Shot(eager.rounds((0,), np.dtype(np.uint8)), None, whole, None, eager.arrival, None)
 
 
@@ -189,18 +196,18 @@ def whole(x: Array) -> Array:
 
 
 def _pieces(count: int, itemsize: int, buffer_bytes: int) -> Iterator[slice]:
-    """Return slices that fit into a buffer: at least one."""
+    """Return slices of ``count`` elements that fit into a buffer. There is at least one."""
     step = buffer_bytes // itemsize
     return (slice(start, min(start + step, count)) for start in range(0, max(count, 1), step))
 
 
 def _flat(x: Array) -> Array:
-    """Flatten; large elements as bytes."""
+    """Return ``x`` flat, as bytes if its elements are large."""
     return x.reshape(-1) if x.itemsize <= _ELEMENT_BYTES else as_bytes(x)
 
 
 def _in_place(link: Link, output: Array, x: Array, op: ReduceOp | None, root: int) -> Iterator[Shot]:
-    """Broadcast, all-reduce and reduce: input and result share an array."""
+    """Yield the shots of a broadcast, all-reduce or reduce, whose input and result are one array."""
     eager = link[EagerBuffers]
     cuts: Iterable[Cut] = (whole,)
     if x.size * _shown_in(x.dtype, op).itemsize > eager.buffer_bytes:
@@ -276,7 +283,7 @@ SHOTS: dict[str, Callable[[Link, Array, Array, ReduceOp | None, int], Iterator[S
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
 }
-"""For each operation, makes the shots of a call with arrays like its output and input."""
+"""For each operation, the function that yields the shots of a call with arrays like a given output and input."""
 
 
 def _shown_in(dtype: np.dtype[Any], op: ReduceOp | None) -> np.dtype[Any]:
@@ -297,7 +304,7 @@ def _reduction(op: ReduceOp, dtype: np.dtype[Any]) -> Callable[[Round, Array], N
 
     def combined(current: Round, out: Array) -> None:
         rows = current.rows
-        combine(rows[0], rows[1], out=out)  # positional is deprecated for maximum and minimum
+        combine(rows[0], rows[1], out=out)  # NumPy's maximum and minimum deprecate a positional `out`
         for row in current.later_rows:
             combine(out, row, out=out)
         if averages:

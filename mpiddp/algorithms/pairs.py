@@ -14,7 +14,7 @@ def _halves(part: range) -> tuple[range, range]:
 
 
 def shares(leaves: int, ranks: int) -> list[range]:
-    """Return the subtree of each rank: the largest one is halved until there are enough.
+    """Return the subtree of each rank. The largest subtree is halved until there is one for each rank.
 
     >>> shares(8, 3)
     [range(0, 2), range(2, 4), range(4, 8)]

@@ -18,13 +18,13 @@ from .local_reduce import bounds
 PIECE_BYTES = 1 << 18
 """The largest piece of an array that is copied at once."""
 CACHE_BYTES = 1 << 20
-"""All ranks' copies, which have to stay in a core's second-level cache."""
+"""The size of all ranks' copies together, which have to stay in a core's second-level cache."""
 Reduce = Callable[[Sequence[Array], Sequence[Array]], None]
 """Reduces rows into outputs: `reduce_rows`, bound to the reduction of one call."""
 
 
 class Views:
-    """Access to arrays in this process's memory."""
+    """Access to the ranks' arrays in memory that this process maps, such as symmetric memory."""
 
     def __init__(self, rows: list[Array], rank: int) -> None:
         self._rows, self._rank = rows, rank
@@ -34,7 +34,7 @@ class Views:
         reduce([row[first:last] for row in self._rows], (out,))
 
     def reduce_for(self, reduce: Reduce, first: int, last: int, ranks: Sequence[int]) -> None:
-        """Reduce elements of all arrays, and write the result to those of ``ranks``."""
+        """Reduce the elements ``first`` to ``last`` of all arrays, and write the result to the arrays of ``ranks``."""
         rows = [row[first:last] for row in self._rows]
         reduce(rows, [rows[rank] for rank in ranks])
 
@@ -55,21 +55,23 @@ class Views:
 
 
 class Copies:
-    """Access to arrays in other processes, by the kernel. ``x`` is this rank's array, flat."""
+    """Access to the ranks' arrays in other processes, by copies of the kernel. ``x`` is this rank's array, flat."""
 
     def __init__(self, memory: CrossMemory, rank: int, x: Array, addresses: list[int]) -> None:
         self._memory, self._rank, self._own, self._addresses = memory, rank, x, addresses
         self._others = [*range(rank + 1, len(addresses)), *range(rank)]
-        """Each rank begins with the next one, so that not all read the same memory at once."""
+        """The other ranks, in the order in which this one reads them. Each rank begins with the next one, so that not
+        all read the same memory at once."""
 
     def reduce_into(self, reduce: Reduce, first: int, last: int, out: Array) -> None:
         for start, rows in self._pieces(first, last):
             reduce(rows, (out[start - first : start - first + rows[0].size],))
 
     def reduce_for(self, reduce: Reduce, first: int, last: int, ranks: Sequence[int]) -> None:
-        """Reduce elements of all arrays, and write the result to those of ``ranks`` while it is in the cache."""
+        """Reduce elements of all arrays, and write the result to the arrays of ``ranks`` while it is in the cache."""
         for start, rows in self._pieces(first, last):
-            out = rows[self._rank if self._rank in ranks else self._rank == 0]  # this rank's row, or another's copy
+            # The result replaces this rank's row, or the copy of another rank's row.
+            out = rows[self._rank if self._rank in ranks else self._rank == 0]
             reduce(rows, (out,))
             self.write(start, out, ranks)
 
@@ -83,7 +85,7 @@ class Copies:
     def spread(self, root: int) -> None:
         """Copy the array of one rank to those of all others.
 
-        All ranks copy equally much: the others read what the root does not write.
+        All ranks copy equally much: the root writes the last slice to the others, and each of these reads the rest.
         """
         cut = bounds(self._own.size, len(self._addresses), 1)[-2]
         if self._rank == root:
@@ -111,7 +113,7 @@ class Copies:
     def write(self, first: int, values: Array, ranks: Sequence[int] | None = None) -> None:
         """Write to the arrays of all ranks, or of ``ranks``, from element number ``first`` on.
 
-        If this rank is one of them, ``values`` are in its array already.
+        If this rank is among them, its array has ``values`` already.
         """
         here, offset = address_of(values), first * values.itemsize
         for rank in self._others:
@@ -123,7 +125,7 @@ PeerAccess = Views | Copies
 
 
 def copied(link: Link, x: Array, entries: Entries) -> Steps:
-    """Return `Copies`, or None where the kernel makes none. Collective."""
+    """Return `Copies`, or None if the kernel does not allow cross-memory attach. Collective."""
     memory = link.resource(CrossMemory)
     if not (yield from memory.prepare()):
         return None

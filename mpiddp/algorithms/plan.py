@@ -1,12 +1,12 @@
-"""Plans: all of a call that does not depend on the values in its arrays, and the table that selects its steps.
+"""Plans, and the table that selects algorithms. A plan has all of a call that does not depend on its arrays' values.
 
 All ranks must select the same algorithm, so selection uses only facts that are equal on all ranks. An array may be in
 symmetric memory on some ranks and not on others; the shared-memory algorithms exchange that in their handshake.
 "native" is MPI's own algorithm, or the one that `fallback` chooses. The argument ``algorithm="ring"`` goes before
 ``MPIDDP_ALGORITHM=all_reduce:ring``, which goes before the table.
 
-An algorithm takes the link and its arrays. Steps take the link, the call, and the arrays: they compare the call before
-data moves, unless the ranks' records in shared memory do that.
+A function of the link and the arrays is called an algorithm in this module. A function of the link, the call and the
+arrays is called steps: it compares the ranks' calls before data moves, unless the records in shared memory do that.
 """
 
 import functools
@@ -54,16 +54,18 @@ _SELF_COMPARING = (two_shot, *WAYS.values(), hierarchical)
 """Modules whose functions are steps. The functions of the other modules are algorithms."""
 
 _WITH_ALL_ROWS = ("one_shot", "two_shot", "short", *WAYS)
-"""These have all ranks' arrays at hand when they reduce, so they can add in any order. `exchange` can, too."""
+"""The algorithms that have all ranks' arrays at hand when they reduce, so that they can add in any order. `exchange`
+can do so, too."""
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _IN_MEMORY = ("one_shot", "two_shot", *WAYS)
 ANY_SIZE = float("inf")
 _PIECES_BYTES, _PIECES_OF_MANY_BYTES = 1 << 22, 1 << 19
-"""The longest ordinary arrays that may go through the eager buffers in pieces: of up to four ranks, and of more."""
+"""The longest ordinary arrays that may go through the eager buffers in pieces, in groups of up to four ranks and in
+larger ones."""
 _SCALED_PIECES_BYTES = 1 << 20
-"""The longest ordinary array of a PREMUL_SUM that may go in pieces, and then it always does. Pieces scale the addends.
-The other ways scale the sum if all ranks have the same power of two as their factor. That gives other bits where
-numbers underflow, so the time that a way takes must not choose."""
+"""The longest ordinary array of a PREMUL_SUM that goes in pieces. Such an array always does, and a longer one never. In
+pieces the addends are scaled. The other ways scale the sum if all ranks have the same power of two as their factor.
+That gives other bits where numbers underflow, so the choice must not depend on the time that a way takes."""
 _KIB = 1 << 10
 
 # Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0 (`python -m mpiddp bench tune`). Bytes are of the
@@ -76,7 +78,8 @@ CROWDED: dict[str, Rows] = {
     **dict.fromkeys(ONE_NODE, ((512 * _KIB, "one_shot"), (ANY_SIZE, "two_shot"))),
     **dict.fromkeys(("all_reduce", "reduce"), ((256 * _KIB, "one_shot"), (ANY_SIZE, "two_shot"))),
 }
-"""Rows where a round takes long: there are more ranks than cores, or no eager buffers, so that MPI sends messages."""
+"""Rows for groups in which a round takes long, because there are more ranks than cores, or no eager buffers, so that
+MPI sends messages."""
 _SHORT = (handshake.SLOT_BYTES, "short")
 SEVERAL_NODES: dict[str, Rows] = {
     **dict.fromkeys(ONE_NODE, (_SHORT, (ANY_SIZE, "native"))),
@@ -84,16 +87,17 @@ SEVERAL_NODES: dict[str, Rows] = {
 }
 
 ONE_ORDER: dict[str, Rows] = {"all_reduce": ((0, "short"), (ANY_SIZE, "hierarchical"))}
-"""Rows between nodes under ``MPIDDP_DETERMINISTIC=1``: arrays of all sizes are added in one order."""
+"""Rows between nodes under ``MPIDDP_DETERMINISTIC=1``, by which arrays of all sizes are added in one order."""
 
 
 @dataclass(slots=True, eq=False)
 class Plan:
     call: Call
     steps: Callable[..., Steps]
-    """Takes the link, the call, and the arguments."""
+    """The function that returns the steps of a call, given the link, the call, and the arguments."""
     run: Callable[[Sequence[Any], Sequence[Array] | None], Work | None] | None = None
-    """Makes the call at once, through the eager buffers (`OneShot.run`). If it is None, the caller drives the steps."""
+    """The function that makes the call at once, through the eager buffers (`OneShot.run`). If it is None, the caller
+    drives the steps."""
 
 
 class Plans(Resource):
@@ -112,7 +116,7 @@ class Plans(Resource):
     def forget(self, error: DistError | None = None) -> None:
         self._plans.clear()
 
-    close = drop = forget  # the next call finds an aborted group aborted
+    close = drop = forget  # the next call of an aborted group has to make a plan, and finds it aborted
 
 
 _ROWS_OF = {
@@ -141,9 +145,9 @@ def make(
 ) -> Plan:
     """Return the plan of a call; ValueError if the requested algorithm cannot do it in this group.
 
-    ``output`` is ``x`` in an operation in place. All ranks must have the same ``count`` (by default the elements of
-    ``x``) and ``layout``. ``bucket`` is the number of a DDP bucket. An ``inner`` call is a part of one that the ranks
-    have compared.
+    For an operation in place ``output`` is ``x``. All ranks must have the same ``count`` (by default the elements of
+    ``x``) and ``layout``. ``bucket`` is the number of a DDP bucket. An ``inner`` call is a part of a call that the
+    ranks have compared.
     """
     operation = _ROWS_OF.get(name, name)
     if operation in _REDUCING:
@@ -153,7 +157,7 @@ def make(
         name,
         (x,),
         (output,),
-        op=op if bucket is None else None,  # nobody wrote a bucket's reduction
+        op=op if bucket is None else None,  # errors need not name a bucket's reduction, which DDP has chosen
         count=x.size if count is None else count,
         root=root,
         layout=layout if bucket is None else bucket,
@@ -283,7 +287,7 @@ def moving(
         steps = device_table.choose(operation, link, on_device, None, host, None)
     elif link.find(EagerBuffers) is not None:
         return _through_blocks(link, call, outputs, inputs, root, counts)
-    elif name != "all_gather":  # by messages, whose sizes are known before they are received
+    elif name != "all_gather":  # these go by messages, whose sizes are checked before they are received
         steps = handshake.without(algorithm)
     elif short.fits(link, max(x.nbytes for x in arrays)):
         return _comparing(call, short.all_gather_list)
@@ -317,7 +321,7 @@ def _through_blocks(
 
 
 def _cut(counts: list[int], equal: bool) -> Cut:
-    """Return a function that cuts an array into blocks of so many bytes."""
+    """Return a function that cuts an array into blocks of ``counts`` bytes."""
     if not equal:
         return functools.partial(native.cut, counts=counts)
     return lambda x: [*x.reshape(len(counts), x.size // len(counts))]
@@ -352,7 +356,7 @@ def overrides() -> dict[str, str]:
 
 
 def rows(operation: str, link: Link, algorithm: str | None = None) -> Rows:
-    """Return the table's rows, or the one algorithm that was asked for."""
+    """Return the rows of an operation in this group: the table's, or one row with the algorithm that was asked for."""
     chosen = overrides().get(operation) if algorithm is None else _checked(operation, algorithm)
     if link.size == 1:
         return ((ANY_SIZE, "native"),)

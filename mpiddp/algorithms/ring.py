@@ -44,7 +44,7 @@ class Transport(Protocol):
 
 
 class HostTransport:
-    """The first message is sent on ``now``, all others on ``later``."""
+    """The transport of host arrays. It sends its first message on ``now``, and all others on ``later``."""
 
     def __init__(self, link: Channel) -> None:
         self.rank, self.size = link.rank, link.size

@@ -1,6 +1,6 @@
 """Short arrays between nodes: they travel with the handshake, and every rank reduces all of them by itself.
 
-So comparing costs a short call nothing: there is one exchange, as in MPI's own algorithm.
+So the comparison of calls takes no extra time: there is one exchange, as in MPI's own algorithm.
 """
 
 import numpy as np
@@ -57,7 +57,7 @@ def reduce_scatter(link: Link, call: Call, output: Array, x: Array, op: ReduceOp
 
 
 def _tell(link: Link, call: Call, x: Array | None, outputs: list[tuple[int, Array]]) -> Steps:
-    """Exchange arrays, and copy those of the listed ranks to flat outputs of bytes."""
+    """Exchange arrays. ``outputs`` has pairs of a rank and of flat bytes, to which that rank's array is copied."""
     slots = link.resource(Slots)
     slot = slots.take(link.now)
     yield slot.begin(handshake.pack(link, call), x)

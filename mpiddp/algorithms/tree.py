@@ -54,7 +54,7 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
     yield READY
     carried = widened(op, x)
     incoming = np.empty_like(carried)
-    doubling = 1 << (link.size.bit_length() - 1)  # the largest power of two
+    doubling = 1 << (link.size.bit_length() - 1)  # the largest power of two that is not above the number of ranks
     extra = link.size - doubling
     paired = link.rank < 2 * extra  # one of two neighbours, of which the even one takes part in the doubling
     if paired and link.rank % 2:

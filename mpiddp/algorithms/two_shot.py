@@ -4,12 +4,12 @@ In the handshake the ranks tell each other where their arrays lie, which decides
 
 - Symmetric arrays are reduced without a copy, in about the time that one copy would take.
 - Other arrays go the way that was the fastest on this machine (see `ways`). One way is cross-memory attach, by which a
-  rank reads its slice of the others' arrays piece by piece into its cache, and writes the result to them. The other one
-  passes chunks through a scratch. Two ranks do this in one shot for `reduce` and for short arrays: every rank reduces
-  everything, which saves a barrier. In two shots each rank reads less.
+  rank reads its slice of the others' arrays piece by piece into its cache, and writes the result to them. Another way
+  passes chunks through a scratch. There, two ranks need one shot only for `reduce` and for short arrays: every rank
+  that gets the result reduces everything, which saves a barrier. In two shots each rank reads less.
 
-The barriers are MPI's, because a rank that polls a flag in memory would not see that another has failed. The two shots
-are those of PyTorch's symmetric memory and NVIDIA's TensorRT-LLM.
+The barriers are MPI's, because a rank that polls a flag in memory would not see that another rank has failed. PyTorch's
+symmetric memory and NVIDIA's TensorRT-LLM reduce in the same two shots.
 """
 
 import functools
@@ -36,11 +36,12 @@ from .peer_access import Copies, PeerAccess, Views, copied
 from .ways import ATTACH, MPIS, SCRATCH, Kind, Ways
 
 CHUNK_BYTES = 1 << 19
-"""The bytes that a pipeline moves at once: a part of the array and its copy stay in a core's cache."""
+"""How many bytes a pipeline moves at once, so that a part of the array and its copy stay in a core's cache."""
 _FEW_CHUNKS = 8
-"""Arrays of two ranks that have no more are reduced in one shot."""
+"""Two ranks reduce arrays of up to so many chunks in one shot."""
 MPIS_BYTES = 1 << 21
-"""For shorter arrays MPI's own operation is no way: the handshake takes the time that it might save."""
+"""The shortest arrays that may go by MPI's own operation. With shorter ones the handshake takes the time that MPI might
+save."""
 _BEGUN = Location(-1, 0)
 _BLOCKING = -2
 """A rank that blocks in the call tells this in place of an ordinary array's segment."""
@@ -48,7 +49,7 @@ _BLOCKING = -2
 Step: TypeAlias = Callable[[int, int, list[Array]], None]
 """A function of the start and stop of a chunk in the array, and of all ranks' buffers."""
 Take: TypeAlias = Callable[[int, int, list[Array], list[float] | None], None]
-"""A `Step` that also gets the ranks' factors of ``PREMUL_SUM``, which are known once they have met."""
+"""A `Step` that also gets the ranks' factors of ``PREMUL_SUM``, which are known after the handshake."""
 
 
 class Pipeline:
@@ -59,8 +60,8 @@ class Pipeline:
     chunk consists of ``rows`` pieces side by side; ``length`` is the number of elements of a row in all chunks
     together.
 
-    One chunk is written while another is read. The first is put before the ranks meet, if that is possible, so that
-    short arrays need a single barrier.
+    One chunk is written while another is read. The first chunk is put before the handshake, if that is possible, so
+    that the handshake is its first barrier, too.
     """
 
     def __init__(
@@ -85,8 +86,8 @@ class Pipeline:
     def begin(self) -> bool:
         """Put the first chunk; return False if that is not possible yet.
 
-        The memory must be there, and this rank must have no unfinished operations, because all ranks count rounds in
-        the order of operations.
+        It is possible when the scratch has its memory and this rank has no unfinished operations, because all ranks
+        count rounds in the order of operations.
         """
         stop = min(self._step, self._length)
         if not self._scratch.ready or len(self._link.queue):
@@ -95,7 +96,7 @@ class Pipeline:
         return True
 
     def run(self, begun: bool) -> Steps:
-        """Run all chunks. ``begun`` says that all ranks have put the first one before they met."""
+        """Run all chunks. ``begun`` says that all ranks have put the first chunk before the handshake."""
         before: tuple[int, int, list[Array]] | None = None
         for start in range(0, self._length, self._step):
             stop = min(start + self._step, self._length)
@@ -156,7 +157,7 @@ class Part(NamedTuple):
         return shots(self.link, self.x, self.op, self.root)
 
     def by(self, module: ModuleType, link: Link, *call: Call, **named: Any) -> Steps:
-        """Return the steps of this operation by the function of that name in ``module``."""
+        """Return the steps of this operation, from the function in ``module`` that has the operation's name."""
         arrays = (self.output, self.x) if self.operation in ("all_gather", "reduce_scatter") else (self.x,)
         options = (each for each in (self.root, self.op) if each not in (NO_ROOT, None))
         steps: Steps = getattr(module, self.operation)(link, *call, *arrays, *options, **named)
@@ -186,7 +187,7 @@ def _meet(part: Part, call: Call, way: str | None) -> Steps:
         yield from _moved(part, Views(rows, link.rank), factors)
         return
     begun = entries.segment == _BEGUN.segment
-    """All first chunks are in the scratch."""
+    """True if all ranks have put their first chunks."""
     possible: dict[str, Steps] = {}
     if begun or (yield from link.resource(Scratch).prepare()):
         pipeline = pipeline or part.pipeline()
@@ -308,7 +309,7 @@ def _scattering(link: Link, x: Array, result: Array, op: ReduceOp) -> Pipeline:
 
 
 def _copying(part: Part) -> Pipeline:
-    """Gather or broadcast bytes."""
+    """Return the pipeline that gathers or broadcasts bytes."""
     source, rank = part.flat(), part.link.rank
     targets = {part.root: source}
     if part.root == NO_ROOT:
@@ -329,6 +330,6 @@ def _copying(part: Part) -> Pipeline:
 
 
 def by(way: str) -> SimpleNamespace:
-    """Return these operations with one way for ordinary arrays, for ``MPIDDP_ALGORITHM``."""
+    """Return this module's operations with one way for ordinary arrays, for ``MPIDDP_ALGORITHM``."""
     operations = (all_reduce, reduce, reduce_scatter, all_gather, broadcast)
     return SimpleNamespace(**{each.__name__: functools.partial(each, way=way) for each in operations})

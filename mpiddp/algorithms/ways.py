@@ -1,18 +1,18 @@
 """Ways of ordinary arrays within a node: pieces in eager buffers, the scratch, cross-memory attach, or MPI.
 
-Which one is the fastest depends on the processor, the kernel and the pages of the arrays, and most of all on the cores:
-where they have no cache in common, writing to a buffer that another core has read takes many times as long. Therefore
-the first calls of an operation with arrays of a size take one way after the other, and then all ranks agree on one. A
-way is judged by processor time, because other load prolongs a call, but hardly its work.
+The fastest way depends on the processor, the kernel and the pages of the arrays, and most of all on the cores: if they
+have no cache in common, writing to a buffer that another core has read takes many times as long. Therefore the first
+calls of an operation with arrays of a size take one way after the other, and then all ranks agree on one. A way is
+judged by processor time, because other load prolongs a call, but hardly its work.
 
-The choice must not change a result. So MPI's own operation is no way of a reduction: the others give the same bits, and
-MPI may give others. For a PREMUL_SUM the size alone decides about pieces: pieces scale the addends, and the other ways
-mostly the sum, which gives other bits where numbers underflow.
+The choice must not change a result. So MPI's own operation is no way of a reduction, because it may give other bits
+than the other ways, which all give the same. For a PREMUL_SUM the size alone decides about pieces: in pieces the
+addends are scaled, and in the other ways mostly the sum, which gives other bits where numbers underflow.
 
 `two_shot` has a choice only if all ranks block in the call. Its other calls go through the scratch, which a rank fills
-when the call's turn has come. A program may have begun several calls on one array, and by attach a rank might read it
-before an earlier call of another rank has written it. `direct` begins every call when its turn has come, so it always
-has a choice, and pieces as one more way.
+when the call's turn has come. A program may have begun several calls on one array. By attach a rank might read another
+rank's array before that rank's earlier call has written to it. `direct` begins every call when its turn has come, so it
+always has a choice, and pieces as one more way.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -28,24 +28,26 @@ from mpiddp.typing import Array
 
 PIECES, SCRATCH, ATTACH, MPIS = "pieces", "scratch", "attach", "native"
 TRIES = 6
-"""The calls that try each way, one after the other, as later calls will follow each other. The least time counts."""
+"""How many calls try each way. They follow one another, as later calls of that way will. The least time counts."""
 WARM_UPS = 4
-"""Calls in pieces before the tries. A buffer that no other core has read yet is written faster than ever again."""
+"""How many calls go in pieces before the tries. A buffer that no other core has read yet is written faster than ever
+again."""
 FEW_CALLS, MANY_CALLS = 250, 4000
 """How many calls a choice lasts before the ways are tried again, because other load may have falsified the last tries.
 A new choice lasts for `FEW_CALLS`. One that is confirmed lasts twice as long as before, up to `MANY_CALLS`."""
 LEAD = 0.95
-"""Another way has to take less than this of the first one's time, so that chance does not choose."""
+"""The share of the first way's time that another way must stay below to be chosen, so that chance does not choose."""
 
 
 class Kind(NamedTuple):
-    """Calls that go the same way."""
+    """A kind of calls, which all go the same way."""
 
     operation: str
     bits: int
     """The bit length of the arrays' size in bytes: sizes between two powers of two are one kind."""
     of_direct: int = 0
-    """0: calls of `two_shot`; 1: of `direct`; 2: of `direct` with pieces. They have different ways to choose from."""
+    """0 for calls of `two_shot`, 1 for calls of `direct`, 2 for calls of `direct` that may go in pieces. They have
+    different ways to choose from."""
 
 
 class Choice:
@@ -54,7 +56,7 @@ class Choice:
     def __init__(self, link: Link) -> None:
         self._link = link
         self.way: str | None = None
-        """None while the ways are tried."""
+        """The chosen way; None while the ways are tried."""
         self._last = ""
         self._lasts_calls = self._calls_left = self._warm_ups = 0
         self._took: dict[str, list[float]] = {}
@@ -79,7 +81,7 @@ class Choice:
             self.way = None
 
     def next(self, possible: Collection[str]) -> tuple[str, bool]:
-        """Return the way that a call tries, and True; or pieces, and False for a call before the tries."""
+        """Return the way that a call tries, and True. For a call before the tries, return pieces and False."""
         if PIECES in possible and self._warm_ups < WARM_UPS:
             self._warm_ups += 1
             return PIECES, False
@@ -132,7 +134,7 @@ class Ways(Resource):
         chosen = {kind: choice.way for kind, choice in sorted(self._choices.items()) if choice.way}
         for kind, way in chosen.items():
             if kind.of_direct < 2 and kind._replace(of_direct=kind.of_direct + 1) in chosen:
-                continue  # calls that asked for an algorithm, or arrays just too long for pieces
+                continue  # leave out calls that asked for an algorithm, and arrays just too long for pieces
             limit = 1 << kind.bits
             size = f"{limit >> 20} MiB" if limit >> 20 else f"{limit >> 10} KiB"
             found.setdefault(kind.operation, []).append(f"{way} (below {size})")

@@ -21,10 +21,10 @@ from mpiddp.typing import Array
 
 
 class Connection(Resource):
-    """A communicator and its own stream.
+    """A group's NCCL communicator, and a stream of its own.
 
-    On a common stream, ranks that call two groups in different orders would deadlock. NCCL promises little more of two
-    streams: ranks should call all groups in one order.
+    If groups shared a stream, ranks that call two groups in different orders would deadlock. With streams of their own
+    NCCL still does not promise that every order works, so ranks should call all groups in one order.
     """
 
     def __init__(self, link: Link, number: Any) -> None:
@@ -32,7 +32,7 @@ class Connection(Resource):
         self._link, self._role = link, f"nccl {link.id}"
 
     def after(self, *arrays: Array) -> Any:
-        """Return the stream, behind the work queued on the arrays; ArrayError if one is on another device."""
+        """Return the stream, made to wait for the work queued on the arrays. ArrayError if one is on another device."""
         device = self.communicator.device
         for x in arrays:
             if place_of(x) != device:
@@ -49,13 +49,13 @@ class Connection(Resource):
         stream.drop(self._role)
 
     def drop(self, error: DistError) -> None:
-        """Abort, because pending kernels would wait for ever."""
+        """Abort the communicator, because its pending kernels would wait for ever."""
         self.communicator.abort()
         stream.drop(self._role)
 
 
 def connect(link: Link, wanted: bool) -> str | None:
-    """Connect if all ranks want to and can; else return why not. Collective."""
+    """Connect the group by NCCL if all ranks want that and can; else return the reason. Collective."""
     anybody = np.array([wanted], np.int8)
     link.now.Allreduce(MPI.IN_PLACE, anybody, MPI.MAX)
     if not anybody[0]:
@@ -78,8 +78,8 @@ def connected(link: Link) -> bool:
 
 
 def _begin(link: Link, *arrays: Array) -> tuple[nccl.Communicator, Any]:
-    """Return the communicator, and its stream behind the work queued on the arrays."""
-    found = link[Connection]  # only connected groups choose these steps
+    """Return the communicator, and its stream, made to wait for the work queued on the arrays."""
+    found = link[Connection]  # it exists, because only connected groups choose these steps
     return found.communicator, found.after(*arrays)
 
 
@@ -127,7 +127,7 @@ def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
             finish(op, x, link.size)
         else:
             sent = premultiplied(op, x)
-            communicator.call("reduce", sent, sent, side, op.name, root)  # which only the root's writes
+            communicator.call("reduce", sent, sent, side, op.name, root)  # NCCL writes a result on the root only
     yield stream.mark(side)
 
 

@@ -38,13 +38,13 @@ MESSAGES: dict[str, Callable[..., Steps]] = {
     "all_gather_list": _all_gather_list,
     **{name: getattr(native, name) for name in ("gather", "scatter", "all_to_all", "all_to_all_single")},
 }
-"""Algorithms of messages, in which a rank copies its own block itself."""
+"""The algorithms that consist of messages. A rank copies the block that it keeps without a message."""
 
 
 def by_messages(operation: str, link: Link, *args: Any) -> Steps:
     """Run one of `MESSAGES`.
 
-    Arrays on several devices go through the host: kernels do not reach another device's memory.
+    Arrays on several devices go through the host, because kernels do not reach another device's memory.
     """
     algorithm, access = MESSAGES[operation], ACCESS[operation](link, *args)
     arrays = [*access[0], *access[1]]
@@ -54,16 +54,24 @@ def by_messages(operation: str, link: Link, *args: Any) -> Steps:
     yield stream.ready(arrays[0])
     side = stream.side("add", arrays[0])
     yield from stream.under(side, algorithm(link.after(), *args))
-    yield stream.mark(side)  # until then this generator keeps the arrays alive
+    yield stream.mark(side)  # this generator keeps the arrays alive until the kernels have ended
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Reduce by MPI; Open MPI's non-blocking reductions read on the host and crash (ompi#9845, #12045)."""
+    """Reduce by MPI. `table` does not choose this for Open MPI, whose non-blocking reductions crash on device pointers.
+
+    References
+    ----------
+    ompi#9845, ompi#12045.
+    """
     return _reduced(native.all_reduce, link, x, True, op)
 
 
 def _reduced(algorithm: Callable[..., Steps], link: Link, x: Array, writes: bool, op: ReduceOp, *args: Any) -> Steps:
-    """Multiply by the factor, then run ``algorithm``, a reduction of MPI; ``writes`` says that it writes to ``x``."""
+    """Multiply by the factor, then run ``algorithm``, a reduction by MPI.
+
+    ``writes`` says that the algorithm writes to ``x`` on this rank. Otherwise a copy is multiplied.
+    """
     side = stream.after("add", x)
     with stream.on(side):
         sent = x if writes or op.factor is None else x.copy()
@@ -75,7 +83,7 @@ def _reduced(algorithm: Callable[..., Steps], link: Link, x: Array, writes: bool
 
 
 def alone(link: Link, x: Array, op: ReduceOp) -> Steps:
-    """Reduce over this rank alone: nothing is left to do but the product with a factor."""
+    """Reduce in a group of one rank, where nothing is to be done but the product with a factor."""
     side = stream.after("add", x)
     if op.factor is not None:
         flat = x.reshape(-1)
@@ -90,7 +98,7 @@ def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
 
 def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
     side = stream.after("add", x)
-    stream.follow(side, stream.ready(output))  # perhaps on another device
+    stream.follow(side, stream.ready(output))  # the output may be on another device
     with stream.on(side):
         # MPI forbids an output that is this rank's block, and a factor must not change x.
         sent, result = x.copy(), array_namespace(x).empty_like(output)

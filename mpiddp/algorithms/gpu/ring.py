@@ -1,7 +1,7 @@
-"""The ring on device arrays, for MPI libraries that take their addresses but cannot add there.
+"""The ring on device arrays, for MPI libraries that send from device pointers but cannot reduce device arrays.
 
-Kernels form the sums, and a message waits for its kernel's event. Several rings run at once: one sends while another
-adds.
+Kernels form the sums, and a message waits for the event of the kernel that forms its sums. Several rings run at once:
+one sends while another adds.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ PART_BYTES = 1 << 23
 
 class DeviceTransport(ring.Transport, Protocol):
     def close(self) -> Steps:
-        """Wait for what is still on its way, and give memory back."""
+        """Wait for copies and kernels that have not ended, and give back the transport's memory."""
 
 
 class PointerTransport:
-    """Sends on ``later``, with a tag of its own."""
+    """The transport by device pointers. It sends on ``later``, with a tag of its own."""
 
     def __init__(self, link: Channel, like: Array, tag: int) -> None:
         self.rank, self.size = link.rank, link.size
@@ -46,12 +46,12 @@ class PointerTransport:
         self._loaded = x
 
     def shift(self, target: Array) -> Steps:
-        yield self.computed  # kernels that used target's memory before have ended, too
+        yield self.computed  # by then earlier kernels that used target's memory have ended, too
         yield ring.exchange(self._comm, self.rank, self.size, self._tag, movable(self._loaded), movable(target))
         self.computed, self._loaded = READY, target
 
     def close(self) -> Steps:
-        yield self.computed  # a single rank has waited for no kernel yet
+        yield self.computed  # in a group of one rank there was no `shift` that waited for the kernels
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
@@ -84,7 +84,7 @@ def by_rings(
 def run_concurrently(generators: Sequence[Steps]) -> Steps:
     """Run all generators to their ends, as one operation.
 
-    One may overtake another, so each generator needs a tag of its own for its messages.
+    One generator may overtake another, so each needs a tag of its own for its messages.
     """
     waiting: dict[int, Awaited] = {}
     ready = list(range(len(generators)))

@@ -16,7 +16,7 @@ Access: TypeAlias = tuple[Sequence[Array], Sequence[Array]]
 
 
 def through_host(host: Callable[..., Steps], link: Link, call: Call | None, access: Access, *args: Any) -> Steps:
-    """Run steps of the host on copies in pinned memory; a host array stands for itself."""
+    """Run ``host``, the steps for host arrays, on copies in pinned memory. Host arrays are passed as they are."""
     reads, writes = ([x for x in xs if is_device_array(x)] for xs in access)
     arrays = {id(x): x for x in (*reads, *writes)}
     memory = {key: pinned.take(x.nbytes) for key, x in arrays.items()}
@@ -25,7 +25,7 @@ def through_host(host: Callable[..., Steps], link: Link, call: Call | None, acce
     begin = {place: stream.ready(x) for place, x in one_of_each.items()}
 
     def sides(role: str) -> dict[Place, Any]:
-        """Return a stream of each device, behind the work queued at submission."""
+        """Return a stream of each device, made to wait for the work that was queued before the call."""
         found = {place: stream.side(role, x) for place, x in one_of_each.items()}
         for place, side in found.items():
             stream.follow(side, begin[place])
@@ -47,7 +47,7 @@ def through_host(host: Callable[..., Steps], link: Link, call: Call | None, acce
 
 
 def _replaced(given: Any, copies: dict[int, Array]) -> Any:
-    """Return copies of arrays, also in lists, and all else as it is."""
+    """Return ``given`` with each array, also in lists, replaced by its copy if it has one."""
     if isinstance(given, (list, tuple)):
         return [_replaced(each, copies) for each in given]
     return copies.get(id(given), given)
@@ -76,6 +76,6 @@ ACCESS: dict[str, Callable[..., Access]] = {
 
 
 def around(operation: str, host: Callable[..., Steps]) -> Callable[..., Steps]:
-    """Return the steps of an operation on device arrays by those on arrays of the host."""
+    """Return the steps of an operation on device arrays, which run ``host``, the steps on host arrays, on copies."""
     access = ACCESS[operation]
     return lambda link, call, *args: through_host(host, link, call, access(link, *args), *args)

@@ -1,7 +1,7 @@
 """The ring on device arrays through pinned host memory.
 
-A part arrives, is copied up, added to by a kernel, copied down and sent on. Several rings run at once, with a stream
-for each kind of work.
+Each part is received, copied up to the device, added to by a kernel, copied down to the host and sent on. Several rings
+run at once, with a stream for each kind of work.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ H200 that 2 and 4 ranks shared."""
 
 
 class StagedTransport:
-    """Sends from and receives into two buffers of pinned memory."""
+    """The transport that sends from one buffer of pinned memory and receives into another one."""
 
     def __init__(self, link: Channel, longest: Array, tag: int) -> None:
         self.rank, self.size = link.rank, link.size
@@ -51,7 +51,7 @@ class StagedTransport:
         """Send and receive as `Transport.shift` says. The next shift sends the host's copy of ``target``."""
         reusable = stream.mark(self._add)  # queued kernels may use the memory of target
         yield self._loaded
-        yield self._copied.popleft()  # of the buffer that receives now
+        yield self._copied.popleft()  # the last copy from the buffer that receives now
         outgoing = [self._going[: self._loaded_bytes], MPI.BYTE]
         incoming = [self._coming[: target.nbytes], MPI.BYTE]
         yield ring.exchange(self._comm, self.rank, self.size, self._tag, outgoing, incoming)

@@ -1,8 +1,9 @@
 """Two shots on device arrays through pinned memory that the ranks of a node share.
 
-Every rank copies down what the others add, adds its own slice of all arrays on its device, and copies the sum down for
-the others. As many bytes cross the bus as in a ring, but no rank copies them from one part of the host's memory to
-another: MPI only sends tokens, which say that the bytes are there. Several pieces are on their way at once.
+Every rank copies the slices of its array that other ranks add down to the host. It adds its own slice of all ranks'
+arrays on its device, and copies the sum down for the others. As many bytes cross the bus as in a ring, but no rank
+copies them from one part of the host's memory to another. MPI only sends tokens, which say that bytes are in the shared
+memory. Several pieces are on their way at once.
 """
 
 import itertools
@@ -30,19 +31,19 @@ from .ring import run_concurrently
 
 LANES = 2
 NODE_BYTES = 1 << 25
-"""The memory of all ranks for one lane. On an H200, two lanes of this took the least time on 2 and on 4 ranks."""
+"""The memory of all ranks for one lane. On an H200, two lanes of this size took the least time on 2 and on 4 ranks."""
 SHORTEST_BYTES = 1 << 20
-"""A piece of fewer bytes takes as long as one of these."""
+"""The size of the shortest pieces. A shorter piece would take as long."""
 _LINE_BYTES = 64
 
 
 class Landing(Resource):
     """Memory that all ranks of a node map, pinned for the device of each.
 
-    In each lane every rank has a slot for every rank: its own slot holds the sum of its slice, the others hold what it
-    gives to their sums. The slots lie at the same places for pieces of all lengths, because a rank may still read the
-    sum of one piece while the next one is written. A group that is given up leaves its memory pinned, because copies
-    may be on their way.
+    In each lane every rank has a slot for every rank. The slot for itself holds the sum of its slice, and the slot for
+    another rank holds its addends of that rank's sum. The slots lie at the same places for pieces of all lengths,
+    because a rank may still read the sum of one piece while the next one is written. A group that is given up leaves
+    its memory pinned, because copies may be on their way.
     """
 
     def __init__(self, link: Link) -> None:
@@ -58,7 +59,7 @@ class Landing(Resource):
     def prepare(self, side: Any) -> Steps:
         """Allocate the memory on first use, and pin it on the device of a stream; return True if all ranks could.
 
-        All of them call this together.
+        All ranks of the group call this together.
         """
         if self.slots is None and not self.fault:
             link = self._link
@@ -80,7 +81,8 @@ class Landing(Resource):
                 else:
                     regions = memory.reshape(link.size, -1)[:, :used_bytes]
                     self.slots = regions.reshape(link.size, LANES, link.size, self.slot_bytes)
-            if self.fault and (link.rank == 0 or made.memory is not None):  # all ranks know why memory is missing
+            # If memory is missing, all ranks know the reason, and rank 0 warns. A rank that cannot pin warns itself.
+            if self.fault and (link.rank == 0 or made.memory is not None):
                 recorder.warn(
                     f"in {link} long all_reduces on devices take the ring, which may be several times slower, because"
                     f" the ranks cannot share pinned memory: {self.fault}"
@@ -92,11 +94,11 @@ class Landing(Resource):
     def close(self) -> None:
         if self._unpin is not None:
             self._unpin()
-        self._unpin = self.slots = None  # which unmaps the memory
+        self._unpin = self.slots = None  # the last references to the memory, which is unmapped then
 
 
 class Lane:
-    """Passes pieces of one call, one after the other, on three streams.
+    """A part of a call that reduces pieces, one after the other, on three streams.
 
     `_slots` holds this lane's slots of all ranks. Rank r writes its addends of rank q's sum to ``_slots[r][q]``, and
     the sum of its own slice to ``_slots[r][r]``.
@@ -112,7 +114,7 @@ class Lane:
         self._token = landing.calls << 32
 
     def _meet(self) -> Steps:
-        """Tell the others that this rank's copies are done, and hear it from them."""
+        """Tell the other ranks that this rank's copies are done, and wait until they have told the same."""
         self._token += 1
         comm, told, heard = self._link.later, np.full(1, self._token), np.full(self._size, self._token)
         receives = [comm.Irecv(heard[rank : rank + 1], rank, self._tag) for rank in self._others]
@@ -131,10 +133,10 @@ class Lane:
         yield read
 
     def _pass(self, piece: Array, read: Awaited) -> Steps:
-        """Reduce a piece; return the event of this rank's copies of the others' sums.
+        """Reduce a piece; return the event at which this rank has copied the other ranks' sums.
 
         ``read`` is that event of the piece before. This rank waits for it before it meets the others, because they
-        write their next sums after that.
+        write their next sums after they have met.
         """
         edges = itertools.pairwise(bounds(piece.size, self._size, piece.itemsize))
         parts = [piece[start:end] for start, end in edges]
@@ -170,7 +172,7 @@ def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
     landing = link.resource(Landing)
     landing.calls += 1
     if not (link.one_node and (yield from landing.prepare(add))):
-        yield begin  # the ring would wait for the stream that is current now
+        yield begin  # the stream of the call; the ring would wait only for the stream that is current now
         yield from staged_ring.all_reduce(link.after(), x, op)
         return
     for side in (add, down):

@@ -42,8 +42,8 @@ ALGORITHMS: dict[str, ModuleType] = {
 SELF_COMPARING = (staged_two_shot.all_reduce,)
 """Steps that compare the call themselves."""
 SHORT_BYTES = 1 << 19
-"""Up to this size an algorithm of the host between two copies takes less. On two ranks that shared an H200 it did up to
-1 MiB, and up to 256 KiB with NVIDIA's MPS, where they did not wait for each other's turn."""
+"""Up to this size an algorithm of the host between two copies takes the least time. With two ranks that shared an H200
+this was so up to 1 MiB. It was so up to 256 KiB under NVIDIA's MPS, where the ranks do not take turns on the GPU."""
 
 _NO_GPU = Support(False, "no rank had imported CuPy and found a GPU when the default group was made")
 _UNASKED = DevicePointers(_NO_GPU, _NO_GPU)
@@ -52,7 +52,7 @@ addresses = _UNASKED
 
 
 def learn(link: Link) -> None:
-    """Agree on MPI's support for device pointers; warn where ranks share a GPU; collective.
+    """Agree on MPI's support for device pointers, and warn if ranks share a GPU. Collective.
 
     MPI is asked only if a rank uses a GPU, because some libraries end the process when they are asked.
     """
@@ -78,7 +78,7 @@ def choose(
 ) -> Callable[..., Steps]:
     """Return the steps for arrays like ``x``; ``host`` are those for arrays of the host."""
     through_host = staged.around(operation, host)
-    if op is not None and op._merges is not None:  # it adds in an order of its own, which the others do not know
+    if op is not None and op._merges is not None:  # only algorithms of the host can add in this reduction's own order
         return through_host
     if asked is None and nccl.does(operation, link, x.dtype, op):
         return without(getattr(nccl, operation))
