@@ -1,1 +1,1 @@
-"""Memory that the ranks of a node share: segments, staging, buffers for short arrays, copies between processes."""
+"""Memory that a node's ranks share: segments, the scratch, eager buffers for short arrays, copies between processes."""

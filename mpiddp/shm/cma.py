@@ -37,18 +37,22 @@ _readv, _writev = _kernel("process_vm_readv"), _kernel("process_vm_writev")
 
 
 class UnreachableError(DistError):
-    """Another rank's memory cannot be reached any more: most likely it has died."""
+    """Another rank's memory cannot be reached any more. Most likely that rank has died."""
 
 
 class CrossMemory(Resource):
-    """Access to the memory of the node's other ranks. They must stay in the operation until it has read or written."""
+    """Access to the memory of the node's other ranks.
+
+    A rank must stay in the operation until the others have read or written its memory.
+    """
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._pids: list[int] = []
         self._memory: Array = np.empty(0, np.uint8)
         self.fault = ""
-        """Why the group cannot use it, on all ranks alike; empty if it can, and before it has been tried."""
+        """The reason why the group cannot use cross-memory attach, equal on all ranks. It is empty if the group can,
+        and before the first `prepare`."""
 
     @property
     def asked(self) -> bool:
@@ -56,7 +60,7 @@ class CrossMemory(Resource):
         return bool(self._pids or self.fault)
 
     def prepare(self) -> Steps:
-        """Try it once. Return True, on all ranks, if every rank reaches the memory of all ranks of its node.
+        """Try cross-memory attach once. Return True, on all ranks, if every rank reaches the memory of all its node's.
 
         All ranks of the group call this together; it communicates on ``later``.
         """
@@ -76,7 +80,7 @@ class CrossMemory(Resource):
         return not self.fault
 
     def buffers(self, count: int, length: int, dtype: np.dtype[Any]) -> list[Array]:
-        """Return memory that is used again and again, because fresh pages from the kernel take time."""
+        """Return ``count`` arrays over memory that all calls share, because fresh pages from the kernel take time."""
         size_bytes = count * length * dtype.itemsize
         if self._memory.size < size_bytes:
             self._memory = np.empty(size_bytes, np.uint8)
@@ -100,7 +104,7 @@ class CrossMemory(Resource):
 
 
 def _move(transfer: _Transfer, pid: int, there: int, here: int, size_bytes: int) -> int:
-    """Let the kernel copy; return its error's number, or 0."""
+    """Let the kernel copy ``size_bytes``; return the number of its error, or 0."""
     done = 0
     while done < size_bytes:  # the kernel moves 2 GiB at most in a call
         left = size_bytes - done
@@ -114,10 +118,10 @@ def _move(transfer: _Transfer, pid: int, there: int, here: int, size_bytes: int)
 def attempt(pid: int, address: int, token: int) -> int:
     """Read a process's token; return the kernel's error, or 0."""
     found = np.zeros(1, np.int64)
-    # In another namespace this number is another process's.
+    # Without the right token, this process id belongs to another process, in another namespace.
     return read(pid, address, found) or (0 if found[0] == token else errno.ESRCH)
 
 
 def read(pid: int, address: int, into: Array) -> int:
-    """Copy from the memory of a process that has not been tried; return the kernel's error, or 0."""
+    """Copy from the memory of a process, which may be out of reach; return the kernel's error, or 0."""
     return _move(_readv, pid, address, address_of(into), into.nbytes)

@@ -38,23 +38,26 @@ _ROUND_BYTES = 1 << 20
 MAX_RANKS = 8
 """Larger groups have no eager buffers, because each rank would have to read too many arrays."""
 BUFFERS = 4
-"""The buffers of each rank. The root of several broadcasts may be ahead of the others by fewer rounds."""
+"""The number of buffers of each rank. The root of several broadcasts may be ahead of the other ranks by fewer rounds
+than this."""
 _RECORD = struct.Struct("<qqQqq")
-"""The number of the round; sequence number, kind, count and root of the call."""
+"""The format of a record: the number of the round, and the call's sequence number, kind, count and root."""
 _NUMBER_BYTES = 8
 SIZE, ADDRESS, TAKEN, COST, BLOCK_WORDS = range(5)
-"""The words that ranks tell each other about a block: its bytes; where it lies if it may be read there, else 0; the
-number of the round once the receiver has read it, or minus that number if it cannot; how long that took. The last is
-the number of these words."""
+"""The kinds of words that ranks write for each other about a block. `SIZE` is its size in bytes. `ADDRESS` is where it
+lies if the receiver may read it there, else 0. `TAKEN` is the number of the round once the receiver has read it, or
+minus that number if the receiver cannot. `COST` is the time that the receiver took. `BLOCK_WORDS` counts the kinds."""
 
 ORDERED = os.uname().machine.lower() in ("x86_64", "amd64", "i386", "i686")
 """True if other processors see a thread's stores in the order of the program."""
 
-# The other ranks mostly arrive soon. A wait looks without a pause, then yields the core after each look, then sleeps.
+# How often a wait looks without a pause, because the other ranks mostly arrive soon. Then it yields the core after each
+# look, and later it sleeps.
 LOOKS = 40
-# A rank may be late because it waits for a message from this one, and messages move only inside MPI's calls.
+# After so many looks a wait calls MPI. Another rank may be late because it waits for a message from this one, and
+# messages move only inside MPI's calls.
 _LOOKS_PER_PROGRESS = 16
-# The clock counts, not the looks: one look may take milliseconds on a busy machine.
+# The longest time of `spin`, which limits more than its looks: one look may take milliseconds on a busy machine.
 _CHECK_S = 1e-3
 
 
@@ -71,12 +74,12 @@ def buffer_bytes(ranks: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Round:
-    """Where the records and arrays of a round lie in the memory."""
+    """The places of a round's records and arrays in the memory."""
 
     records: slice
-    """The records of all ranks."""
+    """The place of all ranks' records."""
     own_call: slice
-    """This rank's record without its number."""
+    """The place of this rank's record, without its number."""
     own_number: int
     """The index of this rank's number among the memory's 8-byte words."""
     table: Array
@@ -90,7 +93,7 @@ class Round:
 
 
 class SpinWait:
-    """An event in shared memory. Whoever waits for it lets MPI make progress on ``comm`` meanwhile."""
+    """An event in shared memory. A wait for it lets MPI make progress on ``comm`` meanwhile."""
 
     __slots__ = ("_comm", "_looks", "happened")
 
@@ -114,49 +117,51 @@ class SpinWait:
 class EagerBuffers(Resource):
     """The buffers of a group whose ranks are on one node. They begin at ``start`` in ``memory``.
 
-    A group that is given up keeps them, because the watchdog's thread may still look at them.
+    A group that is given up keeps its buffers, because the watchdog's thread may still look at them.
     """
 
     def __init__(self, link: Link, memory: mmap.mmap, start: int) -> None:
         self.memory, self._start = memory, start
         self._rank, self._size = link.rank, link.size
         self.buffer_bytes = buffer_bytes(link.size)
-        """Longer arrays go in pieces."""
+        """The size of each buffer. Longer arrays go in pieces."""
         self._comm = link.later
         self.number = self._complete = 0
         """The last round that this rank has begun, and the last one in which all ranks are known to have arrived."""
         self._records, self._expected = slice(0, 0), b""
         self.arrival = self.spin_wait(self._all_arrived)
-        """The arrival of all ranks in this round, with the same call."""
+        """The event that all ranks have arrived in the current round, with the same call."""
         self.words = memoryview(memory).cast("q")
         records, step = map(self._records_of, range(BUFFERS)), _RECORD.size // 8
         self._numbers = [self.words[each.start // 8 : each.stop // 8 : step] for each in records]
         self.told: list[object] = [None] * BUFFERS
-        """For each buffer, the object whose block sizes this rank has told there; None if they are overwritten."""
+        """For each buffer, the object whose block sizes this rank has written there last; None if they are overwritten.
+        """
         self._identity = self.position(BLOCK_WORDS, 0, 0, 0)
-        """Where in `words` each rank tells its process, and the address and the value of a token."""
+        """The index in `words` from which on each rank has three words: its process id, and a token's address and
+        value."""
         self._token = np.array([random_bits() | 1])
         for index, word in enumerate((os.getpid(), address_of(self._token), int(self._token[0]))):
             self.words[self._identity + 3 * link.rank + index] = word
         self._readable: dict[int, bool] = {}
         self._crowded = link.world.crowded
-        """A rank that looks may keep another from its core, because there are more ranks than cores."""
+        """True if there are more ranks than cores, so that a rank that looks may keep another one from its core."""
 
     def _records_of(self, number: int) -> slice:
         start = self._start + number % BUFFERS * self._size * _RECORD.size
         return slice(start, start + self._size * _RECORD.size)
 
     def position(self, kind: int, buffer: int, receiver: int, sender: int) -> int:
-        """Return where in `words` the ranks tell one of `BLOCK_WORDS` about a block, in rounds with this buffer."""
+        """Return the index in `words` of a word about a block, in rounds with this buffer. ``kind`` is `SIZE`, say."""
         first: int = self._records_of(BUFFERS - 1).stop // 8
         return first + ((kind * BUFFERS + buffer) * self._size + receiver) * self._size + sender
 
     def reads(self, rank: int) -> bool:
-        """Return True if this rank can read the memory of another one, which is tried once."""
+        """Return True if this rank can read the memory of another one. It tries this once."""
         found = self._readable.get(rank)
         if found is None:
             pid, address, token = self.words[self._identity + 3 * rank : self._identity + 3 * rank + 3]
-            if not token:  # it has not told yet
+            if not token:  # the other rank has not written its words yet
                 return False
             found = self._readable[rank] = cma.attempt(pid, address, token) == 0
         return found
@@ -166,7 +171,7 @@ class EagerBuffers(Resource):
         return self.reads(rank) and cma.read(self.words[self._identity + 3 * rank], address, into) == 0
 
     def rounds(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, joined: bool = False) -> list[Round]:
-        """Return the four rounds as seen by calls with arrays of this shape and dtype.
+        """Return the places of the four rounds for calls with arrays of this shape and dtype.
 
         The ranks' arrays lie in buffers of their own or, if ``joined``, side by side in the buffer of the first rank.
         """
@@ -207,7 +212,7 @@ class EagerBuffers(Resource):
         if write is not None and x is not None:
             write(current.own, x)
         elif x is not None:
-            self.memory[current.place] = x  # half of the time of NumPy's assignment
+            self.memory[current.place] = x  # takes half the time of NumPy's assignment
         self.words[current.own_number] = 0  # so that nobody sees half of the new record under the old number
         self.memory[current.own_call] = call
         self.words[current.own_number] = number
@@ -226,7 +231,7 @@ class EagerBuffers(Resource):
         return True
 
     def arrival_of(self, rank: int) -> SpinWait:
-        """Return the arrival of ``rank`` in this round, with the same call."""
+        """Return the event that ``rank`` has arrived in the current round, with the same call."""
         first = rank * _RECORD.size
 
         def it_arrived() -> bool:
@@ -269,4 +274,4 @@ class EagerBuffers(Resource):
         return calls
 
     def close(self) -> None:
-        del self.memory, self._numbers, self.words, self.told  # which hold the memory
+        del self.memory, self._numbers, self.words, self.told  # these keep the memory mapped

@@ -1,4 +1,4 @@
-"""Scratch: memory that a node's ranks share, through which ordinary arrays are pipelined."""
+"""Scratch: memory that a node's ranks share. Arrays that are not in symmetric memory are pipelined through it."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ class Scratch(Resource):
         self._round = 0
         self.ready = False
         self.fault = ""
-        """Why there is no memory; empty if there is, and before it has been asked for."""
+        """The reason why there is no memory; empty if there is some, and before the first `prepare`."""
 
     def prepare(self) -> Steps:
         """Allocate the memory on first use; return True if there is some. All ranks of the group call this together."""
@@ -75,5 +75,5 @@ class Scratch(Resource):
         self._regions, self._views = [], {}
 
     def drop(self, error: DistError) -> None:
-        """Close at once: no pending message writes to this memory."""
+        """Close at once, because no pending message writes to this memory."""
         self.close()

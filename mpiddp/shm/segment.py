@@ -2,9 +2,9 @@
 
 A rank that knows where in its region another rank's array lies can read and write the array, by `Segment.view`.
 
-The memory is an anonymous file (memfd) of the node's first rank, which the others open through ``/proc/PID/fd``.
-Nothing stays behind, and a small ``/dev/shm`` does not limit it. If that is forbidden, a file in ``/dev/shm`` is used,
-and unlinked once all ranks have opened it.
+The memory is an anonymous file (memfd) of the node's first rank, which the others open through ``/proc/PID/fd``. No
+file stays behind, and a small ``/dev/shm`` does not limit the size. If a rank cannot do this, a file in ``/dev/shm`` is
+used instead, and unlinked once all ranks have opened it.
 
 Every rank populates the pages of its region, and all agree that this has worked before any page is used: a write to a
 page that the system cannot provide would end the process.
@@ -44,7 +44,7 @@ _POPULATE = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Linux 5.14
 
 
 class Location(NamedTuple):
-    """Where an array lies: the segment's number, and the offset in this rank's region in bytes."""
+    """The location of an array: the segment's number, and the offset in this rank's region in bytes."""
 
     segment: int
     offset: int
@@ -113,7 +113,7 @@ def segment(number: int) -> Segment:
 
 
 def forget() -> None:
-    """Take all symmetric arrays for ordinary ones, after the ranks of the world have been numbered anew."""
+    """Treat all symmetric arrays as ordinary ones from now on, because the world's ranks have been numbered anew."""
     _of_mapping.clear()
     _by_number.clear()
 
@@ -137,7 +137,7 @@ def _path(kind: str, maker_pid: int, key: int) -> Path:
 
 
 class Allocation(NamedTuple):
-    """Memory with the number of its segment; or None and what went wrong."""
+    """Memory and the number of its segment; or None, and in ``fault`` the reason."""
 
     memory: mmap.mmap | None
     number: int
@@ -154,7 +154,7 @@ def allocate(node: Channel, everybody: Channel, region_bytes: int) -> Steps:
     for kind in (_MEMFD, str(FILES)):
         memory, fault = None, 0
         descriptor, key = -1, 0
-        # The segment's number; the maker's process and the file's key in it; device and inode.
+        # The segment's number, the maker's process id, the file's key, and the file's device and inode.
         told = np.zeros(5, np.int64)
         if node.rank == 0:
             try:
@@ -162,7 +162,7 @@ def allocate(node: Channel, everybody: Channel, region_bytes: int) -> Steps:
                 os.ftruncate(descriptor, node.size * region_bytes)
                 stat = os.fstat(descriptor)
                 told[:] = 1 + random_bits(), os.getpid(), key, stat.st_dev, stat.st_ino
-            except (OSError, AttributeError) as error:  # without memfd_create
+            except (OSError, AttributeError) as error:  # AttributeError: this Python has no memfd_create
                 fault = getattr(error, "errno", errno.ENOSYS)
         yield node.later.Ibcast(told, 0)
         if node.rank != 0:
@@ -197,7 +197,7 @@ def _open(kind: str, told: Array) -> int:
         raise OSError(errno.ENOENT, "the maker has failed")
     descriptor = os.open(_path(kind, maker_pid, key), os.O_RDWR | os.O_NOCTTY)
     stat = os.fstat(descriptor)
-    if (stat.st_dev, stat.st_ino) != (device, inode):  # in another namespace this number is another process's
+    if (stat.st_dev, stat.st_ino) != (device, inode):  # the process id is another process's, in another namespace
         os.close(descriptor)
         raise OSError(errno.ESRCH, "not the maker's file")
     return descriptor
@@ -206,22 +206,22 @@ def _open(kind: str, told: Array) -> int:
 def _populate(memory: mmap.mmap, descriptor: int, start: int, nbytes: int) -> None:
     """Let the system provide a region's pages, near this rank, and leave them out of core dumps.
 
-    OSError if there are not enough. For 512 MiB on each of 2 ranks this takes 0.4 s on both. ``posix_fallocate``, which
-    takes a lock, takes 0.4 and 0.6 s.
+    OSError if there are not enough pages. For 512 MiB on each of 2 ranks this takes 0.4 s on both ranks.
+    ``posix_fallocate`` takes 0.4 s on one rank and 0.6 s on the other, because it takes a lock.
     """
     memory.madvise(mmap.MADV_DONTDUMP)
     try:
         memory.madvise(_POPULATE, start, nbytes)
     except OSError as error:
-        if error.errno == errno.EFAULT:  # a touch would have raised SIGBUS
+        if error.errno == errno.EFAULT:  # a write to these pages would have raised SIGBUS
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         if error.errno != errno.EINVAL:
             raise
-        os.posix_fallocate(descriptor, start, nbytes)  # an older kernel
+        os.posix_fallocate(descriptor, start, nbytes)  # for kernels before 5.14
 
 
 def register(allocation: Allocation, ranks: tuple[int, ...], rank: int) -> None:
-    """Let `find` recognise arrays in the memory."""
+    """Let `find` recognise arrays in the memory of ``allocation``."""
     assert allocation.memory is not None
     made = Segment(allocation.number, allocation.memory, ranks, rank)
     _of_mapping[allocation.memory] = _by_number[made.number] = made
