@@ -25,16 +25,16 @@ from mpiddp.mpi.lazy import MPI
 from . import mpirun
 
 if TYPE_CHECKING:
-    from .reports import Reports  # it loads NumPy
+    from .reports import Reports  # for type checkers only, because it loads NumPy
 
-# When all ranks fail alike, the first to speak ends the job.
+# A rank waits for its turn before it prints. If all ranks fail in the same way, the first one prints and ends the job.
 _TURN_S, _LAST_TURN = 0.2, 8
 _POLL_S = 0.01
-# MPI_Abort may not get through.
+# The process ends after so long, because MPI_Abort may have no effect.
 _ABORT_S = 5.0
 _PMI_S, _PMI_BYTES = 1.0, 256
 ANSWER_S = 1.5
-"""Time for the others to tell what they do, before this rank ends the job."""
+"""Time for the other ranks to tell what they do, before this rank ends the job."""
 
 
 class ThisRank(NamedTuple):
@@ -51,7 +51,7 @@ class ThisRank(NamedTuple):
 this_rank = ThisRank()
 """Until MPI runs, these are the numbers that the launcher has announced."""
 reports: Reports | None = None
-"""Asks the other ranks; None before the job has started."""
+"""The object that asks the other ranks what they do; None before the job has started."""
 _ending = threading.Lock()
 
 
@@ -84,7 +84,7 @@ def say(text: str) -> None:
 
 def write(text: str) -> None:
     stream = sys.__stderr__ or sys.stderr
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or a broken pipe
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr may be closed, or a broken pipe
         stream.write(text)
         stream.flush()
 
@@ -109,11 +109,11 @@ def abort(text: str | Callable[[], str], code: int, dumps: str = "") -> NoReturn
         say(text if isinstance(text, str) else text())
         if dumps and reports is not None:
             say(reports.collect(dumps))
-    except Exception:  # no other thread can end the job any more
+    except Exception:  # this thread has to end the job, because no other one can any more
         say(traceback.format_exc())
     stdio.deliver()
     if running() and MPI.COMM_WORLD.size > 1:
-        # mpi4py holds the interpreter while it aborts: the backstop must not need it.
+        # mpi4py holds the interpreter's lock in Abort. `exit_limit` ends the process without that lock.
         with exit_limit(_ABORT_S):
             processes.remove_shared_files(os.getpid())
             mpirun.end_after_this_process(() if reports is None else reports.liveness.world.hosts)
@@ -156,11 +156,11 @@ def unmet(what: str, timeout_s: float) -> str:
 
 
 absent: Callable[[], str] = str
-"""Tells which ranks have not come, where the ranks meet for the first time."""
+"""The function that tells which ranks have not come. `meeting` sets it while the ranks meet for the first time."""
 
 
 def _states() -> str:
-    """Return what the other ranks do, as far as they have met and this thread may ask."""
+    """Return a text on what the other ranks do; "" if the ranks have not met, or this thread must not call MPI."""
     if reports is not None and running() and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
         with contextlib.suppress(MPI.Exception):  # a rank has failed
             return reports.explain(None, ANSWER_S)

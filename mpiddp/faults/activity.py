@@ -20,7 +20,7 @@ class Activity(NamedTuple):
 
 
 _unwound: Activity | None = None
-"""The last activity of a main thread that an exception has unwound."""
+"""The main thread's last activity before an exception unwound its stack; None before such an exception."""
 
 
 def current() -> Activity:
@@ -76,9 +76,9 @@ def stacks() -> str:
 
 
 def unwind(trace: TracebackType | None) -> tuple[str, Operation | None]:
-    """Return the program's lines of a traceback, and the operation in whose wait it begins.
+    """Return the program's lines of a traceback, and the operation in whose wait the exception was raised.
 
-    From now on other ranks are told of these, because the stack itself is gone.
+    From now on `current` returns this line and operation, because the stack itself is gone.
     """
     global _unwound
     summaries = list(traceback.extract_tb(trace))

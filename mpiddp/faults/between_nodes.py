@@ -2,7 +2,7 @@
 
 Twice a second the watchdog of each node's first rank sends its last records to the group's next node, which compares
 them when it has made as many calls. A rank that finds a mismatch tells all ranks of the group. If a job makes calls
-faster than this, the next handshake compares them, or the end of the job does.
+faster than this comparison, the next handshake compares the calls' hashes, or the end of the job does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BetweenNodes:
             latest = each.calls.latest
             if each.successor >= 0 and latest != each.sent:
                 each.sent = latest
-                records = each.calls.recent().tobytes()  # bytes, because the ranks' NumPys may pickle differently
+                records = each.calls.recent().tobytes()  # bytes, because other NumPys may pickle arrays differently
                 self._liveness.send(each.successor, Tag.RECORDS, (group, records))
             error = each.compare()
             if error is not None:
@@ -79,7 +79,7 @@ class Comparison(Resource):
         self.sent = self.compared = 0
         """The numbers of the last calls that were sent to the successor, and compared with those of ``theirs``."""
         self.theirs: tuple[int, Array] | None = None
-        """The rank that has sent its records here, and the records."""
+        """The rank whose records have come last, and these records; None before any have come."""
         self._found = False
 
     def compare(self) -> MismatchError | None:

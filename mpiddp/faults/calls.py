@@ -4,8 +4,8 @@ A `Record` is what the ranks compare of a call: three numbers, equal in every pr
 in memory of the node. A rank publishes its call before it sends, and compares it with the calls of the other ranks. Of
 two ranks that disagree, the later one raises before its data moves. The earlier one raises in its wait, when the group
 is destroyed, or at the job's end. Between nodes, `handshake` compares calls before their data moves. `between_nodes`
-compares in the background those that have no handshake. An operation that compares calls itself is marked: all ranks
-raise, and the group goes on.
+compares in the background those that have no handshake. An operation that compares its calls itself is marked. If these
+differ, all ranks raise, and the group goes on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mpiddp.shm.eager import ORDERED, EagerBuffers
 from mpiddp.typing import Array
 
 ANY_COUNT = -1
-"""Arrays may differ in size between ranks."""
+"""The count in the record of a call whose arrays may differ in size between ranks."""
 NO_ROOT = -1
 _NO_REDUCTION = _NO_DTYPE = 255
 _ON_DEVICE = 64
@@ -41,7 +41,7 @@ RECORD = np.dtype([("sequence", "<i8"), ("kind", "<u8"), ("count", "<i8"), ("roo
 _NUMBER_BYTES = 8
 _WRITTEN_S = 1e-3
 """Time until others see a store, on processors that do not order stores."""
-# Marks a number in memory, so that no count is taken for one.
+# These bits mark a sequence number in memory, so that no count of elements looks like one.
 _MARK = 0x5EA1 << 40
 _ROWS = mmap.PAGESIZE // _PACKED.size
 REGION_BYTES = mmap.PAGESIZE
@@ -53,16 +53,16 @@ _OPERATIONS = (
     *("symmetric_empty", "destroy_process_group", "tree_all_reduce", "shared_on_node", "powerSGD"),
     *("new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group", "init_device_mesh"),
     *("DistributedDataParallel", "check_replicas"),
-    # A short call may publish its record in the eager buffers alone: parts of different calls need different names.
+    # This is a part of another call. If it is short, its record may be in the eager buffers only, under this name.
     "inner all_reduce",
 )
 BUCKET = "DDP bucket"
-"""The name of a call for a bucket of gradients, whose number stands in the place of the layout."""
+"""The name of a call for a bucket of gradients. The record has the bucket's number in place of the layout."""
 _names: dict[int, str] = {}
 
 
 def register_name(name: str) -> int:
-    """Return a number equal in every process."""
+    """Return a number for ``name`` that is equal in every process, and remember the name for texts."""
     number = zlib.crc32(name.encode())
     _names.setdefault(number, name)
     return number
@@ -77,7 +77,7 @@ class UnknownCallError(MismatchError):
 
 
 class BlockError(MismatchError):
-    """A block of another size than expected arrived: perhaps another operation's."""
+    """A block of another size than expected arrived, perhaps from another operation."""
 
 
 class Record(NamedTuple):
@@ -103,7 +103,7 @@ class Record(NamedTuple):
         return _PACKED.pack(sequence, *self)
 
     def differs(self, other: Record) -> bool:
-        """Return True if the calls differ, unless both compare themselves."""
+        """Return True if the calls differ, unless the operations of both compare their calls themselves."""
         if self.self_comparing and other.self_comparing:
             return False
         return (self.kind >> 1, self.length, self.root) != (other.kind >> 1, other.length, other.root)
@@ -141,8 +141,8 @@ def make_call(
     """Return the call of ``operation``.
 
     ``count`` elements and ``layout`` are to be equal on all ranks. So is the kind of memory, because messages of arrays
-    on devices do not match those of host arrays. A ``self_comparing`` operation compares its records itself: all ranks
-    raise, and the group goes on.
+    on devices do not match those of host arrays. A ``self_comparing`` operation compares its calls itself. If these
+    differ, all ranks raise, and the group goes on.
     """
     arrays, shape = (*outputs, *inputs), None
     dtype = arrays[0].dtype if arrays else dtype
@@ -195,8 +195,8 @@ def compare_records(link: Link, records: Array) -> None:
 def _mismatch_of(link: Link, *records: tuple[int, ...]) -> MismatchError:
     """Return the error of two ranks' records, each with the group rank in front.
 
-    A record may be of a part of a call, or of a later call. So the text has the calls that ranks of this node have
-    published, where there are some.
+    A record may be of a part of a call, or of a later call. So the error names the calls that the two ranks have
+    published on this node under that number, if there are any.
     """
     published, number = link.find(Calls), min(record[1] for record in records)
     ranks = [link.ranks[record[0]] for record in records]
@@ -216,9 +216,10 @@ def _rest(call: Record) -> bytes:
 class Calls(Resource):
     """A group's records on one node: `REGION_BYTES` of ``memory`` a rank.
 
-    A row has one record of each rank. A rank erases its number first and stores it last. With ordered stores, a record
-    is whole if its number is the same before and after a read; elsewhere a mismatch must last. Rows are reused, so a
-    rank that is a page of calls ahead, as the root of broadcasts may be, is not compared.
+    A row has one record of each rank. To store a record, a rank first erases the old number and stores the new one
+    last. If processors keep the order of stores, a record is whole if its number is the same before and after a read.
+    On other processors a mismatch counts only if it is still there after `_WRITTEN_S`. Rows are reused, so a rank that
+    is a page of calls ahead, as the root of broadcasts may be, is not compared.
     """
 
     def __init__(self, link: Link, memory: mmap.mmap | bytearray) -> None:
@@ -244,10 +245,13 @@ class Calls(Resource):
         self.latest = 0
         """The number of the last call, in a group on several nodes."""
         self._unconfirmed: dict[int, int] = {}
-        """For each row, the number of its call, if some rank of the node had not made that at the last look."""
+        """For each row, the number of its call, if some rank of the node had not made the call at the last look."""
 
     def publish(self, sequence: int, call: Record) -> bool:
-        """Return True if all ranks of the node have made the call; MismatchError if one made another."""
+        """Store this rank's record. Return True if all ranks of the node have made the call.
+
+        MismatchError if a rank has made another call.
+        """
         number, place, rank = _MARK | sequence, sequence % _ROWS, self._rank
         numbers = self._numbers[place]
         numbers[rank] = 0
@@ -275,7 +279,7 @@ class Calls(Resource):
                 raise mismatch(self.link, own, mine.text(sequence), other, call.text(sequence))
 
     def _row(self, sequence: int) -> list[tuple[int, Record]]:
-        """Return each rank's sequence and call; sequence 0 stands for a record that is being stored."""
+        """Return each rank's sequence number and record. Number 0 stands for a record that is being stored."""
         row = self._table[sequence % _ROWS]
         before, records, after = row["sequence"].tolist(), row.tolist(), row["sequence"].tolist()
         return [
@@ -288,7 +292,7 @@ class Calls(Resource):
         return min(self._numbers[sequence % _ROWS]) >= _MARK | sequence
 
     def verify(self, sequence: int) -> None:
-        """Compare a finished call, and later again if a rank has not made it yet."""
+        """Compare a finished call. If a rank has not made it yet, `check` compares it again later."""
         if self._unconfirmed.get(sequence % _ROWS) == sequence:
             self._compare(sequence)
 
@@ -313,7 +317,10 @@ class Calls(Resource):
         return alike == self._size
 
     def recent(self, rank: int | None = None) -> Array:
-        """Return the last records of a rank of this node, this one's by default; sequence 0: unused."""
+        """Return the last records of a rank of this node, by default of this rank.
+
+        Sequence number 0 stands for a row that has not been used.
+        """
         mine = self._table[:, self._rank if rank is None else self._ranks.index(rank)].copy()
         marked = mine["sequence"] & _MARK == _MARK
         mine["sequence"] = np.where(marked, mine["sequence"] & ~_MARK, 0)
@@ -324,7 +331,7 @@ class Calls(Resource):
         return call.text(sequence) if call is not None and number == sequence else ""
 
     def close(self) -> None:
-        """Unmap at once; the watchdog's thread then finds no records."""
+        """Unmap the memory at once. The watchdog's thread then finds no records."""
         self._unconfirmed.clear()
         self._table = np.empty((0, self._size), RECORD)
         del self._memory, self._numbers
@@ -333,7 +340,7 @@ class Calls(Resource):
 def last_call(link: Link, rank: int) -> str:
     """Return the last call of this rank or another one of its node; "" if it is not known."""
     published, buffers, records = link.find(Calls), link.find(EagerBuffers), list[tuple[int, ...]]()
-    with contextlib.suppress(AttributeError, ValueError):  # the group is being destroyed; the rank is not of it
+    with contextlib.suppress(AttributeError, ValueError):  # the group is being destroyed, or has no such rank
         if published is not None:
             records += map(tuple, published.recent(rank).tolist())
         if buffers is not None:

@@ -15,7 +15,7 @@ MAX_NAMED = 8
 
 
 class Wait(NamedTuple):
-    """The ranks that one operation waits for: an object that all its waiters share."""
+    """The ranks that one operation waits for. All ranks that wait in the operation share one object."""
 
     ranks: Set[int]
     one_suffices: bool = False
@@ -93,7 +93,7 @@ def _following(waits: Mapping[int, Wait]) -> dict[int, int]:
             if wait.can_end(stuck):
                 for rank in ranks:
                     del stuck[rank]
-        # In turns from both ends: long chains of messages are in either order.
+        # The next pass begins at the other end, because long chains of messages may be in either order.
         left = [each for each in reversed(left) if each[1][0] in stuck]
     return {rank: lowest for wait, ranks in left for lowest in [min(stuck.keys() & wait.ranks)] for rank in ranks}
 

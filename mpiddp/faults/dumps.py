@@ -40,7 +40,7 @@ class Dumps:
         self._liveness.send(source, Tag.DUMPED, self.write(reason))
 
     def collect(self, reason: str) -> str:
-        """Let all ranks write; return a line about it, if dumps are wanted."""
+        """Let all ranks write their dumps; return a line that names the files, or "" if dumps are not wanted."""
         if not self._wanted:
             return ""
         reason = f"rank {self._rank}: {reason}"
@@ -61,13 +61,13 @@ class Dumps:
         )
 
     def write(self, reason: str) -> bool:
-        with contextlib.suppress(Exception):  # the watchdog must live on
+        with contextlib.suppress(Exception):  # no error may end the watchdog's thread, which may call this
             path = Path(f"{self._prefix}{self._rank}")
             if self._own_folder:
                 path.parent.mkdir(parents=True, exist_ok=True)
             elif not _is_private(path.parent):
                 return False
-            # A new file: somebody else may have put a link at any name that can be guessed.
+            # The new file's name is random, because somebody else may have put a link at any name that can be guessed.
             descriptor, part = tempfile.mkstemp(prefix=".", dir=path.parent)
             with os.fdopen(descriptor, "w") as file:
                 file.writelines(json.dumps(each) + "\n" for each in self.lines(reason))

@@ -1,7 +1,7 @@
 """Failed ranks under an MPI that lets the others live (ULFM).
 
-ULFM tells a failed rank's communication partners only. They revoke the communicators of all groups, so that every
-survivor meets an error. The groups are unusable until `this_job.regroup` has made the world anew.
+ULFM reports a failure only to ranks that communicate with the failed rank. These revoke the communicators of all
+groups, so that every survivor gets an error. The groups are unusable until `this_job.regroup` has made the world anew.
 
 References
 ----------
@@ -24,7 +24,7 @@ from mpiddp.mpi.link import Link
 from mpiddp.shm.cma import UnreachableError
 
 _NEWS_S = 0.2
-"""The longest wait for news of a failure, or of the rank that has failed."""
+"""The longest wait until MPI reports that a rank has failed, or which one."""
 
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ T = TypeVar("T")
 def _awaited(news: Callable[[], T]) -> T:
     known_by = time.monotonic() + _NEWS_S
     while not (found := news()) and time.monotonic() < known_by:
-        MPI.COMM_SELF.Iprobe()  # news arrive inside of MPI only
+        MPI.COMM_SELF.Iprobe()  # MPI learns of failures only inside of its calls
         time.sleep(0.001)
     return found
 
@@ -44,13 +44,13 @@ class Failures:
         self._comms = [comm]
         self._lock = threading.Lock()
         self.survivable = launchers.survives() and library.facts(MPI.Get_library_version()).survives_deaths
-        """True if the other ranks live on; otherwise the launcher ends the job."""
+        """True if the other ranks live on when one fails; otherwise the launcher ends the job."""
 
     def register_comm(self, comm: MPI.Intracomm) -> None:
         self._comms.append(comm)
 
     def happened(self) -> bool:
-        """Return True if a failure is known, here or elsewhere."""
+        """Return True if this rank knows of a failure, or another one does and has revoked the communicator."""
         return self.survivable and (self._comm.Is_revoked() or self._comm.Get_failed().size > 0)
 
     def awaited(self) -> bool:
@@ -58,11 +58,11 @@ class Failures:
         return _awaited(self.happened)
 
     def caused(self, error: BaseException) -> bool:
-        """Return True if a failed rank is the cause of an error, which may come before its news."""
+        """Return True if a failed rank is the cause of ``error``, which may come before MPI reports the failure."""
         if not self.survivable or not isinstance(error, (MPI.Exception, UnreachableError)):
             return self.happened()
         if isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_REVOKED:
-            self.revoke()  # another rank knew first, and revokes all
+            self.revoke()  # another rank knew of the failure first, and has revoked this communicator
         return self.awaited()
 
     def ranks(self) -> list[int]:

@@ -1,7 +1,7 @@
-"""``python -m mpiddp flight``: where the ranks of a job part, from the flight recorder's dumps.
+"""The command ``python -m mpiddp flight``: it finds the call at which a job's ranks part, from their dumps.
 
-The ranks of each group are compared up to the first call that they do not share. Imports the standard library only:
-dumps are read without MPI.
+The ranks of each group are compared up to the first call that they do not share. The module imports the standard
+library only, so that dumps can be read without MPI.
 """
 
 import json
@@ -24,7 +24,7 @@ class Dump(NamedTuple):
     reason: str
     time: float
     groups: dict[str, dict[str, Any]]
-    """Description and ranks of each group, by its name."""
+    """The description and the ranks of each group, by the group's name."""
     calls: list[Call]
 
     def collectives(self, group: str) -> dict[int, Call]:
@@ -39,7 +39,7 @@ def read(path: Path) -> Dump:
     try:
         head, *calls = (json.loads(line) for line in path.read_text().splitlines())
         found = Dump(**head, calls=calls)
-        line_up([found])  # raises if a part is missing
+        line_up([found])  # raises if a part of the dump is missing
         for each in calls:
             _cell(each)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -48,7 +48,7 @@ def read(path: Path) -> Dump:
 
 
 def line_up(dumps: Sequence[Dump]) -> str:
-    """Return where the ranks of one job part; ranks that do the same share a line."""
+    """Return a text that shows at which call the ranks of one job part. Ranks that do the same share a line."""
     jobs = sorted({dump.job for dump in dumps})
     if len(jobs) > 1:
         raise ValueError(f"the dumps are of several jobs: {', '.join(jobs)}; give those of one")
@@ -96,7 +96,7 @@ def _differ(calls: Mapping[int, Mapping[int, Call]], number: int) -> bool:
 def _told_apart(cells: Mapping[int, Cell], compared: Mapping[int, Sequence[int]]) -> dict[int, Cell]:
     """Add numbers to different calls that have the same text.
 
-    They differ in the sizes of a list or in rare dtypes, of which only hashes are known.
+    Such calls differ in the sizes of a list or in rare dtypes, of which a dump has only hashes.
     """
     kinds: dict[str, list[Sequence[int]]] = {}
     for rank, call in compared.items():

@@ -33,7 +33,7 @@ class Job(NamedTuple):
 
     @classmethod
     def gather(cls, comm: MPI.Intracomm, gathered: World, own: bool, raises: bool) -> Self:
-        """Return the job of ``comm``, of which ``gathered`` tells; collective."""
+        """Return the job of ``comm``, whose ranks ``gathered`` describes. Collective."""
         liveness = Liveness(comm.Dup(), gathered, raises)
         failures = Failures(comm, gathered.outer, liveness.known)
         failures.register_comm(liveness.comm)
@@ -76,8 +76,8 @@ class Job(NamedTuple):
             try:
                 return cls.gather(comm, world.gather(comm, comm.allgather, ended=ended), own, raises)
             except Exception:
-                # Another rank failed. A call that this cuts may return success, with wrong bytes; a rank that has not
-                # noticed comes here later.
+                # Another rank may have failed meanwhile. A call that a failure interrupts may also return success, with
+                # wrong bytes. A rank with such a call gets here by a later error.
                 if not Failures(comm).awaited():
                     raise
                 comm.Revoke()

@@ -1,4 +1,4 @@
-"""The end of a program, at exit or in MPI.Finalize: it answers the other ranks until all have ended."""
+"""The end of a rank's program, at exit or in MPI.Finalize. The rank answers the others until all have ended theirs."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ _REST_S = 5.0
 _PAUSE_S, _QUESTIONS = 10.0, 4
 
 limit_s: float | None = None
-"""The time limit of the waits at the end of the program; None: the default."""
+"""The time limit of the waits at the end of the program; None stands for the default."""
 
 
 class Leaving:
@@ -31,7 +31,7 @@ class Leaving:
 
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
-        """The job of the world, and behind it that of a communicator, if there is one."""
+        """The job of the world, and behind it the job of the program's own communicator, if there is one."""
         self.stop: Callable[[], object] = bool
         self._ended, self._pid = False, os.getpid()
         # MPI_Finalize first deletes COMM_SELF's attributes, while MPI still works.
@@ -57,7 +57,7 @@ class Leaving:
         self.stop()
 
     def _end_groups(self) -> None:
-        """Let later calls, such as a destructor's, raise: MPI would end the process."""
+        """Let later calls, such as a destructor's, raise an error. In MPI they would end the process."""
         self()
         for link in (link for job in self.jobs for link in job.liveness.links()):
             link.abort(DistError("MPI has been finalised"))
@@ -66,7 +66,8 @@ class Leaving:
         """Wait until the programs of all ranks have ended; return False if a rank failed meanwhile."""
         try:
             self._wait_for_all(job, limit_s)
-            # Some may have passed the barrier, and would be waited for in MPI_Finalize.
+            # The ranks agree, because some may have passed the barrier before a rank failed. These would go on to
+            # MPI_Finalize, and the others would wait for them.
             with exit_limit(limit_s):
                 job.failures.agree()
         except Exception as error:
@@ -80,12 +81,12 @@ class Leaving:
         barrier = job.world.comm.Ibarrier()
         pause_s, deadline, pending = 1e-5, 0.0, -1
         while True:
-            # Poll both: other ranks may wait for what this one submitted.
+            # Both are polled, because other ranks may wait for operations that this one has submitted.
             together, finished = barrier.Test(), requests.finished()
             if together and finished:
                 break
             if Tag.LEFT in liveness.heard:
-                return  # a rank that has destroyed its group has told or been told why, and will not come
+                return  # a rank has left its group for a reason that all ranks know, and does not come
             if not together or requests.pending != pending:
                 deadline, pending = time.monotonic() + _REST_S, requests.pending
             if time.monotonic() > deadline:
@@ -117,7 +118,7 @@ class Neighbour:
     """The next rank of the job, which a rank asks for signs of life while it waits for the end of others' programs.
 
     Such a wait may last as long as programs run, so no time limit fits it. It would never end if a rank were gone. The
-    rank before that one notices it, when it waits here itself.
+    rank before the missing one notices that, once it waits for the end of programs itself.
     """
 
     def __init__(self, job: Job, limit_s: float) -> None:
@@ -127,12 +128,12 @@ class Neighbour:
         self._asked, self._unanswered = time.monotonic(), 0
 
     def silence(self) -> str:
-        """Return a report if the rank has not answered for the time limit, else ""; call it again and again."""
+        """Return a report if the rank has not answered for the time limit, else "". A wait calls this repeatedly."""
         now = time.monotonic()
-        # Without threads a rank that computes cannot answer.
+        # Without MPI_THREAD_MULTIPLE a rank that computes cannot answer.
         if not self._world.thread_multiple or now < self._asked + self._pause_s:
             return ""
-        # Questions count, not the time: the whole job may have been suspended.
+        # Unanswered questions are counted, and not the time, because the whole job may have been suspended.
         heard = self._liveness.answered(NO_GROUP, self._rank)
         self._unanswered = 0 if heard else self._unanswered + 1
         if self._unanswered * self._pause_s > self._limit_s and not self._runs_here():
@@ -142,6 +143,6 @@ class Neighbour:
         return ""
 
     def _runs_here(self) -> bool:
-        """Return True if the rank runs on this host: it may be in a long call that keeps the interpreter."""
+        """Return True if the rank runs on this host. It may be in a long call that holds the interpreter's lock."""
         same_host = self._world.hosts[self._rank] == socket.gethostname()
         return same_host and state(self._world.pids[self._rank]) not in "ZXT"

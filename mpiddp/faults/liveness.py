@@ -30,9 +30,9 @@ from .picture import State, packed
 
 NO_GROUP = 0
 SILENCE_S = 3.0
-"""Time for an answer: watchdogs look twice a second."""
+"""The longest wait for an answer. Watchdogs look for questions twice a second."""
 SETTLED_S = 1.0
-"""Shortest wait that may be part of a deadlock."""
+"""The shortest wait that may be part of a deadlock."""
 _TEXT_CHARACTERS = 300
 _STACKS_CHARACTERS = 8000
 _PROCESS_STATES = {
@@ -48,7 +48,7 @@ _MAX_RETIRED = 1000
 _PAUSE_S = 1e-4
 _POLL_S = 0.01
 _kept: list[Any] = []
-"""Requests that others may never answer, with their memory: of partings, and of messages."""
+"""Requests that may never complete, with their memory: those of `Liveness.part`, and of messages to other ranks."""
 
 
 class Tag(enum.IntEnum):
@@ -65,13 +65,14 @@ class Tag(enum.IntEnum):
     STORE = 9
     LEFT = 10
     BARRIER = 11
-    """The group, the number of a monitored barrier, and whether the rank has come or the barrier has passed."""
+    """The tag of a message about a monitored barrier. It has the group, the barrier's number, and True or False. True
+    means that the rank has come or, from the group's first rank, that all have come."""
 
 
 class Liveness:
     """The questions and answers of one process, on a communicator of their own.
 
-    Watchdogs answer while programs compute, under MPI_THREAD_MULTIPLE.
+    Under MPI_THREAD_MULTIPLE the watchdog's thread answers while the program computes.
     """
 
     def __init__(self, comm: MPI.Intracomm, world: World, raises: bool) -> None:
@@ -80,7 +81,7 @@ class Liveness:
         """True if errors are raised on all ranks."""
         self.world = world
         self._watched = world.thread_multiple
-        self._lock = threading.RLock()  # a handler may send
+        self._lock = threading.RLock()  # reentrant, because a handler that `progress` calls may send
         self._answers: dict[tuple[int, int], State] = {}
         """Answers by rank and group."""
         self._sent: list[tuple[MPI.Request, bytes]] = []
@@ -91,17 +92,17 @@ class Liveness:
         self._links: weakref.WeakValueDictionary[int, Link] = weakref.WeakValueDictionary()
         self._retired: deque[tuple[int, int]] = deque(maxlen=_MAX_RETIRED)
         self.handlers: dict[int, Callable[[int, Any], None]] = {Tag.ERROR: self._hear, Tag.BARRIER: self._note_barrier}
-        """By tag: functions that are called with source and message."""
+        """For each tag, the function that is called with a message's source and content."""
         self.heard: dict[int, Any] = {}
-        """By tag: the last message for which there is no function."""
+        """For each tag without a function, the content of the last message."""
         self.barriers: defaultdict[tuple[int, int], dict[int, bool]] = defaultdict(dict)
-        """By group and rank: for each monitored barrier that the rank has told of, whether it has passed or come."""
+        """For each group and rank, the messages `Tag.BARRIER` of that rank, by the number of the barrier."""
         self.exited = False
         self.interrupted = False
 
     def known(self) -> list[Link]:
         """Return the groups that have not ended, also those that are still being made and have no ranks yet."""
-        # `values()` fails if another thread adds one meanwhile, for a group that it makes.
+        # `values()` would fail if another thread added a group meanwhile.
         return [link for each in self._links.valuerefs() if (link := each()) is not None]
 
     def links(self) -> list[Link]:
@@ -114,9 +115,9 @@ class Liveness:
         return next((link for link in self.links() if link.id == group), None)
 
     def retire(self, link: Link) -> None:
-        """Remember a destroyed group for a while: peers may be in its last operation."""
+        """Remember a destroyed group for a while, because other ranks may still be in its last operation."""
         self._links.pop(id(link), None)
-        for key in tuple(self.barriers):  # the watchdog may add some meanwhile
+        for key in tuple(self.barriers):  # a copy, because the watchdog's thread may add keys meanwhile
             if key[0] == link.id:
                 del self.barriers[key]
         self._retired.append((link.id, link.sequence))
@@ -165,7 +166,7 @@ class Liveness:
         try:
             request = self.comm.Ireduce_scatter_block(sent, expected)
             while True:
-                late = time.monotonic() > deadline  # before the look: this process may have been kept from its core
+                late = time.monotonic() > deadline  # read first, because this process may lose its core before the test
                 self.progress()
                 if request.Test() and self._received == expected[0] and not self._sent:
                     break
@@ -244,7 +245,7 @@ class Liveness:
 
     def answered(self, group: int, rank: int, stacks: bool = False) -> bool:
         found = self._answers.get((rank, group))
-        # An earlier question's answer, without stacks, may arrive first.
+        # The answer to an earlier question, which did not ask for stacks, may arrive first.
         return found is not None and (found.ended or not stacks or bool(found.stacks))
 
     def inquire(
@@ -263,7 +264,7 @@ class Liveness:
     def first_asked(self, operation: Operation) -> list[int]:
         """Return the peers of a message, or for a collective the next rank of the group.
 
-        One question a rank suffices: the rank before a missing one waits for it, or is missing, too.
+        One question of each rank suffices, because the rank before a missing one waits for it, or is missing, too.
         """
         awaited = self.awaited(operation)
         if operation.peers is not None or not awaited:
@@ -284,7 +285,7 @@ class Liveness:
         return gone if len(gone) == len(operation.peers) else []
 
     def _why_silent(self, rank: int, group: int) -> str:
-        """Return why a rank may not answer. Of a rank on this host the system and shared memory tell more."""
+        """Return the reason why a rank may not answer. For a rank on this host, /proc and shared memory tell more."""
         if not self._watched:
             return "no rank can while it computes: this MPI library runs without MPI_THREAD_MULTIPLE"
         hosts, link = self.world.hosts, self.find(group)
@@ -295,7 +296,7 @@ class Liveness:
         return f"{state}; its last call here: {last}" if last else state
 
     def interrupted_before(self) -> bool:
-        """Return True if a lower rank is interrupted, too. That one reports."""
+        """Return True if a lower rank is interrupted, too. The lower rank then reports first."""
         return any(rank < self.rank and answer.interrupted for (rank, _), answer in self._answers.items())
 
 
@@ -312,5 +313,5 @@ def _in_program(stacks: bool) -> State:
     if operation.peers is None:
         members = operation.members
         return state._replace(group=members.number, number=operation.number, ranks=packed(members.ranks))
-    # Only of a message is it known whether one peer suffices.
+    # Only for a message is it known if one of the peers suffices.
     return state if operation.call.tag is None else state._replace(ranks=packed(operation.peers))

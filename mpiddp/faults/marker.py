@@ -1,7 +1,7 @@
 """The marker: a file that tells ``python -m mpiddp run`` that its job lives, and in the end that it has ended well.
 
-Exit codes do not tell that. The launcher's is 0 when Open MPI has lost a node, and when a rank of MPICH ends by
-``os._exit(0)``.
+Exit codes do not tell that. The launcher's exit code is 0 also when Open MPI has lost a node, and when a rank of MPICH
+ends by ``os._exit(0)``.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ RUNNING, WATCHED, ENDED = "running", "watched", "ended"
 
 
 def begin(rank: int, watched: bool) -> None:
-    """Write the marker; SetupError if it cannot: a job that ends well would count as failed."""
+    """Write the marker; SetupError if that fails, because a job that ends well would then count as failed."""
     path = _path(rank)
     if path is not None:
         try:
@@ -39,7 +39,7 @@ def end(rank: int) -> None:
     """Write that the job has ended well. The caller knows that the programs of all ranks have ended."""
     path = _path(rank)
     if path is not None:
-        with contextlib.suppress(OSError):  # the supervisor has gone, with its folder
+        with contextlib.suppress(OSError):  # the supervisor may have gone, with its folder
             path.write_text(ENDED)
 
 

@@ -1,8 +1,8 @@
-"""The first meeting of a communicator's ranks, in `init_process_group`: every wait polls, and tells who is missing.
+"""The first meeting of a communicator's ranks, in `init_process_group`: every wait polls, and names missing ranks.
 
-Before all have come nothing can be sent: on the program's communicator a message might meet a receive of the program.
-So each rank that waits binds an abstract Unix socket, and the ranks of its host see by its name that it waits, and for
-which ranks. Of other hosts nothing is known before they have come.
+Before all ranks have come, no message can be sent, because on the program's communicator it might be matched with a
+receive of the program. So each rank that waits binds an abstract Unix socket. The socket's name shows the ranks of its
+host that it waits, and for which ranks. Nothing is known of ranks on other hosts before they have come.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _MAX_NAMED = 8
 
 
 class Meeting:
-    """The waits for the other ranks of ``comm``; one that lasts for ``limit_s`` raises `DistTimeoutError`.
+    """The waits for the other ranks of ``comm``. A wait that lasts for ``limit_s`` raises `DistTimeoutError`.
 
-    Steps that were begun before that are kept: the ranks that come late still wait for them, and MPI may still write to
-    their memory. A meeting that is held again goes on with them.
+    The requests that were begun before the error are kept, because ranks that come late still wait for them, and MPI
+    may still write to their memory. The next meeting of the same communicator goes on with these requests.
     """
 
     def __init__(self, comm: MPI.Intracomm, limit_s: float) -> None:
@@ -54,7 +54,7 @@ class Meeting:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Let the others see that this rank waits, and `abort.time_limit` name those that are missing."""
+        """Show the other ranks of this host that this rank waits, and let `abort.time_limit` name the missing ranks."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
                 shown = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -76,7 +76,7 @@ class Meeting:
 
     def duplicate(self) -> MPI.Intracomm:
         """Return a duplicate of the communicator."""
-        # Open MPI makes no other communicator while a duplication waits for ranks, perhaps for ever: first all meet.
+        # All ranks meet first, because Open MPI makes no other communicator while a duplication waits for ranks.
         self.gather()
         made = MPI.Intracomm(self._step(lambda: self._comm.Idup()[::-1]))
         made.Set_errhandler(MPI.ERRORS_RETURN)
@@ -101,7 +101,7 @@ class Meeting:
         request, value = self._steps[self._taken]
         self._taken += 1
         self.wait(request)
-        self._began = time.monotonic()  # all have come so far
+        self._began = time.monotonic()  # the limit begins anew, because all ranks have come so far
         return value
 
     def wait(self, request: MPI.Request) -> None:
@@ -122,18 +122,18 @@ class Meeting:
                     abort.write(f"mpiddp: {waited_s:.0f} s in init_process_group{self.missing()}\n")
 
     def _reports(self) -> bool:
-        """Return True on the first rank that waits here."""
+        """Return True on the lowest rank of this host that waits. It reports for all of them."""
         here, present = self._ranks_here(), _present()
         first = next((rank for rank, pid in here.items() if present.get(pid) == self._sum), self._comm.rank)
         return first == self._comm.rank
 
     def _ranks_here(self) -> dict[int, int]:
-        """Return the processes of this host's ranks, as far as the launcher's children show their numbers."""
+        """Return the process ids of this host's ranks, by rank, as far as the launcher's children show their ranks."""
         pids = {rank: int(pid) for pid, rank in processes.started_ranks(os.getppid()).items()}
         return {rank: pids[each] for rank, each in enumerate(self._world_ranks) if each in pids}
 
     def missing(self) -> str:
-        """Return a colon, and which ranks have not come."""
+        """Return a colon and lines about the ranks that have not come; "" if there are none."""
         here, present, lines = self._ranks_here(), _present(), []
         for rank, pid in here.items():
             if rank != self._comm.rank and present.get(pid) != self._sum:
@@ -149,9 +149,9 @@ class Meeting:
 
 
 _begun: list[tuple[MPI.Intracomm, list[tuple[MPI.Request, Any]]]] = []
-"""The meetings that have not ended: their communicators, requests and memory."""
+"""The meetings that have not ended, each with its communicator, its requests and their memory."""
 
 
 def _present() -> dict[int, int]:
-    """Return the processes of this host that wait in a meeting, and the sums of their ranks."""
+    """Return the ids of this host's processes that wait in a meeting, each with the checksum of the ranks that meet."""
     return {int(pid): int(number) for pid, number in bound(rf"{_PREFIX}(\d+)-(\d+)")}

@@ -1,4 +1,4 @@
-"""A group's monitor: what `mpiddp.faults` knows, behind the `Monitor` protocol of `mpiddp.mpi`."""
+"""A group's monitor: it implements the `Monitor` protocol of `mpiddp.mpi` by the modules of `mpiddp.faults`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class GroupMonitor(Resource):
         self.job.liveness.register(link)
 
     def attach(self) -> None:
-        """Make the resources by which ranks compare calls, and those in memory that ranks share; collective.
+        """Make the resources by which ranks compare calls, and the ones in memory that ranks share. Collective.
 
         If the ranks of a node can share no memory, a group has no eager buffers and no FIFOs, and its calls are not
         compared on the node.
@@ -74,7 +74,7 @@ class GroupMonitor(Resource):
         self._told = error
 
     def publish(self, sequence: int, call: Record) -> bool:
-        """Return True if all ranks are known to make the same call; a MismatchError aborts the group."""
+        """Publish this rank's call. Return True if all ranks are known to make it; a mismatch aborts the group."""
         if self._calls is None:
             return True
         try:
@@ -86,7 +86,7 @@ class GroupMonitor(Resource):
             raise
 
     def verify(self, sequence: int) -> None:
-        """Compare a finished call for the last time."""
+        """Compare a finished call with those of the other ranks; a mismatch aborts the group."""
         if self._calls is not None:
             try:
                 self._calls.verify(sequence)
@@ -95,7 +95,7 @@ class GroupMonitor(Resource):
                 raise
 
     def verify_failed(self, sequence: int, error: Exception) -> None:
-        """Raise the mismatch that has caused ``error``, if there is one, because it tells the reason better."""
+        """Raise the mismatch or the rank's failure that has caused ``error``, if there is one."""
         self.job.failures.translate(error)
         self._link.may_hold_messages |= isinstance(error, MismatchError)
         may_tell_more = isinstance(error, calls.UnknownCallError)
@@ -105,7 +105,7 @@ class GroupMonitor(Resource):
         self.verify(sequence)
 
     def _await_told(self, error: BaseException) -> None:
-        """Give other ranks time to publish or tell of a mismatch; raises it."""
+        """Wait for other ranks to publish their calls or to tell of a mismatch, and raise the mismatch."""
         limit_s = 0.0
         if self._comparison is not None:
             limit_s = _TOLD_S
@@ -150,7 +150,7 @@ class GroupMonitor(Resource):
     def check(self) -> None:
         """Raise if a rank has failed or left, or ranks make different calls."""
         if not self.job.world.thread_multiple:
-            self.job.liveness.progress()  # no watchdog does
+            self.job.liveness.progress()  # there is no watchdog that does it
         self.job.failures.raise_if_failed()
         error = self.disagreement()
         if error is not None:
@@ -188,14 +188,14 @@ class GroupMonitor(Resource):
             self._await_told(error)
 
     def abort(self, error: DistError) -> None:
-        """End the group with ``error``; tell the other ranks, where they would not find it themselves."""
+        """End the group with ``error``. Tell the other ranks if they would not find the error themselves."""
         unseen = self.job.raises or (self._comparison is not None and isinstance(error, MismatchError))
         if unseen and error is not self._told:
             self.job.liveness.tell(self._link, error)
         self._link.abort(error)
 
     def close(self) -> None:
-        """Retire the group: peers may be in its last operation."""
+        """Retire the group in `Liveness`, because other ranks may still be in its last operation."""
         self.job.liveness.retire(self._link)
         self._calls = self._comparison = self._told = None
 

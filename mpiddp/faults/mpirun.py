@@ -1,6 +1,6 @@
-"""Open MPI's mpirun on Ctrl-C: it sends SIGCONT, SIGTERM after 0.25 s, and SIGKILL after another 0.25 s.
+"""Open MPI's mpirun at a Ctrl-C: it sends its ranks SIGCONT, after 0.25 s SIGTERM, and after another 0.25 s SIGKILL.
 
-Its ranks get no SIGINT, and their output is lost. So a report goes to mpirun's own stderr.
+The ranks get no SIGINT, and their output is lost. So a rank writes its report to mpirun's own stderr.
 """
 
 import contextlib
@@ -15,9 +15,9 @@ from mpiddp import launchers
 from mpiddp.mpi import processes
 
 _DAEMONS = ("prted", "orted", "srun", "slurmstepd")
-"""Other parents of ranks, whose stderr is not read."""
+"""Other processes that start ranks. Their stderr is not read."""
 _END_S = 8
-"""Time for mpirun to end after an abort."""
+"""Seconds for mpirun to end by itself after an abort."""
 _HANDLED = (signal.SIGCONT, signal.SIGTERM)
 
 
@@ -26,10 +26,10 @@ def _left_to_the_watchdog(number: int, frame: object) -> None:
 
 
 def end_after_this_process(hosts: Sequence[str]) -> None:
-    """See to it that mpirun ends, too, after this process has aborted the job.
+    """Start a shell that ends mpirun if it still runs some time after this process has aborted the job.
 
-    Otherwise mpirun would wait for ever for the daemon of a host that is out of reach. A shell ends mpirun, because
-    mpirun kills this process.
+    Otherwise mpirun would wait for ever for the daemon of a host that is out of reach. A shell does it, because mpirun
+    kills this process.
     """
     pid, launch = os.getppid(), launchers.launch()
     if launch is None or not launch.launcher.waits_for_lost_hosts or len(set(hosts)) < 2:
@@ -54,7 +54,7 @@ class Mpirun:
         if threading.current_thread() is not threading.main_thread():
             return
         self._ranks = processes.started_ranks(self._pid)
-        reads = processes.name(self._pid) not in ("", *_DAEMONS)  # mpirun itself, on this host
+        reads = processes.name(self._pid) not in ("", *_DAEMONS)  # then the parent is mpirun itself, on this host
         for number in _HANDLED[: 2 if rank == 0 and reads else 1]:
             if signal.getsignal(number) in (signal.SIG_DFL, _left_to_the_watchdog):
                 signal.signal(number, _left_to_the_watchdog)
@@ -64,7 +64,7 @@ class Mpirun:
         return signal.SIGTERM in self._handled and signal.getsignal(signal.SIGTERM) is _left_to_the_watchdog
 
     def all_run(self) -> bool:
-        """Return True if all ranks of this host run; otherwise mpirun itself says why the job ends."""
+        """Return True if all ranks of this host run. Otherwise mpirun itself prints why the job ends."""
         return all(map(processes.runs, self._ranks))
 
     def write(self, text: str) -> None:

@@ -1,7 +1,8 @@
 """One picture of a job: the state of each rank, and its text, in which equal ranks share a line.
 
-Live ranks tell their states (`liveness`); of a job that has ended, dumps do (`flight`). The lines of the fewest ranks
-come first: a bug mostly sits on few. Imports the standard library only: dumps are read without MPI.
+Live ranks tell their states (`liveness`). After the end of a job, its dumps do (`flight`). The lines of the fewest
+ranks come first, because a bug mostly shows on few ranks. The module imports the standard library only, so that dumps
+can be read without MPI.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _MAX_RANGES, _MAX_ROWS, _MAX_LINES = 6, 5, 3
 _UNKNOWN = -1.0
 
 Cell: TypeAlias = tuple[str, str]
-"""The line of a rank's program, and what the rank does there."""
+"""The line that a rank's program is at, and a text on what the rank does at this line."""
 
 
 class Hosts(NamedTuple):
@@ -36,26 +37,26 @@ class State(NamedTuple):
     at: str = ""
     """The program's line, as in "train.py:120 in backward"."""
     operation: str = ""
-    """The operation in which it waits, as in "all_reduce #4 of float32 (8,) in the group of all 4 ranks"."""
+    """The operation in which the rank waits, as in "all_reduce #4 of float32 (8,) in the group of all 4 ranks"."""
     group: int = 0
-    """The group of the collective in which it waits; 0: it waits for a message, or not at all."""
+    """The group of the collective in which the rank waits; 0 if it waits for a message, or not at all."""
     number: int = 0
     ranks: Sequence[int] = ()
-    """The ranks of that group, or the message's peers, `packed`."""
+    """The ranks of ``group``, or the peers of the message that the rank waits for, as `packed` returns them."""
     waited_s: float = 0.0
     begun: int = 0
-    """The number of the last collective that it has begun in the group."""
+    """The number of the last collective that the rank has begun in the group that it was asked about."""
     last: str = ""
-    """The text of that collective."""
+    """The text of the last collective that the rank has begun in that group."""
     idle_s: float = _UNKNOWN
-    """Seconds since it began that collective."""
+    """The seconds since the rank began its last collective."""
     ended: bool = False
     pending: bool = False
-    """It has asynchronous operations that have not ended."""
+    """True if the rank has asynchronous operations that have not ended."""
     interrupted: bool = False
     stacks: str = ""
     silent: str = ""
-    """Why it may not have answered; all else is unknown then."""
+    """The reason why the rank may not have answered. If there is one, all other fields are unknown."""
 
     @property
     def awaited(self) -> set[int]:
@@ -93,7 +94,7 @@ def packed(ranks: Sequence[int]) -> Sequence[int]:
 
 
 def cells(states: Mapping[int, State]) -> dict[int, Cell]:
-    """Return each rank's line and text; ranks that idle since the same call get equal texts."""
+    """Return each rank's line and text. Ranks that idle since the same call get equal texts, with the longest time."""
     idle: dict[str, float] = {}
     for state in states.values():
         idle[state.last] = max(idle.get(state.last, _UNKNOWN), state.idle_s)
@@ -101,7 +102,7 @@ def cells(states: Mapping[int, State]) -> dict[int, Cell]:
 
 
 def about(hosts: World | Hosts, operation: Operation | None, rank: int, states: Mapping[int, State]) -> list[str]:
-    """Return lines about the ranks that keep ``operation`` from ending, in which ``rank`` waits.
+    """Return lines about the ranks that keep ``operation``, in which ``rank`` waits, from ending.
 
     If ``operation`` is None, the lines are about all other ranks.
     """
@@ -130,7 +131,7 @@ def about(hosts: World | Hosts, operation: Operation | None, rank: int, states: 
 
 
 def rows(hosts: World | Hosts, cells: Mapping[int, Cell], limit: int | None = _MAX_ROWS) -> list[str]:
-    """Return a line for all ranks that do the same at the same line; first what the fewest ranks do."""
+    """Return a line for each set of ranks that do the same at the same program line, the smallest set first."""
     ranks_by_cell: dict[Cell, list[int]] = {}
     for rank, cell in cells.items():
         ranks_by_cell.setdefault(cell, []).append(rank)

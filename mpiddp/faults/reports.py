@@ -1,8 +1,8 @@
 """Reports on a job that runs: who keeps an operation from ending, and what all ranks do.
 
-Each report asks ranks for their states and prints one picture of them. One rank warns for all: every waiter asks the
-rank before it, and only a rank whose predecessor does not wait asks all. A waiter leaves the warning to ranks that it
-waits for and that wait, too; where they form a circle, one rank reports the deadlock.
+Each report asks ranks for their states and makes one picture of them. One rank warns for all: every rank that waits
+asks the rank before it, and only a rank whose predecessor does not wait asks all. A rank does not warn if all ranks
+that it waits for wait themselves. If these form a circle, one of them reports the deadlock.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +17,13 @@ _Ask = Callable[[Sequence[int]], Mapping[int, State]]
 
 
 class Reports:
-    """Makes reports; ``collect`` lets all ranks dump for a reason, and returns a line about it, or ""."""
+    """The reports of one process. ``collect`` lets all ranks dump for a reason, and returns a line about it, or ""."""
 
     def __init__(self, liveness: Liveness, collect: Callable[[str], str]) -> None:
         self.liveness, self.collect = liveness, collect
 
     def explain(self, operation: Operation | None, silence_s: float = SILENCE_S) -> str:
-        """Return a colon, and what the ranks do for which ``operation`` waits; for None, what all other ranks do."""
+        """Return a colon, and lines about the ranks that ``operation`` waits for; if it is None, about all others."""
         self.ask(operation)
         lines = self.answers(operation, silence_s)
         circle, text = self._circle(operation, silence_s) if operation else ([], "")
@@ -35,7 +35,7 @@ class Reports:
         self.liveness.ask(group_of(operation), self.liveness.awaited(operation))
 
     def answers(self, operation: Operation | None, silence_s: float) -> str:
-        """Return what the ranks do that `ask` has asked."""
+        """Return lines about the ranks that `ask` has asked."""
         liveness, group, rank = self.liveness, group_of(operation), self.liveness.rank
         states = liveness.answers(group, liveness.awaited(operation), silence_s) | {rank: liveness.own_state(group)}
         return "\n".join(picture.about(liveness.world, operation, rank, states))
@@ -91,11 +91,14 @@ class Reports:
 
 
 def _missing(liveness: Liveness, operation: Operation, ask: _Ask, long_s: float) -> str:
-    """Return the ranks that keep the operation from ending; "" where others report, or all of them wait, too."""
+    """Return lines about the ranks that keep the operation from ending.
+
+    Return "" if another rank reports, or if all ranks that this one waits for wait themselves.
+    """
     ranks, awaited, me = operation.members.ranks, liveness.awaited(operation), liveness.rank
     index = ranks.index(me)
     if not awaited:
-        return ""  # it waits for itself
+        return ""  # the operation waits for this rank only
     if operation.peers is None and index and ask(ranks[index - 1 : index])[ranks[index - 1]].waits_in(operation):
         return ""
     states = {rank: told[rank] for told in [ask(awaited)] for rank in (me, *awaited)}
@@ -103,7 +106,7 @@ def _missing(liveness: Liveness, operation: Operation, ask: _Ask, long_s: float)
         if any(states[rank].waits_in(operation) for rank in ranks[:index]):
             return ""
     elif operation.call.tag is None and any(states[rank].waits_long(long_s) for rank in awaited if rank < me):
-        return ""  # ranks that make a group wait for each other
+        return ""  # the ranks that make a group all wait for each other, and the lowest one reports
     blocking = [rank for rank in awaited if not states[rank].is_in(operation)]
     if blocking and all(states[rank].waits_long(long_s) for rank in blocking):
         return ""
@@ -113,8 +116,8 @@ def _missing(liveness: Liveness, operation: Operation, ask: _Ask, long_s: float)
 def _deadlocks(liveness: Liveness, operation: Operation, ask: _Ask, long_s: float) -> list[str]:
     """Return the circles that this rank reports.
 
-    A circle's lowest rank reports it. If ranks right before that one wait, too, the first of them does, so that few
-    ranks ask all.
+    A circle's lowest rank reports it. If ranks right before the lowest one wait, too, the first of these reports it, so
+    that few ranks have to ask all.
     """
     me = liveness.rank
     if me and ask([me - 1])[me - 1].waits_long(long_s):

@@ -1,4 +1,4 @@
-"""The job of this process: started once, made anew after failures; it outlives process groups."""
+"""The job of this process. It is started once, made anew after failures, and outlives process groups."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from .leaving import Leaving
 from .watchdog import Watchdog
 
 _jobs: list[Job] = []
-"""The job of MPI's world, and behind it that of a communicator, if there is one. The first one rests meanwhile."""
+"""The job of MPI's world, and behind it the job of the program's own communicator, if there is one. As long as there is
+one, the job of the world rests."""
 _owner_pid = 0
 _leaving: Leaving | None = None
 _environment: dict[str, str | None] = {}
-"""The variables that a communicator's job has replaced."""
+"""The environment variables that a communicator's job has replaced, with the values that they had before."""
 
 
 def current() -> Job | None:
@@ -43,7 +44,8 @@ def start(claims: Claims | None = None, comm: MPI.Intracomm | None = None, timeo
     """Start MPI if necessary, check the launch, and return the job of the world, always the same, or one of ``comm``.
 
     DistError if environment, launcher or claims contradict MPI, after MPI_Finalize, in a forked child, or without
-    Python's global lock. If errors are raised, DistTimeoutError if the others have not come after ``timeout_s``.
+    Python's global lock. If errors are raised on all ranks, DistTimeoutError if the other ranks have not come after
+    ``timeout_s``.
     """
     global _owner_pid
     job, claims = current(), claims or Claims()
@@ -67,7 +69,7 @@ def start(claims: Claims | None = None, comm: MPI.Intracomm | None = None, timeo
         job = regroup()
     try:
         if len(job.world.running) == job.world.size:
-            # A launcher or a site has set the variables for the world.
+            # The variables that a launcher or a site has set are about the world, not about a communicator.
             told = {} if job.own else launchers.rank_variables()
             world.check_claims(job.world.comm, claims, told)
     except MPI.Exception as error:

@@ -23,7 +23,7 @@ _owner_pid = 0
 
 
 def install() -> None:
-    """End the job at a rank's uncaught exception; programs that a rank starts keep Python's hook."""
+    """Install the hook that ends the job at a rank's uncaught exception. Programs that a rank starts keep Python's."""
     global _owner_pid
     if _owner_pid:
         return
@@ -57,7 +57,7 @@ def install() -> None:
 def _left_to_host(error: BaseException) -> bool:
     """Return True if this process is of a program in another language, which started Python and goes on after an error.
 
-    If errors are raised, the other ranks of this rank's groups are told that it has given these groups up.
+    If errors are raised on all ranks, the other ranks of this rank's groups are told that it has given the groups up.
     """
     found = ending.reports
     if sys.orig_argv or (found is not None and not found.liveness.raises):

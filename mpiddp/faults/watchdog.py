@@ -2,7 +2,7 @@
 
 Twice a second it looks at what each thread of the program waits for (`operation.waiting`). It knows waits by their
 numbers, so that no array is kept alive. It also sees a Ctrl-C while the main thread waits in MPI, where Python would
-not. It needs MPI_THREAD_MULTIPLE.
+not see it. The thread needs MPI_THREAD_MULTIPLE.
 """
 
 import contextlib
@@ -34,11 +34,11 @@ from .uncaught import interrupt, interrupted
 from .where_socket import WhereSocket
 
 LOOK_S = 0.5
-# How long others wait for a rank that has left, before they end the job.
+# How long a rank waits for one whose program has ended, before it ends the job.
 PATIENCE_S = 3.0
 # Time for Python to handle a Ctrl-C outside of MPI.
 INTERRUPT_S = 0.3
-# After a signal, other ranks want this one's activity soon.
+# After a signal the thread looks more often for so long, because other ranks may soon ask what this one does.
 _ALERT_S, _ALERT_LOOK_S = 1.5, 0.02
 _LAST_ANSWER_S = 0.1
 _WRITTEN_S = 0.01
@@ -60,27 +60,28 @@ class Watchdog:
     def __init__(self, job: Job, resting: Sequence[Job] = ()) -> None:
         self._world, self._liveness, self._failures, self._between_nodes, self._reports, _, self._raises = job
         self._answered = [each.liveness for each in (*resting, job)]
-        """The jobs whose questions this thread answers: this one, and the world's, which rests if this is another."""
+        """The liveness of each job whose questions this thread answers. If this job is a communicator's, the world's
+        job, which rests, is among them."""
         self._warn_after_s = settings.warn_after_s()
         self._waits: dict[int, _Wait] = {}
         self._alert_until = 0.0
         self._continued_in: Operation | None = None
         self._all_run = False
         self._mpirun = Mpirun(job.world.rank)
-        # Python's C-level signal handler writes here, whatever the main thread does.
+        # Python's C-level signal handler writes to this pipe, whatever the main thread does.
         self._signals, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         if threading.current_thread() is threading.main_thread():
             others = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
             if others != -1:
-                signal.set_wakeup_fd(others)  # an event loop needs it
+                signal.set_wakeup_fd(others)  # an event loop has set this one, and needs it
             if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
-                signal.signal(signal.SIGUSR2, lambda *_: None)  # heard through the pipe
+                signal.signal(signal.SIGUSR2, lambda *_: None)  # the thread gets the signal through the pipe
             # A forked child must not send its signals to this process.
             os.register_at_fork(after_in_child=self._let_go)
         self._where = WhereSocket(job.world.job, job.world.rank)
         _tell_of_crashes()
-        # Of a process that crashes only stacks are printed. The name of this thread's function tells the rank.
+        # When a process crashes, only its stacks are printed. The name of this thread's function tells the rank.
         watch = types.FunctionType(Watchdog._watch.__code__.replace(co_name=ending.label()), globals())
         self._thread = threading.Thread(target=watch, args=(self,), name="mpiddp-watchdog", daemon=True)
         self._thread.start()
@@ -132,7 +133,7 @@ class Watchdog:
                 return
 
     def _continued(self) -> None:
-        """Ask the other ranks now: when SIGTERM comes there is no time."""
+        """Ask the other ranks for their states now, because there is no time for it when SIGTERM comes."""
         self._alert_until = time.monotonic() + _ALERT_S
         self._continued_in = operation = activity.current().operation
         if self._mpirun.handles_termination():
@@ -140,12 +141,12 @@ class Watchdog:
             self._reports.ask(operation)
 
     def _terminated(self) -> None:
-        """Report mpirun's end of the job, unless a rank has failed; and end."""
+        """Report that mpirun ends the job, unless a rank has failed, and end this process."""
         if not self._mpirun.handles_termination():
             return
         announced = time.monotonic() < self._alert_until
         if announced and self._all_run and not (Tag.ENDING in self._liveness.heard or ending.ends()):
-            # mpirun may kill this process at any moment: first what needs no other rank.
+            # mpirun may kill this process at any moment, so the lines that need no other rank are written first.
             lines = activity.stack(threading.main_thread().ident or 0)
             self._mpirun.write(ending.labelled(interrupted(lines, self._continued_in, "")))
             self._mpirun.write(ending.labelled(self._reports.answers(self._continued_in, _LAST_ANSWER_S)))
@@ -160,7 +161,7 @@ class Watchdog:
         identities = {thread: operation.identity for thread, operation in operations.items()}
         seen = {thread: wait for thread, wait in self._waits.items() if wait.identity == identities.get(thread)}
         self._waits = {each: _Wait(operations[each], self._warn_after_s) for each in identities} | seen
-        # A wait that has begun after the signal may be the program's own answer to it.
+        # A wait that has begun after the signal may belong to the program's own handling of the signal.
         if main in seen:
             if interrupted and self._liveness.interrupted:
                 seen[main].interrupted_at = now
@@ -169,7 +170,7 @@ class Watchdog:
         for thread, wait in seen.items():
             self._judge(thread, operations[thread], wait, now)
         if requests.pending and any(not operation.limited for operation in operations.values()):
-            requests.poll()  # a thread blocks in MPI, and the submitters of the rest may wait for nothing
+            requests.poll()  # one thread blocks in MPI, so perhaps no thread polls the pending operations
 
     def _judge(self, thread: int, operation: Operation, wait: _Wait, now: float) -> None:
         def still() -> bool:
@@ -177,9 +178,9 @@ class Watchdog:
 
         limited = operation.limited or self._raises
         waited_s = now - wait.since
-        # A waiter with a time limit compares calls itself.
+        # A thread that checks its time limit itself also compares calls itself.
         if not limited and operation.members.monitor.disagreement() is not None:
-            # A record in the middle of a store is whole now.
+            # After this pause a record that was being stored is whole.
             time.sleep(_WRITTEN_S)
             error = operation.members.monitor.disagreement()
             if error is not None and still():
@@ -193,7 +194,7 @@ class Watchdog:
                 operation.members.monitor.find(RankFailedError(self._desertion(thread, operation), gone))
         if not limited and waited_s > operation.members.timeout_s and still():
             abort(lambda: self._timeout(thread, operation), EXIT_TIMEOUT, "timeout")
-        # Ask early: the answer is to be there when patience ends.
+        # The question is sent early, so that the answer has come when the wait has lasted for `PATIENCE_S`.
         if waited_s > PATIENCE_S - 3 * LOOK_S and now - wait.asked > PATIENCE_S:
             self._liveness.ask(operation.members.number, self._liveness.first_asked(operation))
             wait.asked = now
@@ -203,7 +204,7 @@ class Watchdog:
             text = self._reports.warning(operation, waited_s, next_s, long_s)
             if text:
                 wait.distance_s = next_s
-            # The rank that this one left the report to may go on and never make it.
+            # If another rank is to warn, this one tries again soon, because the other may go on without a warning.
             wait.warn_s = waited_s + (next_s if text else long_s)
             if text and still():
                 ending.write(text + "\n")
@@ -213,7 +214,7 @@ class Watchdog:
         return self._reports.survey(found[0] if found else 0)
 
     def _desertion(self, thread: int, operation: Operation) -> str:
-        explained = self._reports.explain(operation)  # asks all of them
+        explained = self._reports.explain(operation)  # this asks all ranks of the operation, not only the first
         gone = self._liveness.exited_ranks(operation)
         s, have = ("s", "have") if len(gone) > 1 else ("", "has")
         who = f"program{s} of rank{s} {', '.join(map(str, gone))} {have}"

@@ -1,6 +1,6 @@
-"""Every rank's abstract Unix socket, which ``python -m mpiddp where`` asks.
+"""Every rank's abstract Unix socket, on which ``python -m mpiddp where`` asks the rank for a report.
 
-It leaves no file, and answers only this user and root, on this machine (or container).
+Such a socket leaves no file. A rank answers only this user and root, on this machine or in this container.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ _NAMES = Path("/proc/net/unix")
 _CREDENTIALS = struct.Struct("3i")
 _SEND_S = 2.0
 _ANSWER_S = 15.0
-"""The asked rank waits seconds for each of the others."""
+"""Time for an answer. The rank that is asked may wait for the answers of other ranks for seconds."""
 
 
 class WhereSocket:
     def __init__(self, job: str, rank: int) -> None:
         self.sockets: list[socket.socket] = []
-        """This rank's socket; none on a system without such sockets."""
+        """This rank's socket; an empty list on a system without abstract sockets."""
         with contextlib.suppress(OSError):
             found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             found.setblocking(False)
@@ -67,7 +67,7 @@ def ask(job: str, rank: int) -> str:
         caller.settimeout(_ANSWER_S)
         caller.connect(f"\0{_name(job, rank)}")
         if _user(caller) != os.getuid():
-            return ""  # any user may take the name
+            return ""  # another user may have taken the name
         while part := caller.recv(1 << 16):
             parts.append(part)
     return b"".join(parts).decode(errors="replace")
