@@ -16,13 +16,14 @@ says otherwise. The calls have these arguments in common:
 - ``device``, ``device_id``, ``device_ids``, ``pg_options``, ``backend``, ``backend_override``, ``group_desc``,
   ``group_name``, ``init_method``, ``store`` and ``use_batch`` have no effect unless a docstring describes one.
 
-They raise:
+The calls raise:
 
 - TypeError for an argument that is no array, and for a reduction that the dtype does not have.
 - `ArrayError` for an array that cannot be sent or written to, or does not fit the other arrays of the call.
 - ValueError for a rank outside of the group, for a destroyed group, and for an unknown algorithm.
 - `MismatchError`, on every rank, if the ranks' calls differ in operation, size, dtype, root or reduction.
-- `DistTimeoutError` after the time limit. A rank that waits inside MPI cannot raise it: the job ends with its text.
+- `DistTimeoutError` after the time limit. A rank that waits inside MPI cannot raise it; the job prints its text and
+  ends.
 - `RankFailedError` if a rank has died and the others may go on, see `shrink_group`.
 """
 

@@ -8,7 +8,7 @@ from mpiddp.mpi.link import Link
 from mpiddp.mpi.recorder import warn
 
 default_pg_timeout = timedelta(minutes=30)
-"""The time limit of operations where neither ``timeout=`` nor ``MPIDDP_TIMEOUT`` says another."""
+"""The time limit of operations if neither ``timeout=`` nor ``MPIDDP_TIMEOUT`` sets another one."""
 
 
 class Backend(str):
@@ -51,7 +51,7 @@ def check_backend(backend: str | None, default: str = "mpi") -> str:
 
 
 def connect(link: Link, backend: str) -> None:
-    """Connect the ranks by NCCL if the group wants it; rank 0 warns if NCCL cannot. All ranks of the link call."""
+    """Connect the ranks by NCCL if the group asks for it; rank 0 warns if this is impossible. Collective."""
     wrong = nccl.connect(link, backend == "nccl")
     if wrong is not None and backend == "nccl" and link.rank == 0:
         warn(f"backend 'nccl' gives 'mpi' in {link}: {wrong}")

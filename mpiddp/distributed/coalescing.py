@@ -1,4 +1,4 @@
-"""All-reduces of many arrays, by one buffer for each dtype: of a list, or a tree such as a JAX program's gradients."""
+"""All-reduces of the arrays in a list, or in a tree such as a JAX program's gradients, by one buffer for each dtype."""
 
 import sys
 from collections.abc import Callable, Hashable, Sequence
@@ -23,7 +23,7 @@ from .groups import GroupLike, member
 
 
 def _alike(xs: Sequence[Array]) -> list[list[int]]:
-    """Return, for each library and dtype, the numbers of its arrays."""
+    """Return, for each dtype and array library, the indices of the arrays that have both."""
     indices: dict[Hashable, list[int]] = {}
     for index, x in enumerate(xs):
         indices.setdefault((array_namespace(x), x.dtype), []).append(index)
@@ -70,7 +70,7 @@ def all_reduce_coalesced(
 
 
 def _node(tree: Any) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
-    """Return a container's children and how to make it anew; None for a leaf."""
+    """Return a container's children, and a function that makes such a container of new children; None for a leaf."""
     node = nested.children(tree)
     if node is not None:
         return node
@@ -85,7 +85,7 @@ def _node(tree: Any) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | N
 
 def contiguous(x: Any, operation: str, name: str = "tensor") -> Array:
     """Return ``x`` as a C-contiguous array, which the caller only reads; a copy if necessary."""
-    if isinstance(x, np.generic):  # NumPy's arithmetic makes one of an array without dimensions
+    if isinstance(x, np.generic):  # NumPy's arithmetic returns such scalars for arrays without dimensions
         x = np.asarray(x)
     if (isinstance(x, np.ndarray) or is_device_array(x)) and not x.flags.c_contiguous:
         x = x.copy(order="C")
@@ -102,16 +102,16 @@ def _like(leaf: Any, result: Array) -> Any:
 
 
 def tree_all_reduce(tree: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None) -> Any:
-    """Reduce the arrays of a tree over all ranks into a tree of new arrays; not inside of ``jax.jit``.
+    """Reduce the arrays of a tree over all ranks into a tree of new arrays. It does not work inside of ``jax.jit``.
 
-    Each dtype's arrays are copied into one buffer for one all-reduce; the results are views of it. MismatchError if
-    containers, keys, shapes or dtypes differ between ranks.
+    The arrays of each dtype are copied into one buffer for one all-reduce, and the results are views of this buffer.
+    MismatchError if containers, keys, shapes or dtypes differ between ranks.
 
     Parameters
     ----------
     tree : any
-        Nested dicts, lists, tuples and named tuples, and containers known to an imported JAX; leaves are arrays and
-        numbers; None stays None. Keys, in any order, shapes and dtypes are equal on all ranks.
+        Nested dicts, lists, tuples and named tuples, and containers known to an imported JAX. The leaves are arrays and
+        numbers, and None stays None. Keys, in any order, shapes and dtypes are equal on all ranks.
 
     op, group
         See `mpiddp.distributed`, also for the errors.
@@ -133,7 +133,7 @@ def tree_all_reduce(tree: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = N
     arrays: list[Array] = []
 
     def collect(part: Any) -> str:
-        """Return what must be equal on all ranks."""
+        """Collect the leaves of a part of the tree; return a text of what must be equal on all ranks."""
         node = _node(part)
         if node is not None:
             kind = sorted(map(repr, part)) if isinstance(part, dict) else type(part).__name__

@@ -1,6 +1,7 @@
-"""Collectives on arrays. Each checks its arguments, finds the plan for arrays like these, and dispatches the call.
+"""Collectives on arrays. A function checks its arguments, gets the plan for arrays like these, and dispatches the call.
 
-The examples of this package show what two ranks print; the tests run them so, with ``import mpiddp as dist``.
+The examples of this package show what each of two ranks prints. The tests run the examples on two ranks, after
+``import mpiddp as dist``.
 """
 
 import math
@@ -20,7 +21,7 @@ from mpiddp.typing import Array, ArrayLike
 from .dispatch import dispatch, expect_on_root, root_rank
 from .groups import GroupLike, ProcessGroup, member
 
-# Errors name both of torch's names.
+# Errors use both names that torch has for these operations.
 _GATHER = "all_gather_single (all_gather_into_tensor)"
 _SCATTER = "reduce_scatter_single (reduce_scatter_tensor)"
 _BARRIER = ("barrier", None)
@@ -32,7 +33,7 @@ def barrier(
     device_ids: object = None,
     timeout: timedelta | float | None = None,
 ) -> Work | None:
-    """Wait until every rank of the group has called it.
+    """Wait until every rank of the group has called this function.
 
     ``timeout`` is a `timedelta` or seconds; the `DistTimeoutError` names the ranks that are missing.
     `mpiddp.distributed` describes the other arguments, and the errors.
@@ -133,7 +134,7 @@ def reduce(
     *,
     algorithm: str | None = None,
 ) -> Work | None:
-    """Reduce the arrays of all ranks elementwise into that of one rank. The others' arrays stay as they are.
+    """Reduce the arrays of all ranks elementwise into the array of one rank. The other arrays stay as they are.
 
     Parameters
     ----------
@@ -357,7 +358,7 @@ def gather(
     tensor : array
         Shapes may differ between ranks.
     gather_list : sequence of arrays, optional
-        On rank ``dst``, and there alone: array r has the shape and dtype of rank r's ``tensor``.
+        Only rank ``dst`` gives this list. Array r has the shape and dtype of rank r's ``tensor``.
     dst, group_dst : int, default 0
         The rank that gets the arrays, as a global rank or as a rank of the group.
     group, async_op
@@ -403,7 +404,7 @@ def scatter(
     tensor : array
         Shapes may differ between ranks.
     scatter_list : sequence of arrays, optional
-        On rank ``src``, and there alone: array r has the shape and dtype of rank r's ``tensor``.
+        Only rank ``src`` gives this list. Array r has the shape and dtype of rank r's ``tensor``.
     src, group_src : int, default 0
         The rank that sends, as a global rank or as a rank of the group.
     group, async_op

@@ -9,7 +9,7 @@ from mpiddp.mpi.operation import Operation
 logger = logging.getLogger("mpiddp")
 
 on = False
-"""True while operations are logged. A call reads nothing else while they are not."""
+"""True if operations are logged. If they are not, a call reads only this flag."""
 
 
 def configure(level: str) -> None:

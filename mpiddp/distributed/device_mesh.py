@@ -1,6 +1,6 @@
-"""Device meshes: ranks as an array of several dimensions, with a process group along each.
+"""Device meshes: ranks as an array of several dimensions, with a process group along each dimension.
 
-The mesh that a program makes is the root of its slices, whose dimensions are axes of the root.
+The mesh that a program makes is the root of its slices. The dimensions of a slice are axes of the root.
 """
 
 import math
@@ -34,8 +34,8 @@ class DeviceMesh:
     """Ranks as an array of several dimensions.
 
     Ranks that differ in one coordinate only form a group. A rank's number in the group is this coordinate; in torch the
-    numbers are in the order of the global ranks. All ranks of the default group make a mesh together, members or not.
-    `init_process_group` is called if the program has not called it. Slices need no communication.
+    numbers are in the order of the global ranks. All ranks of the default group make a mesh together, also ranks that
+    are not in it. `init_process_group` is called if the program has not called it. Slices need no communication.
 
     Parameters
     ----------
@@ -147,8 +147,8 @@ class DeviceMesh:
     def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
         """Return this rank's group along a dimension.
 
-        ``mesh_dim`` is a number or a name; None only for a mesh of one dimension, else
-        RuntimeError. RuntimeError also on a rank that is not in the mesh.
+        ``mesh_dim`` is a number or a name. It may be None for a mesh of one dimension; otherwise None is a
+        RuntimeError. A rank that is not in the mesh gets a RuntimeError, too.
         """
         dim = self._dim(mesh_dim)
         if not self._groups:

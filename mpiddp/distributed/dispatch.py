@@ -1,8 +1,9 @@
 """Dispatch: the one path of every collective call, from its plan to its `Work` or result.
 
-Every call is bracketed alike: it gets its number, is recorded and published to the other ranks, is compared with theirs
-at its end, and ends in the record. `begin` opens the bracket, and `calling` is all of it, with the wait that the
-watchdog sees. Only `OneShot.run` and messages have brackets of their own, for speed.
+Every call begins and ends in the same way. At the beginning it gets a number, is recorded, and is published to the
+other ranks. At the end it is compared with their calls, and its end is recorded. `begin` is the beginning alone.
+`calling` does all of it, and shows the wait between to the watchdog. Only `OneShot.run` and messages do this by code of
+their own, for speed.
 """
 
 import copy
@@ -48,7 +49,7 @@ def begin(group: ProcessGroup, call: Call, depth: int = 3) -> tuple[Operation, b
 
 
 def begin_message(route: Route, depth: int = 3) -> list[Any]:
-    """Record a message with its number; return its entry. The caller sets its last item, the end."""
+    """Record a message with its number; return the entry. The caller sets its last item, the time of the end."""
     link, frame = route.mailbox.link, recorder.caller(depth)
     link.message_count = number = link.message_count + 1
     entry: list[Any] = [route.call, number, frame.f_code, frame.f_lasti, monotonic(), 0.0]
@@ -59,7 +60,7 @@ def begin_message(route: Route, depth: int = 3) -> list[Any]:
 
 
 class calling:  # noqa: N801 - a statement's context
-    """The bracket of a call during which this thread waits."""
+    """The beginning and the end of a call, and this thread's wait between them (see the module)."""
 
     __slots__ = ("_confirmed", "_monitor", "_operation", "_outer", "_thread")
 
@@ -144,7 +145,7 @@ def perform(group: ProcessGroup, plan: Plan, args: tuple[Any, ...], outputs: Seq
         try:
             steps = plan.steps(link, operation.call, *args)
             return drive(steps)
-        except (MPI.Exception, UnreachableError) as error:  # other ranks may still write to the arrays, too
+        except (MPI.Exception, UnreachableError) as error:  # MPI and other ranks may still write to the arrays
             abandon(steps, error)
             raise
         finally:
@@ -176,9 +177,9 @@ def submit(
 
 
 def _in_turn(marks: Sequence[tuple[Array, stream.Mark]], steps: Callable[..., Steps], link: Link, *args: Any) -> Steps:
-    """Begin when the call's turn has come, behind the work that was on its devices when it was submitted.
+    """Begin when the call's turn has come, after the work that was queued on its devices when it was submitted.
 
-    ``link`` is a copy, which has kept the call's number.
+    ``link`` is a copy, whose `sequence` is still the call's number.
     """
     yield IN_TURN
     for x, mark in marks:

@@ -92,7 +92,7 @@ def as_rank(value: object) -> int:
 
 
 class GroupMember:
-    """Holds ``GroupMember.NON_GROUP_MEMBER``, which `new_group` returns on a rank that is no member."""
+    """The class that has ``GroupMember.NON_GROUP_MEMBER``, which `new_group` returns on a rank that is no member."""
 
     NON_GROUP_MEMBER: Literal[-100] = -100
 
@@ -115,7 +115,7 @@ class _WorldType(type):
 
 
 class group(metaclass=_WorldType):  # noqa: N801 - torch's name
-    """Holds ``group.WORLD``, the group of all ranks, or None before `init_process_group`."""
+    """The class that has ``group.WORLD``, the group of all ranks, or None before `init_process_group`."""
 
 
 def register(made: ProcessGroup, *, default: bool = False) -> ProcessGroup:
@@ -141,7 +141,7 @@ def is_initialized() -> bool:
 
 
 def discard(given: ProcessGroup | None = None) -> None:
-    """End a group without the other ranks, when they cannot free it too. The default group, or None, ends all."""
+    """End a group on this rank alone, if the ranks cannot free it together. The default group, or None, ends all."""
     if given is not None and given is not _default:
         del _groups[given]
         given._link.discard()

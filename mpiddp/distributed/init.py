@@ -68,7 +68,7 @@ def init_process_group(
     Parameters
     ----------
     backend : str, optional
-        None or "mpi"; "gloo", an alias; "nccl", for CuPy arrays; or by device, as "cpu:gloo,cuda:nccl".
+        None or "mpi"; "gloo", an alias of "mpi"; "nccl", for CuPy arrays; or by device, as in "cpu:gloo,cuda:nccl".
     timeout : timedelta or float, optional
         The limit of an operation, in seconds; by default ``MPIDDP_TIMEOUT``, or 30 minutes.
     world_size, rank : int, default -1
@@ -90,11 +90,11 @@ def init_process_group(
     Raises
     ------
     ValueError
-        If called twice, the backend or ``on_error`` is unknown, or ``comm`` is ``MPI.COMM_NULL``.
+        If there is a default group already, the backend or ``on_error`` is unknown, or ``comm`` is ``MPI.COMM_NULL``.
     DistTimeoutError
-        If other ranks have not called it in time, and errors are raised.
+        If other ranks have not called this function in time, and ``on_error`` is "raise".
     DistError
-        If the job cannot work as it was launched. The text has the cure.
+        If the job cannot work as it was launched. The text says what to do.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def init_process_group(
     limit_s = seconds(timeout, of_group=True)
     timeout_s = settings.default_timeout_s() if limit_s is None else limit_s
     debug_level = settings.debug_level()
-    settings.deterministic()  # checked before it is needed, which may be late
+    settings.deterministic()  # raises now if the variable is wrong, and not at its first use
     if on_error not in (None, "raise", "abort"):
         raise ValueError(f'on_error must be "raise" or "abort", got {on_error!r}')
     if comm is not None:
@@ -120,7 +120,7 @@ def init_process_group(
     raises = comm is not None and on_error != "abort"
     _choose_device(device_id)
     leaving.limit_s = timeout_s
-    # A timer ends the program; where errors are raised, the first meeting of the ranks has its own limit.
+    # A timer ends the program. If errors are raised instead, the first meeting of the ranks has a limit of its own.
     with contextlib.nullcontext() if raises else time_limit(timeout_s, "init_process_group"):
         assigned_by_mpi = backend is not None and backend.lower() == "mpi"
         debug.configure(debug_level)
@@ -137,7 +137,7 @@ def _start(claims: Claims, comm: MPI.Intracomm | None, timeout_s: float, backend
             job = this_job.start(claims, comm, timeout_s)
             begin(job, None, timeout_s, backend, comm)
             if len(job.world.running) == job.world.size:
-                job.failures.agree()  # nobody leaves a start that another rank has to repeat
+                job.failures.agree()  # no rank goes on from a start that another one has to repeat
             break
         except Exception as error:
             failed = this_job.current()
@@ -156,7 +156,7 @@ def _start(claims: Claims, comm: MPI.Intracomm | None, timeout_s: float, backend
 def begin(
     job: Job, comm: MPI.Intracomm | None, timeout_s: float, backend: str, given: MPI.Intracomm | None = None
 ) -> ProcessGroup:
-    """Make the default group of ``comm``, or of all ranks that are alive; its ranks call this together.
+    """Make the default group of ``comm``, or of all ranks that are alive. Those ranks call this together.
 
     ``given`` is the program's own communicator, if it has given one.
     """
@@ -173,7 +173,7 @@ def begin(
 
 
 def _choose_device(device_id: int | None) -> None:
-    """Make this rank's GPU current. Called before MPI starts, because some libraries keep the current GPU for good."""
+    """Make this rank's GPU current, before MPI starts, because some libraries keep the GPU that is current then."""
     launched = launchers.launch()
     if device_id is not None:
         choice.set_device(device_id)
@@ -184,9 +184,9 @@ def _choose_device(device_id: int | None) -> None:
 def destroy_process_group(group: GroupLike = None) -> None:
     """Free a group; its ranks call this together. None or ``group.WORLD`` frees all groups.
 
-    After that `init_process_group` may be called again. DistError if operations of the group are pending. The ranks
-    compare their last calls, waiting for each other for 2 seconds at most: if they differ it is a `MismatchError`,
-    and the group is gone nevertheless.
+    If all groups are freed, `init_process_group` may be called again. DistError if operations of the group are pending.
+    The ranks compare their last calls, and wait for each other for 2 seconds at most. If the calls differ, it is a
+    `MismatchError`, and the group is gone nevertheless.
 
     Examples
     --------
@@ -205,7 +205,7 @@ def destroy_process_group(group: GroupLike = None) -> None:
 
 
 def give_up(group: ProcessGroup) -> None:
-    """End a group without the other ranks. With the default group all groups end."""
+    """End a group on this rank alone. With the default group, all groups end."""
     groups.discard(group)
     if not groups.is_initialized():
         this_job.end(together=False)
@@ -214,8 +214,8 @@ def give_up(group: ProcessGroup) -> None:
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """Return this process's rank on its node, from 0.
 
-    Before `init_process_group` it is LOCAL_RANK, which ``import mpiddp`` takes from the launcher. Without it the result
-    is ``fallback_rank``, and RuntimeError if that is None.
+    Before `init_process_group` it is LOCAL_RANK, which ``import mpiddp`` takes from the launcher. Without LOCAL_RANK
+    the result is ``fallback_rank``; if this is None, it is a RuntimeError.
 
     Examples
     --------
@@ -259,7 +259,7 @@ def get_backend_config(group: GroupLike = None) -> str:
 def _mention_timeline() -> None:
     worked = running() or finalized()
     first = launchers.rank_variables().get("RANK", 0) == 0
-    traced = any(name.endswith("parallel.timeline") for name in sys.modules)  # by a layer above
+    traced = any(name.endswith("parallel.timeline") for name in sys.modules)  # that layer is above this one
     if settings.timeline() and worked and first and not traced:
         warnings.warn(
             "MPIDDP_TIMELINE traces the steps of DistributedDataParallel, and this program made none: nothing was"

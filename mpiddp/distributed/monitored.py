@@ -1,7 +1,8 @@
 """A barrier that names missing ranks.
 
 Every rank tells rank 0 that it has come. Rank 0 answers when all ranks have come, or when its time is up, so that a
-late rank finds the answer. These messages go by `Liveness`: they meet none of the group, whose collectives go on.
+late rank finds the answer. These messages go by `Liveness`, on a communicator of its own. So they are not confused with
+messages of the group, and the group can go on with collectives after the error.
 """
 
 from collections.abc import Callable
@@ -91,7 +92,7 @@ def _gather(group: ProcessGroup, liveness: Liveness, timeout_s: float, wait_all_
         missing = [rank for rank in missing if not has_come(rank)]
     for rank in link.others:
         told = liveness.barriers[link.id, rank]
-        for each in tuple(told):  # the watchdog may add some meanwhile
+        for each in tuple(told):  # a copy, because the watchdog's thread may add numbers meanwhile
             if each <= number:
                 del told[each]
         liveness.send(rank, Tag.BARRIER, (link.id, number, not missing))

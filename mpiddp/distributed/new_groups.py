@@ -1,4 +1,4 @@
-"""New groups, made by collective splits of communicators. Ranks that disagree about them all get the same error."""
+"""New groups, made by collective splits of communicators. If ranks disagree about a group, all get the same error."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def _odd_rank(parent: Link, text: str) -> Steps:
     # Ranks compare checksums first, because ten thousand ranks' lists of ten thousand ranks would not fit into memory.
     fingerprints = np.empty(parent.size, np.int64)
     yield parent.now.Iallgather(np.array([zlib.crc32(text.encode())]), fingerprints)
-    yield parent.later.Ibarrier()  # a late rank finds the first step complete, though the others have given up
+    # A late rank finds the first step complete, also if the other ranks have given up. The barrier lets it wait then.
+    yield parent.later.Ibarrier()
     return int((fingerprints != fingerprints[0]).argmax())
 
 
@@ -66,11 +67,11 @@ def among(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
 
 
 Make: TypeAlias = "Callable[[MPI.Intracomm], ProcessGroup]"
-"""Makes a group of a communicator's ranks; collective over them."""
+"""A function that makes a group of a communicator's ranks, which call it together."""
 
 
 def maker(parent: ProcessGroup, timeout: timedelta | float | None, backend: str | None, name: str | None) -> Make:
-    """Check what a program says of a group that is made from ``parent``; return the function that makes it."""
+    """Check the program's arguments for a group of ranks of ``parent``; return the function that makes the group."""
     kind, given_s = check_backend(backend, backend_of(parent._link)), seconds(timeout, of_group=True)
 
     def make(comm: MPI.Intracomm) -> ProcessGroup:
@@ -87,7 +88,7 @@ def maker(parent: ProcessGroup, timeout: timedelta | float | None, backend: str 
 
 
 def _without_waiting(make: Callable[[], T], what: Operation) -> T:
-    """Call ``make``, which blocks in MPI, in a thread; DistError with the cure if MPI has no communicator left."""
+    """Call ``make``, which blocks in MPI, while this rank keeps polling; DistError if MPI has no communicator left."""
     what.end = 0.0  # the call goes on, after the ranks have agreed
     try:
         made = requests.run_in_thread(make, what)
@@ -128,7 +129,7 @@ def agree(parent: ProcessGroup, what: str, value: object, then: Callable[[], Any
 
 
 def split(parent: ProcessGroup, parts: Sequence[Sequence[int]], what: str, make: Make) -> ProcessGroup | None:
-    """Return this rank's group; None if it is in no part."""
+    """Make a group of each of ``parts``; return this rank's group, or None if the rank is in no part."""
     me = parent.rank()
     mine = next((index for index, part in enumerate(parts) if me in part), None)
 

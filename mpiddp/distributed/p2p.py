@@ -63,8 +63,8 @@ def _at_once(mailbox: Mailbox, x: Array) -> bool:
 
 
 def _wait(wait: Callable[[], object], entry: list[Any]) -> None:
-    """Wait in MPI, seen by the watchdog."""
-    operation = Operation(*entry)  # a name that the report of a Ctrl-C looks for
+    """Call ``wait``, which blocks in MPI, and show the wait to the watchdog."""
+    operation = Operation(*entry)  # the report of a Ctrl-C looks for a variable of this name
     began = requests.begin_wait(operation)
     try:
         wait()
@@ -148,10 +148,10 @@ def _isend(x: Array, route: Route) -> Work:
     try:
         request = mailbox.send(x, route)
         entry = begin_message(route, 4)
-        # If it polls, wait() raises the errors of Test.
+        # If the mailbox polls, wait() of the message raises the errors of Test.
         if request is not READY and (request is None or mailbox.polls or not request.Test()):
             return mailbox.isend(x, route, entry, request)
-    except MPI.Exception as error:  # perhaps another rank has found that one has died, and has revoked the group
+    except MPI.Exception as error:  # another rank may have found a dead one, and have revoked the communicators
         mailbox.link.monitor.translate(error)
         raise
     entry[-1] = entry[-2]
@@ -272,7 +272,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     """Begin several sends and receives at once; return a `Work` for each.
 
     The ranks may list them in different orders. ValueError for an empty list, operations of several groups, or anything
-    but `P2POp` in ``p2p_op_list``; an error begins none of them.
+    but `P2POp` in ``p2p_op_list``. After such an error none of them has begun.
 
     Examples
     --------

@@ -20,7 +20,7 @@ def part(ending: Sequence[ProcessGroup]) -> MismatchError | None:
     """Meet the other ranks of the groups, or give up; return the error of the first group whose calls differ."""
     errors: list[MismatchError] = []
     works = []
-    for group in ending:  # all before any wait: ranks may have made the groups in different orders
+    for group in ending:  # all barriers begin before any wait, because ranks may have made the groups in any order
         link = group._link
         if link.size > 1 and link.comms and not group._monitor.survivable:
             try:
@@ -28,7 +28,7 @@ def part(ending: Sequence[ProcessGroup]) -> MismatchError | None:
             except MismatchError as error:
                 errors.append(error)
             except DistError:
-                pass  # another rank has ended the group, as after a timeout
+                pass  # another rank may have ended the group, as after a timeout
     deadline = time.monotonic() + _WAIT_S
     for group, work in works:
         try:
@@ -39,6 +39,6 @@ def part(ending: Sequence[ProcessGroup]) -> MismatchError | None:
         except MismatchError as error:
             errors.append(error)
         except (DistError, MPI.Exception):
-            pass  # a failed rank, say, whose absence is no news at the end
+            pass  # such as a failed rank, which need not be reported when the groups end anyway
         group._link.discard()
     return errors[0] if errors else None

@@ -1,4 +1,4 @@
-"""A smaller default group: the ranks go on without those that have failed, or without others."""
+"""A smaller default group: the ranks go on without failed ranks, or without ranks that the program excludes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,8 +25,8 @@ def shrink_group(
 
     After a `RankFailedError` all survivors call it, and failed ranks are left out whether they are listed or not.
     Without a failure, the ranks that are not listed call it. Ranks are numbered anew, in the old order, and all other
-    groups end. Ranks survive another's death only under Open MPI's ``mpirun --with-ft ulfm``, and only if a signal
-    has ended it, as the system does when memory runs out; the loss of a node ends the job.
+    groups end. Ranks survive the death of another one only under Open MPI's ``mpirun --with-ft ulfm``, and only if a
+    signal has ended that rank, as the system does when memory runs out. The loss of a node ends the job.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def shrink_group(
                 return init.begin(job, comm, link.timeout_s, backend)
             except Exception as error:
                 failed = job.failures.caused(error)
-                if not failed:  # another rank has failed meanwhile
+                if not failed:  # otherwise another rank has failed meanwhile, and the survivors try again
                     raise
 
 

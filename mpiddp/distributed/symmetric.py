@@ -28,9 +28,9 @@ def symmetric_empty(
 ) -> Array | None:
     """Return an uninitialised array in memory that all ranks of the node share.
 
-    Collectives recognise it, and contiguous views of it, and reduce it without copying: an all-reduce of a long array
-    takes about the time of one copy. The memory lives as long as any view of it. If the system gives no shared memory,
-    rank 0 warns with the reason, and the arrays are ordinary ones.
+    Collectives recognise the array and contiguous views of it, and reduce it without copying: an all-reduce of a long
+    array takes about the time of one copy. The memory lives as long as any view of it. If the system gives no shared
+    memory, rank 0 warns with the reason, and the arrays are ordinary ones.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def symmetric_empty(
     dtype : dtype, default float32
         The same on all ranks, and without Python objects.
     group : ProcessGroup, optional
-        The ranks that call; all by default. Groups of some of them may use the array too.
+        The ranks that make the call; all by default. Groups of some of these ranks may use the array, too.
     device : {"cpu"}, default "cpu"
         Ranks share no memory of GPUs.
 
@@ -87,7 +87,10 @@ def symmetric_empty(
 
 
 def _allocate(link: Link, call: Call, nbytes: int) -> Steps:
-    """Return this rank's region and "", or None and what went wrong on some rank; None and "" with one rank a node."""
+    """Return this rank's region and an empty text; or None, and a text on what went wrong on some rank.
+
+    If every node has one rank, return None and an empty text.
+    """
     yield from handshake.compare(link, call)
     if not link.shares_memory:
         return None, ""
