@@ -49,7 +49,8 @@ def refuse_children(launch: launchers.Launch) -> None:
 def refuse_spawned(launch: launchers.Launch, rank: Any, child: Any) -> NoReturn:
     """End the rank that spawned this process, because the job would hang.
 
-    The first child of rank 0 does this at once. Other children wait a moment, and do it only if the rank still lives.
+    The first child of rank 0 kills its rank at once, and prints the reason. Any other child waits a moment, and does
+    the same if its rank still lives.
     """
     if launch.rank != 0 or child._identity[-1:] != (1,):
         rank.join(_FIRST_WORD_S)

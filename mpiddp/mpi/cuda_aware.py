@@ -41,8 +41,8 @@ def inspect(comm: MPI.Intracomm | None = None) -> dict[str, Any]:
     """Start MPI, and return facts about the library, the launcher and device pointers as JSON values.
 
     All ranks of ``comm``, by default MPI.COMM_WORLD, call this together. The thread level is among the facts because
-    the watchdog runs only with ``multiple``. The wheels are, because two wheels of MPI libraries in one environment
-    overwrite each other's files.
+    the watchdog runs only with ``multiple``. The installed wheels are among them because two wheels of MPI libraries in
+    one environment overwrite each other's files.
     """
     launch = launchers.launch()
     return {

@@ -63,7 +63,7 @@ class Channel:
         self.rank, self.size = rank, len(ranks)
         self.now, self.later = now, later
         self.early: dict[int, dict[int, deque[tuple[MPI.Message, int]]]] = {}
-        """Messages that came before their operation, and their sizes in bytes, by communicator and sender."""
+        """Messages that came before their operation's turn, and their sizes in bytes, by communicator and sender."""
 
     def after(self) -> Self:
         """Return a copy of this channel whose ``now`` is ``later``, too, for an algorithm that runs as a later step."""
@@ -96,8 +96,8 @@ _abandoned: list[Any] = []
 class Link(Channel):
     """The communicators of one group: three on one node, up to six on several. All ranks of ``comm`` make it together.
 
-    The link owns ``comm``. The monitor gets the link before this makes communicators, so that those can be revoked if
-    a rank fails meanwhile.
+    The link owns ``comm``. The monitor gets the link before the other communicators are made, so that it can revoke
+    them if a rank fails meanwhile.
     """
 
     def __init__(self, world: World, comm: MPI.Intracomm, timeout_s: float, monitor: Monitor) -> None:
@@ -131,7 +131,7 @@ class Link(Channel):
         self.closed = False
 
     def _connect(self, comm: MPI.Intracomm) -> None:
-        # The id needs the first rank's count: ranks may have made different numbers of groups.
+        # The group's id has the first rank's count of groups, because the counts of the ranks may differ.
         made = np.empty((comm.size, 2), np.int64)
         comm.Allgather(np.array([self.world.rank, _created]), made)
         ranks = tuple(map(self.world.ranks.__getitem__, made[:, 0].tolist()))

@@ -58,7 +58,7 @@ class Route:
 
 
 class Message(Work):
-    """A send or a receive. Both have one class, because Python finds attributes faster if a variable has one class."""
+    """A send or a receive. Both are of one class, because Python finds attributes faster if all objects are of one."""
 
     _posted: stream.Mark | None = None
     """For a receive into an array on a device, the mark behind the kernels that were queued before the call."""
@@ -256,7 +256,7 @@ class Mailbox(Resource):
                     return None
                 if lane is not None and lane.take(x, self._looks, self):
                     return self.sender, READY
-                for arrival in self._arrivals:  # noqa: B007 - read below
+                for arrival in self._arrivals:  # noqa: B007 - `arrival` is read below
                     break
                 if arrival is None:
                     continue
@@ -324,7 +324,7 @@ class Mailbox(Resource):
                     posted.popleft()
                     receive._finish(None)
                 else:
-                    for arrival in self._arrivals:  # noqa: B007 - read below
+                    for arrival in self._arrivals:  # noqa: B007 - `arrival` is read below
                         break
                     if arrival is None:
                         looks -= 1
@@ -339,7 +339,7 @@ class Mailbox(Resource):
                     self._comes_again = False
             except MPI.Exception:
                 raise
-            except BaseException:  # a Ctrl-C
+            except BaseException:  # a Ctrl-C, which must not lose a message
                 self._comes_again &= arrival is None
                 if receive._awaited is not None:  # The receive has taken the message, and goes on.
                     self.withdraw(receive)
@@ -377,7 +377,7 @@ class Mailbox(Resource):
                 self._match(message, self._looks)
             if message._awaited is not None:
                 self._end(message, _LOOKS)
-        except MPI.Exception as error:  # a rank has failed
+        except MPI.Exception as error:  # such as when a rank has failed
             self.fail_pending(error)
         finally:
             lock.release()

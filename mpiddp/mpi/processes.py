@@ -81,6 +81,6 @@ def remove_shared_files(pid: int) -> None:
         # Files are compared by inode, because a semaphore is mapped under another name.
         used = set(map(int, _SHARED_FILE.findall(Path(f"/proc/{pid}/maps").read_text())))
         for path in (path for pattern in _LEFT for path in _SHARED.glob(pattern)):
-            with contextlib.suppress(OSError):  # another process may remove it, too
+            with contextlib.suppress(OSError):  # another process may have removed the file
                 if path.stat().st_ino in used:
                     path.unlink()

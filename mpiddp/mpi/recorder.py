@@ -1,7 +1,7 @@
-"""The flight recorder: the last operations of this rank, in a ring.
+"""The flight recorder: the last operations of this rank, in a ring buffer.
 
-A call makes an `Operation` when it begins. All else is worked out when a dump is written. An operation keeps no array,
-plan or group alive.
+A call makes an `Operation` when it begins. All texts about it are made when a dump is written. An operation keeps no
+array, plan or group alive.
 """
 
 import functools

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Awaited(Protocol):
-    """An event: an MPI or CUDA request, or several."""
+    """An event, for which an algorithm waits: an MPI or CUDA request, several of these, or another condition."""
 
     def Test(self) -> bool:  # noqa: N802 - MPI's name
         ...
@@ -155,7 +155,7 @@ pending = 0
 only_thread = 0
 """The only thread that may communicate, if MPI_THREAD_MULTIPLE is missing; 0 if any thread may."""
 active: dict[Source, None] = {}
-"""The sources that `poll` drives. A source stays in it until nothing of it is pending."""
+"""The sources that `poll` drives. A source stays among them until it has nothing pending."""
 
 
 def poll() -> None:

@@ -27,8 +27,8 @@ from .library import short_name
 _HYDRA = "hydra_pmi_proxy"
 _STARTERS = ("mpirun", "mpiexec", "prterun", "orterun", "prted", "orted", _HYDRA)
 _LOOK_S, _LOOK_RANK_S = 0.25, 0.01
-"""The time between two looks at the ranks of this host, and its least part for each of them. Every rank looks at all
-ranks, so many ranks look less often."""
+"""The least time between two looks at the ranks of this host, and the least time for each of these ranks. Every rank
+looks at all of them, so many ranks look less often."""
 _MISSING_S = 2.0
 """A rank may be missing for so long, because launchers start one rank after the other."""
 _END_S = 3.0

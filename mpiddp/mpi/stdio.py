@@ -21,7 +21,7 @@ def show_lines() -> None:
     ``print`` by itself, and the lines of ranks mix.
     """
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # the program may have replaced or closed it
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the program may have closed the stream
             if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
                 stream.reconfigure(line_buffering=True, write_through=False)
 

@@ -162,7 +162,7 @@ class Work:
         return self._steps is not None and inspect.getgeneratorstate(self._steps) == inspect.GEN_RUNNING
 
     def _fail(self, error: BaseException) -> None:
-        """End with an error; keep the arrays alive, because MPI may still write to them."""
+        """End the operation with ``error``; keep its arrays alive, because MPI may still write to them."""
         if not self._finished:
             _abandoned.append((self._steps, self._awaited, self._outputs))
             self._finish(error)
@@ -175,7 +175,7 @@ class Work:
         return self._finished
 
     def _look_for_faults(self) -> None:
-        """End with an error if ranks have failed or make other calls, in a program that polls and never waits."""
+        """End the operation with an error if ranks have failed or make other calls, for programs that never wait."""
         now = monotonic()
         if self._finished or now - max(self._operation.start, self._looked) < _LOOK_S:
             return
@@ -183,7 +183,7 @@ class Work:
         try:
             self._operation.members.monitor.check()
         except Exception as error:
-            with requests.lock:  # other threads poll, too
+            with requests.lock:  # another thread may be driving this operation
                 self._fail(error)
 
     def is_success(self) -> bool:

@@ -23,7 +23,7 @@ from .lazy import MPI
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """All ranks of the job, or its survivors. Its ranks are the job's, and each tuple has an item for every rank."""
+    """All ranks of the job, or its survivors. Ranks are numbers in the job, and tuples are in the order of ranks."""
 
     comm: MPI.Intracomm
     hosts: tuple[str, ...]
@@ -32,7 +32,7 @@ class World:
     """Each rank's node. Nodes are numbered in the order of their first ranks."""
     thread_multiple: bool
     running: tuple[int, ...]
-    """The ranks whose programs had not ended when this was gathered."""
+    """The ranks whose programs had not ended when `gather` was called."""
     outer: tuple[int, ...]
     """Each rank's number in MPI's world, for errors; empty if all ranks have the same number in the job."""
     crowded: bool
