@@ -1,4 +1,4 @@
-"""Reduction by exchange: each rank gathers one slice from all, reduces it, and distributes it.
+"""Reduction by exchange: each rank gathers one slice of all ranks' arrays, reduces it, and distributes the result.
 
 It takes two rounds and sends as few bytes as `ring`. It serves reductions that MPI does not define, and all reductions
 under ``MPIDDP_DETERMINISTIC=1``.
@@ -26,7 +26,7 @@ def _longest(x: Array, ranks: int = 1) -> int:
 
 
 def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
-    """Reduce into root's or, without a root, all ranks' ``x``."""
+    """Reduce into ``x`` on the root, or on all ranks if there is no root."""
     flat, step = x.reshape(-1), _longest(x)
     for start in range(0, max(x.size, 1), step):
         piece = flat[start : start + step]

@@ -1,4 +1,4 @@
-"""Reductions without shared memory: MPI's own where it is defined, else tree and exchange."""
+"""Reductions without shared memory: by MPI if it defines the reduction, else by `tree` or `exchange`."""
 
 from types import ModuleType
 from typing import Any

@@ -110,12 +110,12 @@ def compare(link: Link, call: Call) -> Steps:
 
 
 def without(algorithm: Callable[..., Steps]) -> Callable[..., Steps]:
-    """Return the steps of an algorithm that compares no call."""
+    """Return an algorithm as steps that do not compare the call."""
     return functools.wraps(algorithm)(lambda link, call, *args: algorithm(link, *args))
 
 
 def before(algorithm: Callable[..., Steps]) -> Callable[..., Steps]:
-    """Return the steps of an algorithm behind a comparison of the call."""
+    """Return an algorithm as steps that first compare the call."""
 
     @functools.wraps(algorithm)
     def compared(link: Link, call: Call, *args: Any) -> Steps:
@@ -211,7 +211,7 @@ def _meet(link: Link, comm: MPI.Intracomm, mine: bytes) -> Steps:
         slots.give(slot, comm)
     if agree:
         return _cached_entries(link.size, mine[_PLACE_AND_FACTOR] * link.size)
-    if link.one_node:  # ordinary arrays have different addresses
+    if link.one_node:  # the rows may differ only in the addresses of ordinary arrays
         rows = [told[start : start + len(mine)] for start in range(0, len(told), len(mine))]
         calls = slice(0, _PLACE_AND_FACTOR.start)
         if all(row[calls] == mine[calls] for row in rows):

@@ -77,7 +77,7 @@ class OneShot:
         size_bytes: int = 0,
     ) -> None:
         self._link, self._eager, self._monitor, self._call = link, link[EagerBuffers], link[GroupMonitor], call
-        self._record = call.record.pack(0)[8:]  # without the sequence number
+        self._record = call.record.pack(0)[8:]  # the record's bytes without the sequence number
         self._output, self._input = places
         self._apart = apart
         """The function that returns the input, or a copy if it shares memory with the output."""
@@ -101,7 +101,7 @@ class OneShot:
         event = operation = frame = None
         try:
             for event in steps:
-                # An asynchronous call does not look for other events, which may be all the work of a long array.
+                # An asynchronous call does not test other events, because that may do all the work of a long array.
                 if outputs is None or type(event) is SpinWait:
                     # The caller is looked up now, because that takes time, and the other ranks have not arrived yet.
                     frame = frame or caller(4)
@@ -114,8 +114,8 @@ class OneShot:
                     operation.limited = True
                     self._monitor.publish(sequence, self._call.record)
                 self._wait(event, operation)
-        except BaseException as error:  # also Ctrl-C
-            if not isinstance(error, BlockError):  # a BlockError is raised after the last message
+        except BaseException as error:  # a Ctrl-C is among them
+            if not isinstance(error, BlockError):  # a BlockError is raised when all messages have ended
                 _abandoned.append((args, event, steps))
             if isinstance(error, (DistError, MPI.Exception)):  # an error of MPI may mean that a rank has died
                 if operation is None:

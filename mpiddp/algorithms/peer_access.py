@@ -20,7 +20,7 @@ PIECE_BYTES = 1 << 18
 CACHE_BYTES = 1 << 20
 """The size of all ranks' copies together, which have to stay in a core's second-level cache."""
 Reduce = Callable[[Sequence[Array], Sequence[Array]], None]
-"""Reduces rows into outputs: `reduce_rows`, bound to the reduction of one call."""
+"""A function that reduces rows into outputs: `reduce_rows`, bound to the reduction of one call."""
 
 
 class Views:
@@ -49,7 +49,7 @@ class Views:
             self._rows[self._rank][...] = self._rows[root]
 
     def write(self, first: int, values: Array) -> None:
-        """Write to all arrays, from element ``first`` on."""
+        """Write ``values`` to all arrays, from element ``first`` on."""
         for row in self._rows:
             row[first : first + values.size] = values
 
@@ -111,7 +111,7 @@ class Copies:
         self._memory.read(rank, there, address_of(into), into.nbytes)
 
     def write(self, first: int, values: Array, ranks: Sequence[int] | None = None) -> None:
-        """Write to the arrays of all ranks, or of ``ranks``, from element number ``first`` on.
+        """Write ``values`` to the arrays of all ranks, or of ``ranks``, from element number ``first`` on.
 
         If this rank is among them, its array has ``values`` already.
         """

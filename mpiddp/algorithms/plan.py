@@ -39,7 +39,7 @@ Rows: TypeAlias = tuple[tuple[float, str], ...]
 """Pairs of a limit in bytes and the algorithm for arrays up to it, in ascending order."""
 
 WAYS = {way: two_shot.by(way) for way in (SCRATCH, ATTACH)}
-"""Variants of `two_shot` that take ordinary arrays one given way."""
+"""Variants of `two_shot` in which ordinary arrays go one given way."""
 MODULES: dict[str, ModuleType | SimpleNamespace] = {
     "native": native,
     "two_shot": two_shot,

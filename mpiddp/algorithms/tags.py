@@ -16,4 +16,4 @@ class Tag(enum.IntEnum):
     NODES = 5
     HANDSHAKE = 6
     DEVICE_RING = 7
-    """The first of several concurrent rings; the others' tags follow."""
+    """The tag of the first of several concurrent rings. The tags of the other rings follow it."""

@@ -53,7 +53,7 @@ Take: TypeAlias = Callable[[int, int, list[Array], list[float] | None], None]
 
 
 class Pipeline:
-    """Moves an array through the scratch chunk by chunk: put, barrier, take.
+    """A pipeline that moves an array through the scratch chunk by chunk: put, barrier, take.
 
     ``put`` writes a chunk to this rank's buffer. ``take`` reads all ranks' buffers after a barrier, and may write to
     this rank's. ``collect``, if given, reads after another barrier what ``take`` has written on the other ranks. A

@@ -119,7 +119,7 @@ class Choice:
 
 
 class Ways(Resource):
-    """The choices of a group."""
+    """A group's choices, one for each kind of calls."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -129,7 +129,7 @@ class Ways(Resource):
         return self._choices.setdefault(kind, Choice(self._link))
 
     def described(self) -> dict[str, str]:
-        """Return, for each operation, what the ranks have agreed on, by sizes."""
+        """Return, for each operation, a text of the ways that the ranks have agreed on, by the size of the arrays."""
         found: dict[str, list[str]] = {}
         chosen = {kind: choice.way for kind, choice in sorted(self._choices.items()) if choice.way}
         for kind, way in chosen.items():
