@@ -60,7 +60,7 @@ class CrossMemory(Resource):
         return bool(self._pids or self.fault)
 
     def prepare(self) -> Steps:
-        """Try cross-memory attach once. Return True, on all ranks, if every rank reaches the memory of all its node's.
+        """Try cross-memory attach once. Return True, on all ranks, if each rank reaches the others of its node.
 
         All ranks of the group call this together; it communicates on ``later``.
         """

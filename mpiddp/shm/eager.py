@@ -57,7 +57,7 @@ LOOKS = 40
 # After so many looks a wait calls MPI. Another rank may be late because it waits for a message from this one, and
 # messages move only inside MPI's calls.
 _LOOKS_PER_PROGRESS = 16
-# The longest time of `spin`, which limits more than its looks: one look may take milliseconds on a busy machine.
+# `spin` ends after so long even with looks left, because one look may take milliseconds on a busy machine.
 _CHECK_S = 1e-3
 
 
@@ -152,7 +152,7 @@ class EagerBuffers(Resource):
         return slice(start, start + self._size * _RECORD.size)
 
     def position(self, kind: int, buffer: int, receiver: int, sender: int) -> int:
-        """Return the index in `words` of a word about a block, in rounds with this buffer. ``kind`` is `SIZE`, say."""
+        """Return the index in `words` of a word of this kind about a block, in rounds with this buffer."""
         first: int = self._records_of(BUFFERS - 1).stop // 8
         return first + ((kind * BUFFERS + buffer) * self._size + receiver) * self._size + sender
 
@@ -195,8 +195,8 @@ class EagerBuffers(Resource):
         oldest = self.number + 2 - BUFFERS
         if oldest <= self._complete:
             return True
-        for number in range(self.number, oldest - 1, -1):  # from the newest, which mostly all have reached
-            if min(self._numbers[number % BUFFERS]) >= number:  # larger where a rank ahead has used the record again
+        for number in range(self.number, oldest - 1, -1):  # from the newest round, which mostly all ranks have reached
+            if min(self._numbers[number % BUFFERS]) >= number:  # a rank that is ahead may have a larger number there
                 self._complete = number
                 return True
         return False

@@ -119,7 +119,7 @@ def forget() -> None:
 
 
 def random_bits() -> int:
-    """Return 62 random bits. Importing `secrets` takes longer than this package's own shared memory."""
+    """Return 62 random bits. To import `secrets` for them takes longer than to import all of `mpiddp.shm`."""
     return int.from_bytes(os.urandom(8), "little") >> 2
 
 
