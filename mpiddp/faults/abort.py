@@ -1,6 +1,6 @@
 """The end of a job at once: the reason is printed, and every rank ends.
 
-`import mpiddp` imports this module, so it loads neither NumPy nor MPI.
+`import mpiddp` imports this module, which therefore loads neither NumPy nor MPI.
 """
 
 from __future__ import annotations
@@ -162,6 +162,6 @@ absent: Callable[[], str] = str
 def _states() -> str:
     """Return a text on what the other ranks do; "" if the ranks have not met, or this thread must not call MPI."""
     if reports is not None and running() and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-        with contextlib.suppress(MPI.Exception):  # a rank has failed
+        with contextlib.suppress(MPI.Exception):  # raised if a rank has failed
             return reports.explain(None, ANSWER_S)
     return ""

@@ -180,7 +180,7 @@ def mismatch(group: object, rank: int, call: str, other_rank: int, other: str) -
 
 
 def compare_records(link: Link, records: Array) -> None:
-    """Raise `MismatchError` unless the records, int64 (ranks, 4), are of one call."""
+    """Raise `MismatchError` unless ``records``, int64 of shape (ranks, 4), are all of one call."""
     same = records[:, 1:] == records[0, 1:]
     if not same.all():
         odd = int(same.all(1).argmin())
@@ -313,7 +313,7 @@ class Calls(Resource):
         if not reused and row.count(number) != alike:
             self._judge(sequence)
         if (reused or alike == self._size) and self._unconfirmed.get(place) == sequence:
-            self._unconfirmed.pop(place, None)  # another thread may have taken it out
+            self._unconfirmed.pop(place, None)  # another thread may have taken the call out
         return alike == self._size
 
     def recent(self, rank: int | None = None) -> Array:

@@ -79,8 +79,8 @@ def _closed(path: list[int], rank: int) -> list[int]:
 def _following(waits: Mapping[int, Wait]) -> dict[int, int]:
     """Return, for each rank that can never go on, the lowest such rank that it waits for.
 
-    The choice of the lowest lets every rank that knows the same waits find the same circles. From each rank one gets to
-    one of these circles.
+    The choice of the lowest lets every rank that knows the same waits find the same circles. From each rank these
+    choices lead to one of the circles.
     """
     stuck = dict(waits)
     waiters: dict[int, tuple[Wait, list[int]]] = {}

@@ -70,7 +70,7 @@ class Failures:
         return sorted(MPI.Group.Translate_ranks(failed, range(failed.size), self._comm.group))
 
     def revoke(self) -> None:
-        with self._lock:  # the watchdog's thread may be the first to know
+        with self._lock:  # two threads may call this, because the watchdog's may be the first to know
             comms = [*self._comms, *(comm for group in self._links() for comm in group.comms)]
             for comm in comms:
                 with contextlib.suppress(MPI.Exception):

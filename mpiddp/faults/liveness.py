@@ -155,7 +155,7 @@ class Liveness:
 
     def leave(self) -> None:
         _kept.append(self._sent)
-        with contextlib.suppress(MPI.Exception):  # a rank has failed
+        with contextlib.suppress(MPI.Exception):  # raised if a rank has failed
             for rank in self.awaited(None):
                 self.send(rank, Tag.LEFT)
 
@@ -175,7 +175,7 @@ class Liveness:
                     return False
                 time.sleep(_PAUSE_S)
             self.comm.Free()
-        except MPI.Exception:  # a rank has failed
+        except MPI.Exception:  # such as when a rank has failed
             return False
         return True
 

@@ -69,7 +69,7 @@ class Meeting:
     def gather(self) -> None:
         """Wait until all ranks that are alive have come."""
         if Failures(self._comm).survivable:
-            with contextlib.suppress(MPI.Exception):  # a rank has failed: Shrink leaves it out
+            with contextlib.suppress(MPI.Exception):  # if a rank has failed, Shrink leaves it out
                 self._step(lambda: (self._comm.Iagree(np.ones(1, np.int32)), None))
         else:
             self._step(lambda: (self._comm.Ibarrier(), None))

@@ -26,7 +26,7 @@ _TOLD_S, _PUBLISHED_S = 5.0, 1.0
 
 class GroupMonitor(Resource):
     _link: Link
-    """Set by `watch`, while the group is being made."""
+    """The group's link. `watch` sets it while the group is being made."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -124,7 +124,8 @@ class GroupMonitor(Resource):
                 self.verify_failed(sequence, error)
                 raise
             self.verify(sequence)
-        # The interpreter closes abandoned generators at its end, when global names such as DistError may be gone.
+        # This catches Exception, because the interpreter closes abandoned generators at its end, when global names such
+        # as MismatchError may be gone.
         except Exception as error:
             self._unheard = error if isinstance(error, MismatchError) else self._unheard
             raise
@@ -169,7 +170,7 @@ class GroupMonitor(Resource):
         mailbox = self._link.find(Mailbox)
         try:
             found = [] if mailbox is None else mailbox.unmatched()
-        except (MPI.Exception, DistError):  # the group has been aborted
+        except (MPI.Exception, DistError):  # raised if the group has been aborted
             found = []
         if not found:
             return ""

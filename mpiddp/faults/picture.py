@@ -69,7 +69,7 @@ class State(NamedTuple):
         return operation.peers is None and (self.group, self.number) == (operation.members.number, operation.number)
 
     def is_in(self, operation: Operation) -> bool:
-        """Return True if the rank has begun a collective."""
+        """Return True if ``operation`` is a collective that the rank has begun."""
         return operation.peers is None and (self.waits_in(operation) or self.begun >= operation.number)
 
     def text(self, idle_s: float) -> str:
@@ -121,7 +121,7 @@ def about(hosts: World | Hosts, operation: Operation | None, rank: int, states: 
     here, after = sum(map(len, waiting.values())), [each for ranks in begun.values() for each in ranks]
     if missing:
         head = f"{counted(len(missing))} {'is' if len(missing) == 1 else 'are'} NOT in it:"
-    elif after:  # the answers come some time after the limit
+    elif after:  # the answers come some time after the time limit
         head = f"no rank is missing by now: rank{'s' * (len(after) > 1)} {ranges(after)} may have begun it too late"
     else:
         head = "all ranks are in it: the network may be down, or one of them waits elsewhere"

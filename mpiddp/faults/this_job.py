@@ -129,7 +129,7 @@ def _begin(job: Job) -> Job:
     if job.own and not _environment:
         _environment.update((name, os.environ.get(name)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     _jobs.append(job)
-    recorder.ring.clear()  # the ranks are numbered anew
+    recorder.ring.clear()  # its entries name ranks by their old numbers
     segment.forget()
     abort.reports = job.reports
     abort.set_this_rank(job.world.comm)

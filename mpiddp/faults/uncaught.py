@@ -23,7 +23,7 @@ _owner_pid = 0
 
 
 def install() -> None:
-    """Install the hook that ends the job at a rank's uncaught exception. Programs that a rank starts keep Python's."""
+    """Install a hook that ends the job at an uncaught exception, except in programs that a rank starts."""
     global _owner_pid
     if _owner_pid:
         return

@@ -97,7 +97,7 @@ class Watchdog:
         self._where.close()
 
     def _let_go(self) -> None:
-        with contextlib.suppress(ValueError):  # not in the main thread
+        with contextlib.suppress(ValueError):  # raised outside of the main thread
             heard = signal.set_wakeup_fd(-1)
             if heard not in (-1, self._writer):
                 signal.set_wakeup_fd(heard)
@@ -239,7 +239,7 @@ class Watchdog:
 def _tell_of_crashes() -> None:
     """Print the stacks of a process that crashes, as with a segmentation fault, unless the program has seen to it."""
     if not faulthandler.is_enabled():
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # no stderr
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # there may be no stderr
             faulthandler.enable(sys.__stderr__ or sys.stderr)
 
 
