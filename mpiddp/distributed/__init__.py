@@ -1,7 +1,7 @@
 """``torch.distributed`` on MPI: process groups, collectives, messages between two ranks, Python objects.
 
-Importing it does not start MPI; `init_process_group` does. Names, arguments and results are torch's, unless a docstring
-says otherwise. The calls have these arguments in common:
+To import this package does not start MPI; `init_process_group` does. Names, arguments and results are torch's, unless a
+docstring says otherwise. The calls have these arguments in common:
 
 - Arrays are NumPy's or CuPy's, C-contiguous, aligned, in native byte order; or objects that hold such an array, as a
   Tensor does. Arrays of other libraries are taken without a copy (DLPack, buffer protocol).

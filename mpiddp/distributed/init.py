@@ -259,7 +259,7 @@ def get_backend_config(group: GroupLike = None) -> str:
 def _mention_timeline() -> None:
     worked = running() or finalized()
     first = launchers.rank_variables().get("RANK", 0) == 0
-    traced = any(name.endswith("parallel.timeline") for name in sys.modules)  # that layer is above this one
+    traced = any(name.endswith("parallel.timeline") for name in sys.modules)  # by name, as that layer is above
     if settings.timeline() and worked and first and not traced:
         warnings.warn(
             "MPIDDP_TIMELINE traces the steps of DistributedDataParallel, and this program made none: nothing was"

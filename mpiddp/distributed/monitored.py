@@ -80,7 +80,7 @@ def _gather(group: ProcessGroup, liveness: Liveness, timeout_s: float, wait_all_
     number, link = group._monitored_barriers, group._link
     missing = list(range(1, link.size))
 
-    def has_come(rank: int) -> bool:  # a rank with a shorter timeout may be ahead
+    def has_come(rank: int) -> bool:  # a rank with a shorter timeout may be in a later barrier
         return max(liveness.barriers[link.id, link.ranks[rank]], default=0) >= number
 
     def all_have_come() -> bool:

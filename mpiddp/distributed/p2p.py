@@ -151,7 +151,7 @@ def _isend(x: Array, route: Route) -> Work:
         # If the mailbox polls, wait() of the message raises the errors of Test.
         if request is not READY and (request is None or mailbox.polls or not request.Test()):
             return mailbox.isend(x, route, entry, request)
-    except MPI.Exception as error:  # another rank may have found a dead one, and have revoked the communicators
+    except MPI.Exception as error:  # another rank may have noticed a failure and revoked the communicators
         mailbox.link.monitor.translate(error)
         raise
     entry[-1] = entry[-2]
