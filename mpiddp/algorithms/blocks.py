@@ -223,7 +223,7 @@ class Blocks:
         if self._own_input is not None:
             self._block = inputs[self._own_input]
         for index, place in shown.written:
-            eager.memory[place] = inputs[index]  # takes half the time of NumPy's assignment
+            eager.memory[place] = inputs[index]  # this takes half the time of NumPy's assignment
         if shown.offered:
             self._offer(inputs, shown.offered)
         if self._choice is not None and self._tries[buffer]:
@@ -257,7 +257,7 @@ class Blocks:
             return choice.way
         way, tries = choice.next(self.shown)
         if tries:
-            self._tries[buffer] = way, -1  # no time yet: an interrupt may come before `show` has written the blocks
+            self._tries[buffer] = way, -1  # -1: no time yet, as an interrupt may come before `show` has written
         return way
 
     def take(self, current: Round, given: Any) -> Driven | None:
@@ -269,7 +269,7 @@ class Blocks:
                 given.reshape(slots.shape)[...] = slots
                 return None
         outputs = given if self._cut_output is None else self._cut_output(given)
-        if self._block is not None:  # copied first, because a block that has arrived may overwrite it
+        if self._block is not None:  # it is copied first, because a block that has arrived may overwrite it
             outputs[self._own_output][...] = self._block
             self._block = None
         for index, slot, size_bytes, size, offer in self._received[buffer]:

@@ -52,8 +52,8 @@ class Direct:
         asked for."""
         self._way: str | None = None
         self._tries = False
-        """The way of ordinary arrays in the current call, None before there is one; and True if the call tries this
-        way."""
+        """`_way` is the way of ordinary arrays in the current call; None before there is one. `_tries` is True if the
+        call tries this way."""
         self._first = pieces.shots[0] if pieces else meeting(self._eager)
         self._meeting = OneShot(link, call, [meeting(self._eager)])
         self._told = [

@@ -71,7 +71,7 @@ def _extent(flat: Array) -> tuple[int, int, bool]:
     infinite = int(np.array(np.inf, flat.dtype).view(unsigned))
     most, least, special = 0, int(np.iinfo(unsigned).max), False
     for start in range(0, flat.size, _CHUNK):
-        found = flat[start : start + _CHUNK].view(unsigned) & magnitude  # in the order of the absolute values
+        found = flat[start : start + _CHUNK].view(unsigned) & magnitude  # ordered as the absolute values are
         top = int(found.max())
         if top >= infinite:
             special, found = True, found * (found < infinite)

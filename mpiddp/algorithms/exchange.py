@@ -45,7 +45,7 @@ def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
             yield link.later.Iallgatherv(as_bytes(mine), received)
         else:
             yield link.later.Igatherv(as_bytes(mine), received if link.rank == root else None, root)
-        del sent, rows, mine, received  # frees their memory before the next piece needs as much
+        del sent, rows, mine, received  # this frees their memory before the next piece needs as much
         link = link.after()
 
 

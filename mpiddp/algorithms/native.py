@@ -54,7 +54,7 @@ def reduce(link: Channel, x: Array, root: int, op: ReduceOp) -> Steps:
         yield _all([link.now.Ireduce(MPI.IN_PLACE, piece, reduction, root) for piece in chunks(x)])
         finish(op, x, link.size)
     else:
-        sent = premultiplied(op, x)  # kept in a variable, because mpi4py's request for a reduction does not keep it
+        sent = premultiplied(op, x)  # the variable keeps the array alive; mpi4py's request for a reduction does not
         yield _all([link.now.Ireduce(piece, None, reduction, root) for piece in chunks(sent)])
 
 
@@ -120,7 +120,7 @@ def _exchange(
             sends.append(link.now.Isend(as_message(x, x.nbytes), rank, Tag.BLOCK))
         else:
             as_bytes(blocks.pop(rank))[...] = as_bytes(x)
-    yield READY  # goes on at the head of the queue, because the early blocks belong to the operation there
+    yield READY  # the steps go on at the head of the queue, because early blocks are for the operation there
     early, probe = link.early.setdefault(link.now.handle, {}), _Probe(link.now)
     while blocks:  # a block is received once its size is known, because MPI may crash in a receive that is too short
         known = blocks.keys() & early.keys() if early else None

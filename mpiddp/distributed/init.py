@@ -110,7 +110,7 @@ def init_process_group(
     limit_s = seconds(timeout, of_group=True)
     timeout_s = settings.default_timeout_s() if limit_s is None else limit_s
     debug_level = settings.debug_level()
-    settings.deterministic()  # raises now if the variable is wrong, and not at its first use
+    settings.deterministic()  # it raises now if the variable is wrong, and not at its first use
     if on_error not in (None, "raise", "abort"):
         raise ValueError(f'on_error must be "raise" or "abort", got {on_error!r}')
     if comm is not None:
@@ -259,7 +259,8 @@ def get_backend_config(group: GroupLike = None) -> str:
 def _mention_timeline() -> None:
     worked = running() or finalized()
     first = launchers.rank_variables().get("RANK", 0) == 0
-    traced = any(name.endswith("parallel.timeline") for name in sys.modules)  # by name, as that layer is above
+    # The module is looked up by its name, because it is in a layer above this one.
+    traced = any(name.endswith("parallel.timeline") for name in sys.modules)
     if settings.timeline() and worked and first and not traced:
         warnings.warn(
             "MPIDDP_TIMELINE traces the steps of DistributedDataParallel, and this program made none: nothing was"

@@ -25,7 +25,7 @@ from mpiddp.mpi.lazy import MPI
 from . import mpirun
 
 if TYPE_CHECKING:
-    from .reports import Reports  # for type checkers only, because it loads NumPy
+    from .reports import Reports  # this import is for type checkers only, because it loads NumPy
 
 # A rank waits for its turn before it prints. If all ranks fail in the same way, the first one prints and ends the job.
 _TURN_S, _LAST_TURN = 0.2, 8
@@ -99,7 +99,7 @@ def ends() -> bool:
 
 def abort(text: str | Callable[[], str], code: int, dumps: str = "") -> NoReturn:
     """Print ``text`` at this rank's turn, let all ranks dump if ``dumps`` names a reason, and end the job."""
-    _ending.acquire()  # never released, because the first reason counts
+    _ending.acquire()  # the lock is never released, because the first reason counts
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if reports is not None and running():
@@ -162,6 +162,6 @@ absent: Callable[[], str] = str
 def _states() -> str:
     """Return a text on what the other ranks do; "" if the ranks have not met, or this thread must not call MPI."""
     if reports is not None and running() and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-        with contextlib.suppress(MPI.Exception):  # raised if a rank has failed
+        with contextlib.suppress(MPI.Exception):  # MPI raises it if a rank has failed
             return reports.explain(None, ANSWER_S)
     return ""

@@ -46,7 +46,7 @@ class Dumps:
         reason = f"rank {self._rank}: {reason}"
         self._wrote.clear()
         self._wrote[self._rank] = self.write(reason)
-        with contextlib.suppress(MPI.Exception):  # raised if a rank has failed
+        with contextlib.suppress(MPI.Exception):  # MPI raises it if a rank has failed
             if self._world.thread_multiple:
                 for rank in self._world.ranks:
                     if rank != self._rank:

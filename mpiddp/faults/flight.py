@@ -39,7 +39,7 @@ def read(path: Path) -> Dump:
     try:
         head, *calls = (json.loads(line) for line in path.read_text().splitlines())
         found = Dump(**head, calls=calls)
-        line_up([found])  # raises if a part of the dump is missing
+        line_up([found])  # it raises if a part of the dump is missing
         for each in calls:
             _cell(each)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -81,7 +81,7 @@ class Liveness:
         """True if errors are raised on all ranks."""
         self.world = world
         self._watched = world.thread_multiple
-        self._lock = threading.RLock()  # reentrant, because a handler that `progress` calls may send
+        self._lock = threading.RLock()  # it is reentrant, because a handler that `progress` calls may send
         self._answers: dict[tuple[int, int], State] = {}
         """Answers by rank and group."""
         self._sent: list[tuple[MPI.Request, bytes]] = []
@@ -155,7 +155,7 @@ class Liveness:
 
     def leave(self) -> None:
         _kept.append(self._sent)
-        with contextlib.suppress(MPI.Exception):  # raised if a rank has failed
+        with contextlib.suppress(MPI.Exception):  # MPI raises it if a rank has failed
             for rank in self.awaited(None):
                 self.send(rank, Tag.LEFT)
 
@@ -166,7 +166,8 @@ class Liveness:
         try:
             request = self.comm.Ireduce_scatter_block(sent, expected)
             while True:
-                late = time.monotonic() > deadline  # read first, because this process may lose its core before the test
+                # The clock is read first, because this process may lose its core before the test.
+                late = time.monotonic() > deadline
                 self.progress()
                 if request.Test() and self._received == expected[0] and not self._sent:
                     break

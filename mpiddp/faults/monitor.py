@@ -170,7 +170,7 @@ class GroupMonitor(Resource):
         mailbox = self._link.find(Mailbox)
         try:
             found = [] if mailbox is None else mailbox.unmatched()
-        except (MPI.Exception, DistError):  # raised if the group has been aborted
+        except (MPI.Exception, DistError):  # raised by an aborted group
             found = []
         if not found:
             return ""

@@ -97,7 +97,7 @@ class Watchdog:
         self._where.close()
 
     def _let_go(self) -> None:
-        with contextlib.suppress(ValueError):  # raised outside of the main thread
+        with contextlib.suppress(ValueError):  # it is raised outside of the main thread
             heard = signal.set_wakeup_fd(-1)
             if heard not in (-1, self._writer):
                 signal.set_wakeup_fd(heard)

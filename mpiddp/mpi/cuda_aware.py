@@ -64,7 +64,7 @@ def _abi(file: str) -> str:
 
 def installed(*packages: str) -> dict[str, str]:
     """Return the versions of those packages that are installed."""
-    from importlib import metadata  # imported late: it takes half as long as the import of this whole package
+    from importlib import metadata  # the import is late, because it takes half as long as that of this package
 
     found = {}
     for package in packages:
@@ -91,7 +91,7 @@ def library_key() -> str:
 
     ``info --probe-gpu`` stores its outcomes under this key.
     """
-    import hashlib  # imported late: only jobs with devices need it
+    import hashlib  # the import is late, because only jobs with devices need it
 
     text = "\n".join([MPI.Get_library_version(), str(library_path()), *settings.transports()])
     name = re.sub(r"[^a-z0-9.]+", "-", library_name().lower()).strip("-")

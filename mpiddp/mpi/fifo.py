@@ -312,7 +312,7 @@ class Transport(Resource):
     def holds_messages(self) -> bool:
         """Return True if MPI has a message for this rank that no receive has taken."""
         looks = (self.comm.Iprobe() for _ in range(_LAST_LOOKS))
-        with contextlib.suppress(MPI.Exception):  # raised if a rank has failed
+        with contextlib.suppress(MPI.Exception):  # MPI raises it if a rank has failed
             return self._probed is not None or any(looks)
         return False
 

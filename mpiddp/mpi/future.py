@@ -158,7 +158,7 @@ def collect_all(futures: Sequence[Future]) -> Future:
                     raise
 
     def count(_: Future) -> None:
-        if next(left) == 0:  # safe if several threads count, because `next` holds Python's lock
+        if next(left) == 0:  # several threads may count, because `next` holds Python's lock
             outcome.set_result(list(futures))
 
     outcome._help = wait_for_each

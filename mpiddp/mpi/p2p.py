@@ -159,7 +159,7 @@ class Mailbox(Resource):
         """An endless iterator: each step returns the next message that has come, or None."""
         self._arrived: list[Arrival] = []
         self._comes_again = False
-        """True if a message was put back at a Ctrl-C. It comes before all other messages."""
+        """True if a message was put back at a Ctrl-C. This message comes before all others."""
         self.sender = self.size_bytes = -1
         """Sender and size of the last message that `recv` has taken out of a FIFO. `Lane.take` sets them."""
         self._posted: deque[Message] = deque()

@@ -38,8 +38,8 @@ def entries() -> list[Operation]:
 def caller(depth: int) -> FrameType:
     """Return the frame of the program's line, which is mostly ``depth`` frames up the stack."""
     try:
-        frame = getframe(depth)  # above the frames of this package
-    except ValueError:  # called from C, as by atexit
+        frame = getframe(depth)  # the frame above those of this package
+    except ValueError:  # the stack is shorter if C makes the call, as for atexit
         frame = getframe(1)
     return frame if frame.f_code.co_filename in program_files else program_frame(frame)
 

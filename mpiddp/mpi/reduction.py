@@ -119,7 +119,7 @@ def is_half(dtype: np.dtype[Any]) -> bool:
     return dtype.itemsize == 2 and is_floating(dtype)
 
 
-@functools.lru_cache(1024)  # bounded, because there may be a PREMUL_SUM for every factor
+@functools.lru_cache(1024)  # the cache is bounded, because every factor makes another PREMUL_SUM
 def check(dtype: np.dtype[Any], op: ReduceOp) -> None:
     """Raise TypeError if ``op`` is no reduction, or is not defined for ``dtype``."""
     if not isinstance(op, ReduceOp):

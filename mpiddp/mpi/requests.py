@@ -160,7 +160,7 @@ active: dict[Source, None] = {}
 
 def poll() -> None:
     """Drive all that is pending in this process, without waiting."""
-    lock.acquire()  # takes half the time of a with statement
+    lock.acquire()  # this takes half the time of a with statement
     try:
         for source in tuple(active):
             source.progress()

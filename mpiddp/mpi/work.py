@@ -91,7 +91,7 @@ class Work:
             self._value = end.value
             self._finish(self._error)
         except Exception as error:  # `wait` raises it
-            self._error = error  # set before `_finish`, so that it is set also if a Ctrl-C comes now
+            self._error = error  # it is set before `_finish`, because a Ctrl-C may come now
             if isinstance(error, MPI.Exception):
                 abandon(steps, error)
             self._finish(error)
@@ -232,7 +232,7 @@ class Ended(Work):
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         if timeout is not None:
-            seconds(timeout)  # raises if the timeout is not valid
+            seconds(timeout)  # it raises if the timeout is not valid
         return True
 
 

@@ -196,7 +196,7 @@ class EagerBuffers(Resource):
         if oldest <= self._complete:
             return True
         for number in range(self.number, oldest - 1, -1):  # from the newest round, which mostly all ranks have reached
-            if min(self._numbers[number % BUFFERS]) >= number:  # a rank that is ahead may have a larger number there
+            if min(self._numbers[number % BUFFERS]) >= number:  # a rank that is ahead may have stored a larger number
                 self._complete = number
                 return True
         return False
@@ -212,7 +212,7 @@ class EagerBuffers(Resource):
         if write is not None and x is not None:
             write(current.own, x)
         elif x is not None:
-            self.memory[current.place] = x  # takes half the time of NumPy's assignment
+            self.memory[current.place] = x  # this takes half the time of NumPy's assignment
         self.words[current.own_number] = 0  # so that nobody sees half of the new record under the old number
         self.memory[current.own_call] = call
         self.words[current.own_number] = number

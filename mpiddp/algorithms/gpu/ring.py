@@ -61,7 +61,7 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
 def by_rings(
     make: Callable[[Channel, Array, int], DeviceTransport], link: Channel, x: Array, op: ReduceOp, part_bytes: int
 ) -> Steps:
-    """All-reduce ``x`` in pieces, which are dealt to at most `RINGS` rings, alike on all ranks.
+    """All-reduce ``x`` in pieces, which go to at most `RINGS` rings, in the same way on all ranks.
 
     ``make`` makes the transport of a ring. It gets the link, the ring's longest piece, and its tag.
     """
