@@ -257,7 +257,8 @@ class Blocks:
             return choice.way
         way, tries = choice.next(self.shown)
         if tries:
-            self._tries[buffer] = way, -1  # -1: no time yet, as an interrupt may come before `show` has written
+            # There is no time yet (-1), because an interrupt may come before `show` has written the blocks.
+            self._tries[buffer] = way, -1
         return way
 
     def take(self, current: Round, given: Any) -> Driven | None:

@@ -91,7 +91,7 @@ def _way(xp: Any, dtype: np.dtype[Any], highest: int, lowest: int, ranks: int) -
     carries, places = (ranks - 1).bit_length(), max(highest - lowest, 1)
     width = 51 - carries
     parts = -(-places // width)
-    if parts <= 2 and (dtype == np.float32 or highest < 900):  # the sums of larger ones might overflow
+    if parts <= 2 and (dtype == np.float32 or highest < 900):  # larger float64 might overflow in the addition
         # The last binary digit of each of these numbers is worth as much as the last digit of a part.
         large = [np.float64(1.5 * 2.0 ** (highest - width * part + 52)) for part in range(1, parts)]
         return parts, np.float64, functools.partial(_split, xp, large), functools.partial(_added, xp)

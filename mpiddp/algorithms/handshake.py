@@ -36,7 +36,7 @@ SLOT_BYTES = 1 << 10
 SLOT_START = _ENTRY.size
 ROW_BYTES = SLOT_START + SLOT_BYTES
 _DIRECT_RANKS = 4
-"""In groups of up to so many ranks each rank sends its row to each other one. MPI's all-gather takes longer."""
+"""In groups of at most this size, each rank sends its row to each other rank. MPI's all-gather would take longer."""
 MAX_ROWS = 16
 """In larger groups on several nodes the ranks first compare hashes by an all-reduce, because a rank would receive too
 many rows."""
@@ -49,9 +49,9 @@ class Entries(NamedTuple):
     offsets: Array
     """Each array's offset in its segment's region in bytes, or the address of an ordinary array."""
     factors: Array
-    """The ranks' factors of PREMUL_SUM; else 1."""
+    """The ranks' factors of PREMUL_SUM; 1 in other calls."""
     segment: int | None
-    """The segment, if all arrays have the same; else None."""
+    """The number of the segment, if all arrays have the same; else None."""
 
     def of(self, ranks: Array) -> Entries:
         return _entries(self.segments[ranks], self.offsets[ranks], self.factors[ranks])
@@ -203,7 +203,7 @@ def _meet(link: Link, comm: MPI.Intracomm, mine: bytes) -> Steps:
         told = bytearray(len(mine) * link.size)
         yield comm.Iallgather(mine, told)
         agree = told == mine * link.size
-    else:  # as many bytes as with a short array, because other ranks may send one
+    else:  # this sends as many bytes as with a short array, because other ranks may send one
         slots = link.resource(Slots)
         slot = slots.take(comm)
         yield slot.begin(mine, None)

@@ -55,7 +55,7 @@ class Shot:
     """The function that writes a piece to the buffer; None if the piece can be copied as bytes, because it has no gaps
     and is not to be changed."""
     awaited: SpinWait | None
-    """The arrival of the ranks that this one waits for."""
+    """The arrival of the ranks that this one waits for; None if it waits for none."""
     end: Callable[[Round, Any], Awaited | None] | None
     """The function that finishes the shot. If it returns an event, the call ends with that event, and the shots after
     this one are left out, on all ranks alike. They are made if it returns None, and if there is no function."""

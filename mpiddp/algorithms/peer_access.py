@@ -39,7 +39,7 @@ class Views:
         reduce(rows, [rows[rank] for rank in ranks])
 
     def gather(self, blocks: Array) -> None:
-        """Copy all arrays, each to a block."""
+        """Copy the array of each rank to the rank's block of ``blocks``."""
         for row, block in zip(self._rows, blocks, strict=True):
             block[...] = row
 
@@ -76,7 +76,7 @@ class Copies:
             self.write(start, out, ranks)
 
     def gather(self, blocks: Array) -> None:
-        """Copy all arrays, each to a block."""
+        """Copy the array of each rank to the rank's block of ``blocks``."""
         for rank in self._others:
             self.read(rank, 0, blocks[rank])
         if address_of(blocks[self._rank]) != self._addresses[self._rank]:

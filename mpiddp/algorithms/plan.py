@@ -151,7 +151,7 @@ def make(
     """
     operation = _ROWS_OF.get(name, name)
     if operation in _REDUCING:
-        check(x.dtype, op)  # refuses all that is no ReduceOp
+        check(x.dtype, op)  # it refuses anything that is no ReduceOp
     call = make_call(
         link,
         name,

@@ -56,7 +56,7 @@ def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
     incoming = np.empty_like(carried)
     doubling = 1 << (link.size.bit_length() - 1)  # the largest power of two that is not above the number of ranks
     extra = link.size - doubling
-    paired = link.rank < 2 * extra  # one of two neighbours, of which the even one takes part in the doubling
+    paired = link.rank < 2 * extra  # this rank has a neighbour; the even one of the two takes part in the doubling
     if paired and link.rank % 2:
         yield _send(link, carried, link.rank - 1)
         yield _receive(link, x, link.rank - 1)

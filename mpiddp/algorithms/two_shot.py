@@ -38,7 +38,7 @@ from .ways import ATTACH, MPIS, SCRATCH, Kind, Ways
 CHUNK_BYTES = 1 << 19
 """How many bytes a pipeline moves at once, so that a part of the array and its copy stay in a core's cache."""
 _FEW_CHUNKS = 8
-"""Two ranks reduce arrays of up to so many chunks in one shot."""
+"""The largest number of chunks of an array that two ranks reduce in one shot."""
 MPIS_BYTES = 1 << 21
 """The shortest arrays that may go by MPI's own operation. With shorter ones the handshake takes the time that MPI might
 save."""

@@ -56,7 +56,7 @@ def shrink_group(
     link, backend, job = old._link, backend_of(old._link), old._monitor.job
     failed = job.failures.happened()
     if not failed and not shrink_flags & SHRINK_ABORT:
-        groups.doomed()  # DistError if operations are pending
+        groups.doomed()  # it raises DistError if operations are pending
     left = [rank for rank in range(old.size()) if rank not in excluded]
     comm = None if failed else by_members(old, left, "shrink_group", lambda made: made)
     groups.discard()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # A rank waits for its turn before it prints. If all ranks fail in the same way, the first one prints and ends the job.
 _TURN_S, _LAST_TURN = 0.2, 8
 _POLL_S = 0.01
-# The process ends after so long, because MPI_Abort may have no effect.
+# The time after which the process ends by itself, because MPI_Abort may have no effect.
 _ABORT_S = 5.0
 _PMI_S, _PMI_BYTES = 1.0, 256
 ANSWER_S = 1.5

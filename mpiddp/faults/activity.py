@@ -53,7 +53,7 @@ def _line(summaries: list[traceback.FrameSummary]) -> str:
 
 
 def _program(summaries: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Cut the package's own frames from the inner end."""
+    """Return the frames without the package's own ones at the inner end."""
     end = len(summaries)
     while end and summaries[end - 1].filename.startswith((PACKAGE, "<frozen")):
         end -= 1

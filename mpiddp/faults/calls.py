@@ -82,7 +82,7 @@ class BlockError(MismatchError):
 
 class Record(NamedTuple):
     kind: int
-    """Operation, dtype, reduction and layout, as one number."""
+    """The operation, dtype, reduction and layout of the call, as one number."""
     length: int
     root: int
 
@@ -232,7 +232,7 @@ class Calls(Resource):
         self._memory = memory
         self._table = np.frombuffer(memory, RECORD, _ROWS * self._size).reshape(_ROWS, self._size)
         self.ordered = shared and ORDERED
-        """True if a rank's record means that it has made its call."""
+        """True if the number in a rank's record shows that the rank has made that call."""
         self._row_bytes = self._size * _PACKED.size
         words, step = memoryview(memory).cast("q"), _PACKED.size // _NUMBER_BYTES
         self._numbers = [words[row * self._size * step :: step][: self._size] for row in range(_ROWS)]

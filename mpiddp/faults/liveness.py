@@ -83,7 +83,7 @@ class Liveness:
         self._watched = world.thread_multiple
         self._lock = threading.RLock()  # it is reentrant, because a handler that `progress` calls may send
         self._answers: dict[tuple[int, int], State] = {}
-        """Answers by rank and group."""
+        """The answers that have come, by rank and group."""
         self._sent: list[tuple[MPI.Request, bytes]] = []
         self._sent_to = np.zeros(comm.size, np.int64)
         self._received = 0
@@ -176,7 +176,7 @@ class Liveness:
                     return False
                 time.sleep(_PAUSE_S)
             self.comm.Free()
-        except MPI.Exception:  # such as when a rank has failed
+        except MPI.Exception:  # a rank may have failed
             return False
         return True
 

@@ -170,7 +170,7 @@ class GroupMonitor(Resource):
         mailbox = self._link.find(Mailbox)
         try:
             found = [] if mailbox is None else mailbox.unmatched()
-        except (MPI.Exception, DistError):  # raised by an aborted group
+        except (MPI.Exception, DistError):  # an aborted group raises it
             found = []
         if not found:
             return ""

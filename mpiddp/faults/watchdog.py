@@ -36,9 +36,9 @@ from .where_socket import WhereSocket
 LOOK_S = 0.5
 # How long a rank waits for one whose program has ended, before it ends the job.
 PATIENCE_S = 3.0
-# Time for Python to handle a Ctrl-C outside of MPI.
+# The time that Python gets to handle a Ctrl-C itself, as it does outside of MPI.
 INTERRUPT_S = 0.3
-# After a signal the thread looks more often for so long, because other ranks may soon ask what this one does.
+# How long, and how often, the thread looks after a signal, because other ranks may soon ask what this one does.
 _ALERT_S, _ALERT_LOOK_S = 1.5, 0.02
 _LAST_ANSWER_S = 0.1
 _WRITTEN_S = 0.01

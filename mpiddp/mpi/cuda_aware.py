@@ -161,7 +161,7 @@ def _weighed(declared: Support | None, tried: Support | None) -> Support:
 
 def _declared() -> Support | None:
     kinds = MPI.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds") or ""
-    if {"cuda", "cuda:device"} & set(kinds.split(",")):  # cuda:host is pinned memory
+    if {"cuda", "cuda:device"} & set(kinds.split(",")):  # cuda:host is pinned host memory
         return Support(True, f"mpi_memory_alloc_kinds={kinds}")
     answer = _answer(ctypes.CDLL(MPI.__file__))
     if (answer is None or not answer.yes) and settings.cray_gpu_support() and loaded_libraries("libmpi_gtl_cuda"):
@@ -169,7 +169,7 @@ def _declared() -> Support | None:
     return answer
 
 
-_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA
+_CUDA = 0  # the value of MPIX_GPU_SUPPORT_CUDA
 
 
 def _answer(library: ctypes.CDLL) -> Support | None:

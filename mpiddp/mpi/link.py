@@ -227,7 +227,7 @@ class Link(Channel):
 
     def abort(self, error: DistError) -> None:
         """Let pending operations and further uses raise ``error``."""
-        if self.closed:  # such as when a rank fails while the group is being made
+        if self.closed:  # this happens if a rank fails while the group is being made
             return
         aborted_comm = aborted(error)
         for channel in (self, self.node, self.across):

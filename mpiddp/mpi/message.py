@@ -112,7 +112,7 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
 def _adopted(x: object, operation: str, writable: bool, name: str) -> Array:
     try:
         array = _over_the_memory_of(x)
-    except Exception as error:  # each library has its own errors
+    except Exception as error:  # every library raises errors of its own classes
         raise ArrayError(
             f"{operation} cannot take this {type(x).__name__} as `{name}` without a copy: {error}"
         ) from error

@@ -63,7 +63,7 @@ class Members:
     """The group's pending operations."""
     name: str = ""
     description: str = ""
-    """The program's description of the group, as ``name`` is its name."""
+    """The program's description of the group. ``name`` is the program's name for it."""
 
     def __str__(self) -> str:
         outer = f" ({_listed(self.outer)} of the world)" if self.outer else ""
@@ -102,7 +102,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The name in errors and logs, such as "all_reduce by ring"."""
+        """The call's name in errors and logs, such as "all_reduce by ring"."""
         return self.note or label(self.operation, self.algorithm)
 
     @property

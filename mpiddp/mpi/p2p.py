@@ -65,9 +65,9 @@ class Message(Work):
 
     def __init__(self, route: Route, x: Array, entry: list[Any]) -> None:
         # To set an attribute again takes less time than to add it, so the constructor sets all attributes.
-        self._route, self._outputs, self._entry = route, (x,), entry  # the entry of the flight recorder
+        self._route, self._outputs, self._entry = route, (x,), entry  # the flight recorder's entry
         self._error, self._finished, self._awaited = None, False, None
-        # A receive's sender, and the message's size, which may be less than the array's.
+        # In a receive these become the message's sender, and its size, which may be less than the array's.
         self.sender, self.size_bytes = -1, 0
         requests.pending += 1
 
@@ -366,7 +366,7 @@ class Mailbox(Resource):
             looks -= 1
             if not looks:
                 return
-        self._moving.pop(message, None)  # another thread or a callback may have taken it out already
+        self._moving.pop(message, None)  # another thread or a callback may have ended the message
         if message._callbacks:
             message._announce()
 
@@ -377,7 +377,7 @@ class Mailbox(Resource):
                 self._match(message, self._looks)
             if message._awaited is not None:
                 self._end(message, _LOOKS)
-        except MPI.Exception as error:  # such as when a rank has failed
+        except MPI.Exception as error:  # a rank may have failed
             self.fail_pending(error)
         finally:
             lock.release()
@@ -387,7 +387,7 @@ class Mailbox(Resource):
             self._match()
         except MPI.Exception as error:  # the messages' `wait` raises it, not the poll
             self.fail_pending(error)
-        for message in tuple(self._moving):  # a copy, because callbacks may send and poll
+        for message in tuple(self._moving):  # the loop runs over a copy, because callbacks may send and poll
             self._end(message)
         if not (self._moving or self._posted):
             active.pop(self, None)

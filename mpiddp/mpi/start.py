@@ -30,7 +30,7 @@ _LOOK_S, _LOOK_RANK_S = 0.25, 0.01
 """The least time between two looks at the ranks of this host, and the least time for each of these ranks. Every rank
 looks at all of them, so many ranks look less often."""
 _MISSING_S = 2.0
-"""A rank may be missing for so long, because launchers start one rank after the other."""
+"""How long a rank may be missing, because launchers start one rank after the other."""
 _END_S = 3.0
 """How long a process waits for mpirun to end it, before it exits by itself."""
 _FIRST_WORD_S = 3.0

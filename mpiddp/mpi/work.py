@@ -40,7 +40,7 @@ def abandon(steps: Steps | Awaited, error: BaseException) -> None:
     assert error.__traceback__ is not None, "it has been raised"
     _abandoned.append(
         (steps, error.__traceback__.tb_next)
-    )  # without the caller's frame, which holds the program's data
+    )  # the caller's frame is left out, because it holds the program's data
 
 
 _POLLS = 20

@@ -53,7 +53,7 @@ class World:
 
     @property
     def job(self) -> str:
-        """The job's name: host and process of rank 0."""
+        """The job's name: the host and the process id of rank 0."""
         return f"{self.hosts[0]}.{self.pids[0]}"
 
     @functools.cached_property
@@ -169,7 +169,7 @@ class Claims(NamedTuple):
     own_comm: bool = False
     on_error: str = "abort"
     assigned_by_mpi: bool = False
-    """The backend is "mpi", with which torch ignores rank and size, and warns."""
+    """True if the backend is "mpi", with which torch ignores rank and size, and warns."""
 
 
 def check_claims(comm: MPI.Intracomm, claims: Claims, environment: Mapping[str, int]) -> None:

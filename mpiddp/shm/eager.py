@@ -54,10 +54,10 @@ ORDERED = os.uname().machine.lower() in ("x86_64", "amd64", "i386", "i686")
 # How often a wait looks without a pause, because the other ranks mostly arrive soon. Then it yields the core after each
 # look, and later it sleeps.
 LOOKS = 40
-# After so many looks a wait calls MPI. Another rank may be late because it waits for a message from this one, and
-# messages move only inside MPI's calls.
+# The number of looks of a wait between two calls of MPI. Another rank may be late because it waits for a message from
+# this one, and messages move only inside MPI's calls.
 _LOOKS_PER_PROGRESS = 16
-# `spin` ends after so long even with looks left, because one look may take milliseconds on a busy machine.
+# The time after which `spin` ends even with looks left, because one look may take milliseconds on a busy machine.
 _CHECK_S = 1e-3
 
 
@@ -83,7 +83,7 @@ class Round:
     own_number: int
     """The index of this rank's number among the memory's 8-byte words."""
     table: Array
-    """The arrays of all ranks as one of shape (ranks, ...)."""
+    """The arrays of all ranks, as one array of shape (ranks, ...)."""
     rows: list[Array]
     later_rows: list[Array]
     """The rows of the third rank and of all later ones."""
@@ -213,7 +213,7 @@ class EagerBuffers(Resource):
             write(current.own, x)
         elif x is not None:
             self.memory[current.place] = x  # this takes half the time of NumPy's assignment
-        self.words[current.own_number] = 0  # so that nobody sees half of the new record under the old number
+        self.words[current.own_number] = 0  # so that no rank sees half of the new record under the old number
         self.memory[current.own_call] = call
         self.words[current.own_number] = number
         self._records, self._expected = current.records, (number.to_bytes(8, "little") + call) * self._size

@@ -40,7 +40,7 @@ References
 .. [1] REP MOVSB performance suffers from page aliasing, bug 30994 of glibc, https://sourceware.org/bugzilla.
 """
 _MEMFD, FILES = "memfd", Path("/dev/shm")
-_POPULATE = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Linux 5.14
+_POPULATE = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Linux has it from 5.14 on
 
 
 class Location(NamedTuple):

@@ -96,5 +96,6 @@ def run_concurrently(generators: Sequence[Steps]) -> Steps:
                 waiting.pop(index, None)
         if not waiting:
             return
-        yield When(lambda: sum([each.Test() for each in waiting.values()]) > 0)  # all of them make progress
+        # All are tested, and not only until one is ready, so that all make progress.
+        yield When(lambda: sum([each.Test() for each in waiting.values()]) > 0)
         ready = [index for index, awaited in waiting.items() if awaited.Test()]

@@ -51,7 +51,7 @@ class StagedTransport:
         """Send and receive as `Transport.shift` says. The next shift sends the host's copy of ``target``."""
         reusable = stream.mark(self._add)  # queued kernels may use the memory of target
         yield self._loaded
-        yield self._copied.popleft()  # the last copy from the buffer that receives now
+        yield self._copied.popleft()  # this is the last copy from the buffer that receives now
         outgoing = [self._going[: self._loaded_bytes], MPI.BYTE]
         incoming = [self._coming[: target.nbytes], MPI.BYTE]
         yield ring.exchange(self._comm, self.rank, self.size, self._tag, outgoing, incoming)

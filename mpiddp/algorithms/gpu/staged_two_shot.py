@@ -94,7 +94,7 @@ class Landing(Resource):
     def close(self) -> None:
         if self._unpin is not None:
             self._unpin()
-        self._unpin = self.slots = None  # the last references to the memory, which is unmapped then
+        self._unpin = self.slots = None  # these are the last references to the memory, which is unmapped then
 
 
 class Lane:
