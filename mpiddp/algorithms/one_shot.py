@@ -149,7 +149,7 @@ class OneShot:
             raise error
 
     def steps(self, link: Link, call: Call, *args: Any) -> Steps:
-        # In a later step `sequence` may be the number of another operation.
+        # As a later step of an operation the call has no number of its own: `link.sequence` may be another operation's.
         record = self._call.record.pack(0 if link.now is link.later else link.sequence)
         output, x = args[self._output], args[self._input]
         if len(link.queue):

@@ -37,7 +37,7 @@ class Transport(Protocol):
         """Return the context in which sums are formed, such as a device's stream."""
 
     def load(self, x: Array) -> None:
-        """Let the next `shift` send ``x``, which must not change until then."""
+        """Let the next `shift` send ``x``, which must not change until this `shift` has sent it."""
 
     def shift(self, target: Array) -> Steps:
         """Send the loaded part to the next rank; receive and load ``target`` from the one before."""

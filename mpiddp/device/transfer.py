@@ -18,7 +18,7 @@ def upload(x: Array) -> Array:
     """
     if is_device_array(x) or cuda_fault() is not None:
         return x
-    with cupy().cuda.Device(current_device()):  # CUDA's current device belongs to a thread
+    with cupy().cuda.Device(current_device()):  # each thread has a current device of its own
         return cupy().asarray(x)  # type: ignore[no-any-return]
 
 

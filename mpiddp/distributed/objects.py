@@ -79,7 +79,11 @@ def _perform(group: ProcessGroup, steps: Callable[..., Steps], name: str, *args:
 
 
 def gathered(group: ProcessGroup, name: str, obj: Any) -> list[Any]:
-    """Return the objects of all ranks. The ranks first compare the call under ``name``; a mismatch ends no group."""
+    """Return the objects of all ranks; ``name`` is the operation's name in records and errors.
+
+    The ranks first compare the call. If it meets another call that compares itself, all ranks raise MismatchError, and
+    the group goes on. If it meets any other call, the mismatch ends the group.
+    """
     plan = Plan(make_call(group._link, name, self_comparing=True), before(_gather))
     objects: list[Any] = perform(group, plan, (_pickled(obj),))
     return objects

@@ -276,7 +276,7 @@ class Liveness:
     def exited_ranks(self, operation: Operation) -> list[int]:
         """Return the ranks whose programs have ended without ``operation``.
 
-        A receive from any source can end until all sources have gone.
+        For a receive from any source it returns ranks only when the programs of all sources have ended.
         """
         told = {rank: self._answers.get((rank, operation.members.number)) for rank in self.awaited(operation)}
         ended = {rank: each for rank, each in told.items() if each is not None and each.ended}

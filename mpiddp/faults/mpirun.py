@@ -54,7 +54,7 @@ class Mpirun:
         if threading.current_thread() is not threading.main_thread():
             return
         self._ranks = processes.started_ranks(self._pid)
-        reads = processes.name(self._pid) not in ("", *_DAEMONS)  # then the parent is mpirun itself, on this host
+        reads = processes.name(self._pid) not in ("", *_DAEMONS)  # if so, the parent is mpirun itself, on this host
         for number in _HANDLED[: 2 if rank == 0 and reads else 1]:
             if signal.getsignal(number) in (signal.SIG_DFL, _left_to_the_watchdog):
                 signal.signal(number, _left_to_the_watchdog)

@@ -157,7 +157,10 @@ class Trainer:
         return tally
 
     def arrays(self) -> dict[str, Array]:
-        """Return the arrays of model and optimizer that are equal on every rank, by name, without copying them."""
+        """Return the arrays of model and optimizer that a checkpoint takes from rank 0, by name, without copying them.
+
+        They are equal on all ranks, except for buffers such as running statistics, of which rank 0's count.
+        """
         found = {f"model.{name}": x for name, x in self.model.module.state_dict().items()}
         if not isinstance(self.optimizer, ZeroRedundancyOptimizer):
             found |= _by_names(self.optimizer.state_dict()["state"])
