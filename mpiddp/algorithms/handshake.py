@@ -193,7 +193,7 @@ class Slots(Resource):
 
 
 def pack(link: Link, call: Call, place: Location = NOWHERE, factor: float = 1.0) -> bytes:
-    if link.now is link.later:  # in a later step `sequence` may be the number of another operation
+    if link.now is link.later:  # a later step: `link.sequence` may be another operation's
         return _ENTRY.pack(0, *call.record, *place, factor, 0)
     return _ENTRY.pack(link.sequence, *call.record, *place, factor, link.history)
 
