@@ -93,9 +93,13 @@ def run_info(arguments: argparse.Namespace) -> int:
     The command works alone, and under mpirun or srun as a job would be started.
     """
     _limit_threads()
+    if arguments.probe_gpu:  # its job of its own works only before MPI runs in this process
+        from mpiddp.bench import probe
+
+        probe.run()
     from mpiddp.training import info
 
-    return info.run(mpiddp.__version__, as_json=arguments.json, probe_gpu=arguments.probe_gpu)
+    return info.run(mpiddp.__version__, as_json=arguments.json)
 
 
 def run_where(arguments: argparse.Namespace) -> int:

@@ -38,10 +38,10 @@ def test_folders(tmp_path):
 
 
 BUDGET = {
-    "mpiddp": 923,
+    "mpiddp": 926,
     "mpiddp/algorithms": 2_750,
     "mpiddp/autograd": 799,
-    "mpiddp/bench": 1_132,
+    "mpiddp/bench": 1_272,
     "mpiddp/data": 1_245,
     "mpiddp/device": 459,
     "mpiddp/distributed": 1_846,
@@ -53,8 +53,8 @@ BUDGET = {
     "mpiddp/parallel": 1_720,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_401,
-    "mpiddp/training": 2_091,
-    "tests, all": 23_686,
+    "mpiddp/training": 1_909,
+    "tests, all": 23_700,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -22,6 +22,7 @@ import numpy as np
 
 import mpiddp.distributed as dist
 from mpiddp.algorithms import fallback, plan
+from mpiddp.device import download, placed
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.reduction import check, mpi_op
 from mpiddp.shm.eager import EagerBuffers
@@ -57,9 +58,6 @@ PERIOD = 1021
 """Length of the pattern of values. It is a prime, so that blocks begin at different positions of the pattern."""
 _SEED = 20_05
 _CHUNK = PERIOD * 64
-
-_NUMPY = {"exact_sum": "sum", "avg": "mean"}
-"""NumPy's functions for the reductions that have another name in NumPy."""
 
 
 def bus_factor(operation: str, size: int) -> float:
@@ -121,7 +119,7 @@ class Buffers:
         """Fill the input with this rank's pattern, and the output with wrong values."""
         if self.operation not in _ONE_ARRAY:
             self.output[...] = 101
-        block = _tile(pattern(self.rank, self.dtype), 0, min(_CHUNK, self.x.size))
+        block = placed(_tile(pattern(self.rank, self.dtype), 0, min(_CHUNK, self.x.size)), self.x)
         for start in range(0, self.x.size, _CHUNK):
             part = self.x[start : start + _CHUNK]
             part[...] = block[: part.size]
@@ -158,12 +156,13 @@ def pattern(rank: int, dtype: np.dtype[Any]) -> Array:
 
 def reduced(size: int, dtype: np.dtype[Any], op: str) -> Array:
     wide: Array = np.stack([pattern(rank, dtype) for rank in range(size)]).astype(_wide(dtype))
-    found = np.asarray(getattr(np, _NUMPY.get(op, op))(wide, axis=0))
-    return found.astype(dtype).astype(wide.dtype) if dtype.kind in "iu" else found  # sums of integers wrap
+    found: Array = getattr(np, reduce_op(op)._combining).reduce(wide, axis=0)
+    found = found / size if op == "avg" else found
+    return found.astype(dtype).astype(wide.dtype) if dtype.kind in "biu" else found  # sums of integers wrap
 
 
 def _wide(dtype: np.dtype[Any]) -> type:
-    return np.int64 if dtype.kind in "iu" else np.float64
+    return {"c": np.complex128, **dict.fromkeys("biu", np.int64)}.get(dtype.kind, np.float64)
 
 
 def _tile(values: Array, first: int, count: int) -> Array:
@@ -176,6 +175,7 @@ def count_mismatches(x: Array, values: Array, first: int = 0) -> int:
     The tolerance is the dtype's distance from 1 to the next number, times the value's magnitude plus 1. It allows for
     the rounding of an average, and is far smaller than the error of a missing contribution.
     """
+    x = download(x)
     block = _tile(values.astype(_wide(x.dtype)), first % PERIOD, min(_CHUNK, x.size))
     tolerance = _unit(x.dtype) * (np.abs(block) + 1)
     wrong = 0
@@ -189,7 +189,7 @@ def count_mismatches(x: Array, values: Array, first: int = 0) -> int:
 
 def _unit(dtype: np.dtype[Any]) -> float:
     """Return the distance from 1 to the next larger number; 0 for integers."""
-    if dtype.kind in "iu":
+    if dtype.kind in "biu":
         return 0.0
     return 2.0**-7 if dtype.name == "bfloat16" else float(np.finfo(dtype).eps)
 

@@ -24,8 +24,6 @@ from mpiddp.mpi import cuda_aware
 from mpiddp.mpi.world import World
 from mpiddp.shm import segment
 
-from . import probe
-from .options import UsageError
 from .ranks import gathered
 
 _TRIED_BYTES = (1 << 17, 1 << 20, 1 << 24)
@@ -92,16 +90,8 @@ def text(found: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"warning: {complaint}" for complaint in complaints(found))])
 
 
-def run(version: str, as_json: bool, probe_gpu: bool = False) -> int:
-    """Start MPI, print the description of the job, and return the exit code.
-
-    UsageError if ``probe_gpu`` is given in a job of several ranks, where the probe cannot start its own job.
-    """
-    if probe_gpu:  # the probe starts a job of its own, which works only before MPI runs in this process
-        announced = launchers.launch()
-        if announced is not None and announced.size > 1:
-            raise UsageError("--probe-gpu starts a job of its own: run it alone, without a launcher")
-        probe.run()
+def run(version: str, as_json: bool) -> int:
+    """Start MPI, print the description of the job, and return the exit code."""
     dist.init_process_group()
     found = collect(version) | {"ordinary_arrays": _ways()}
     if dist.get_rank() == 0:

@@ -7,12 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from mpiddp.bench import probe
+from mpiddp.bench.job import job as group
+from mpiddp.bench.operations import mpiddp
 from mpiddp.mpi import cuda_aware
 from mpiddp.mpi.cuda_aware import KINDS, Support, lowest
-from mpiddp.training import probe
+from mpiddp.training.ranks import of_any_rank
 
-KNOWN = "import json, os, signal, sys, time\nprint(json.dumps({'library': 'mpich-5.0.2-abc'}), flush=True)\n"
-SAYS = KNOWN + "print(json.dumps({'tries': 'a kind', 'nodes': 1}), flush=True)\n"
+BEGINS = "import os, signal, sys, time\nprint('probe\\'s nodes: one node', flush=True)\n"
+SAYS = BEGINS + "print('probe\\'s library: mpich-5.0.2-abc', flush=True)\n"
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +29,7 @@ def job(**scripts):
     return lambda kind: [sys.executable, "-c", scripts.get(kind, scripts["else_"])]
 
 
-RIGHT = SAYS + "print(json.dumps({'right': sys.argv}))"
+RIGHT = SAYS + "print('probe\\'s outcome: tried it', flush=True)\n"
 
 
 def test_success(cache):
@@ -46,8 +49,8 @@ def test_success(cache):
         (SAYS + "os.kill(os.getpid(), signal.SIGSEGV)", "a probe was ended by SIGSEGV"),
         (SAYS + "sys.exit('cuIpcOpen failed')", "a probe ended with exit code 1: cuIpcOpen failed"),
         (SAYS, "a probe ended with exit code 0: it said nothing"),
-        (SAYS + "print(json.dumps({'right': 1}), flush=True); os.abort()", "a probe was ended by SIGABRT"),
-        (SAYS + "print(json.dumps({'wrong': 'Iallreduce of 1 int64 on rank 1'}))", "wrong values: Iallreduce of 1 int"),
+        (RIGHT + "os.abort()", "a probe was ended by SIGABRT"),
+        (SAYS + "print('probe\\'s outcome: got wrong values: a reduce')", "got wrong values: a reduce (2 ranks on one"),
         ("print('[1,2]\\nnoise {')\n" + SAYS + "sys.exit(3)", "exit code 3"),
     ],
 )
@@ -83,12 +86,26 @@ def _alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(("kind", "named"), [("point_to_point", "all_to_all_list"), ("collectives", "reduce_scatter")])
+def test_a_wrong_result_is_named(kind, named, monkeypatch):
+    def bad(buffers, algorithm):
+        return (lambda: None) if buffers.operation == named else mpiddp(buffers)
+
+    monkeypatch.setattr(probe, "_ARRAYS", [(3001, "int32"), (3001, "complex64"), (200_003, "bool")])
+    with group():
+        assert probe.wrong(kind) is None
+        monkeypatch.setattr(probe, "mpiddp", bad)
+        assert (of_any_rank(probe.wrong(kind)) or "").startswith(f"{named} (sum) of ")
+
+
 @pytest.mark.parametrize(
     ("script", "why"),
     [
         ("import sys; sys.exit('no MPI library')", "it ended with exit code 1: no MPI library"),
-        (KNOWN + "print(json.dumps({'fault': 'CuPy is not installed'})); sys.exit(1)", "CuPy is not installed"),
-        (KNOWN + "sys.exit('no memory for a board')", "it ended with exit code 1: no memory for a board"),
+        ("print('probe\\'s fault: CuPy is not installed')", "could not do it: CuPy is not installed"),
+        (BEGINS + "sys.exit('no memory for a board')", "it ended with exit code 1: no memory for a board"),
     ],
 )
 def test_a_job_that_tried_nothing_has_no_outcome(script, why, cache):
