@@ -41,7 +41,7 @@ BUDGET = {
     "mpiddp": 926,
     "mpiddp/algorithms": 2_750,
     "mpiddp/autograd": 799,
-    "mpiddp/bench": 1_272,
+    "mpiddp/bench": 1_241,
     "mpiddp/data": 1_245,
     "mpiddp/device": 459,
     "mpiddp/distributed": 1_846,
@@ -54,7 +54,7 @@ BUDGET = {
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_401,
     "mpiddp/training": 1_909,
-    "tests, all": 23_700,
+    "tests, all": 23_710,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

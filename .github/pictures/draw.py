@@ -67,11 +67,9 @@ def draw_all_reduce(result: Path) -> None:
     document = json.loads(result.read_text())
     figure, axes = new_figure(4.2)
     for name, colour in COLOURS.items():
-        for series in document["series"]:
-            if series["name"] == name:
-                points = [(point["size_bytes"], point["median_s"] * 1e6) for point in series["points"]]
-                style = "--" if name == "memcpy" else "-"
-                axes.plot(*zip(*points, strict=True), style, color=colour, marker="o", markersize=3, label=NAMES[name])
+        points = [(row["size_bytes"], row["median_s"] * 1e6) for row in document["rows"] if row["name"] == name]
+        style = "--" if name == "memcpy" else "-"
+        axes.plot(*zip(*points, strict=True), style, color=colour, marker="o", markersize=3, label=NAMES[name])
     ticks = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20]
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, ["8 B", "64 B", "512 B", "4 KiB", "32 KiB", "256 KiB", "2 MiB", "16 MiB"])

@@ -8,26 +8,24 @@ The column mpi4py shows MPI's default algorithm. MPICH's release_gather is not t
 
 import argparse
 import statistics
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from . import operations
 from .cli import ALL, OPERATIONS
 from .job import Bench, dtype, job, symmetric
-from .operations import REDUCING, Buffers, Contender, check_reduction, new_series
-from .results import Point, Series, format_size
+from .operations import REDUCING, Buffers, Contender, bus_factor, check_reduction
+from .results import Point, format_size
 from .timing import BUDGET_S, Call, Way
 
-SYMMETRIC = "symmetric"
-OURS = ("mpiddp", SYMMETRIC)
+OURS, SYMMETRIC = "mpiddp", "mpiddp symmetric"
 RATIOS = (
-    ("mpi4py", "mpiddp"),
+    ("mpi4py", OURS),
     ("mpi4py", SYMMETRIC),
     (SYMMETRIC, "memcpy"),
-    ("gloo", "mpiddp"),
+    ("gloo", OURS),
     ("gloo", SYMMETRIC),
     ("gloo", "torch"),
 )
@@ -38,11 +36,6 @@ _SLOWER, _SLOWER_S = 1.1, 3e-6
 """An operation counts as slower than MPI's if its time is above `_SLOWER` times MPI's time plus `_SLOWER_S` seconds."""
 
 
-class Measured(NamedTuple):
-    point: Point
-    rounds: list[float]
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Run the comparison, and return the exit code: 1 if a result was wrong, else 0."""
     compared = OPERATIONS if arguments.operation == ALL else (arguments.operation,)
@@ -51,79 +44,76 @@ def run(arguments: argparse.Namespace) -> int:
     with job() as here:
         here.describe()
         found = [
-            *(Contender(name, operations.mpiddp, symmetric=name == SYMMETRIC) for name in OURS),
+            *(Contender(name, operations.mpiddp, symmetric=name == SYMMETRIC) for name in (OURS, SYMMETRIC)),
             Contender("mpi4py", lambda b: operations.mpi4py(b, here.comm)),
             Contender("memcpy", lambda b: operations.memcpy(b, here.comm)),
         ]
         torch = here.torch() if arguments.torch else None
         if torch is not None:
             found += torch.contenders
-        series = []
+        points: list[Point] = []
         for operation in compared:
             arguments.operation = operation
-            series += _compare(here, found, arguments)
+            points += _compare(here, found, arguments)
         wrong = Counter[str]()
-        for each in series:
-            wrong[each.name] += sum(point.wrong or 0 for point in each.points)
+        for point in points:
+            wrong[point.name] += point.wrong or 0
         found_wrong = ", ".join(f"{name} {count} FAILED" for name, count in wrong.items() if count)
         here.say(f"# Wrong values: {found_wrong or '0 OK'}")
 
-        slower, rows = count_slower(series)
+        slower, rows = count_slower(points)
         here.say(f"# Slower than MPI in {slower} of {rows} rows: more than {_SLOWER} of mpi4py's time + 3 us")
         if torch is not None:
             torch.close()
-        here.write(arguments.json, "compare", series)
+        here.write(arguments.json, "compare", points)
     return int(any(wrong.values()))
 
 
-def _compare(here: Bench, found: list[Contender], arguments: argparse.Namespace) -> list[Series]:
-    operation = arguments.operation
+def _compare(here: Bench, found: list[Contender], arguments: argparse.Namespace) -> Iterator[Point]:
     names = [each.name for each in found]
-    titles = [f"mpiddp {SYMMETRIC}" * (name == SYMMETRIC) or name for name in names]
-    series = {name: new_series(title, here.size, arguments) for name, title in zip(names, titles, strict=True)}
     ratios = [pair for pair in RATIOS if set(pair) <= set(names)]
-    redop = f" {arguments.op}" * (operation in REDUCING)
-    here.say(f"# {operation}{redop} of {arguments.dtype}, written anew before each call; median time of the slowest")
+    redop = f" {arguments.op}" * (arguments.operation in REDUCING)
+    operation = f"{arguments.operation}{redop} of {arguments.dtype}"
+    here.say(f"# {operation}, written anew before each call; median time of the slowest")
     here.say("# rank in us, then ratios of times")
-    here.say(_line("size", names, [f"{slow}/{fast}" for slow, fast in ratios], "algorithm"))
+    titles = {name: name.removeprefix("mpiddp ") for name in names}
+    here.say(_line("size", titles.values(), [f"{titles[slow]}/{titles[fast]}" for slow, fast in ratios], "algorithm"))
     for measured in measure(here, found, arguments):
-        for name, each in measured.items():
-            series[name].points.append(each.point)
-        times = [f"{measured[name].point.median_s * 1e6:.1f}" if name in measured else "-" for name in names]
+        yield from measured.values()
+        times = [f"{measured[name].median_s * 1e6:.1f}" if name in measured else "-" for name in names]
         quotients = [_ratio(measured, *pair) for pair in ratios]
-        ours = measured["mpiddp"].point
+        ours = measured[OURS]
         here.say(_line(format_size(ours.size_bytes), times, quotients, ours.algorithm))
-    return [each for each in series.values() if each.points]
 
 
-def count_slower(series: list[Series]) -> tuple[int, int]:
+def count_slower(points: list[Point]) -> tuple[int, int]:
     """Return the number of rows in which mpiddp is slower on ordinary arrays than mpi4py, and that of rows with both.
 
     A row is an operation and a size.
     """
-    times: defaultdict[str, dict[tuple[str, int], float]] = defaultdict(dict)
-    for each in series:
-        times[each.name] |= {(each.operation, point.size_bytes): point.median_s for point in each.points}
-    ours, theirs = times["mpiddp"], times["mpi4py"]
+    ours, theirs = (
+        {(point.operation, point.size_bytes): point.median_s for point in points if point.name == name}
+        for name in (OURS, "mpi4py")
+    )
     both = ours.keys() & theirs.keys()
     return sum(ours[row] > _SLOWER * theirs[row] + _SLOWER_S for row in both), len(both)
 
 
-def _line(size: str, times: list[str], ratios: list[str], algorithm: str) -> str:
+def _line(size: str, times: Iterable[str], ratios: list[str], algorithm: str) -> str:
     cells = [size.rjust(8), *(time.rjust(12) for time in times), *(ratio.rjust(18) for ratio in ratios)]
     return f"{''.join(cells)}  {algorithm}"
 
 
-def _ratio(measured: dict[str, Measured], slow: str, fast: str) -> str:
+def _ratio(measured: dict[str, Point], slow: str, fast: str) -> str:
     if slow not in measured or fast not in measured:
         return "-"
-    pairs = zip(measured[slow].rounds, measured[fast].rounds, strict=True)
+    pairs = zip(measured[slow].rounds_s, measured[fast].rounds_s, strict=True)
     return f"{statistics.median(one / other for one, other in pairs):.2f}"
 
 
 def measure(
     here: Bench, contenders: list[Contender], arguments: argparse.Namespace, budget_s: float = BUDGET_S
-) -> Iterator[dict[str, Measured]]:
+) -> Iterator[dict[str, Point]]:
     """Yield, for each size, the times of each contender by name. All ranks call this together.
 
     The contenders take turns. One further call of each, apart from memcpy, checks its result.
@@ -159,14 +149,16 @@ def measure(
         }
 
 
-def _checked(here: Bench, contender: Contender, buffers: Buffers, call: Call, turns: list[list[float]]) -> Measured:
+def _checked(here: Bench, contender: Contender, b: Buffers, call: Call, turns: list[list[float]]) -> Point:
     name, wrong = contender.name, None
     if name != "memcpy":
-        buffers.fill()
+        b.fill()
         call()
-        wrong = here.comm.allreduce(buffers.count_wrong(spoils_inputs=name == "gloo"))
+        wrong = here.comm.allreduce(b.count_wrong(spoils_inputs=name == "gloo"))
     medians = [statistics.median(each) for each in turns]
     seconds = [second for each in turns for second in each]
-    times = statistics.median(medians), min(seconds), max(seconds)
-    algorithm = operations.algorithm_of(buffers, contender.algorithm) if name in OURS else ""
-    return Measured(Point(buffers.total_bytes, buffers.count, *times, len(seconds), algorithm, wrong), medians)
+    median, op = statistics.median(medians), b.op if b.operation in REDUCING else "none"
+    rate = b.total_bytes / median * bus_factor(b.operation, here.size)
+    algorithm = operations.algorithm_of(b, contender.algorithm) if name.startswith(OURS) else ""
+    what = name, b.operation, b.dtype.name, op, here.size, b.total_bytes, b.count
+    return Point(*what, median, min(seconds), max(seconds), medians, len(seconds), rate, algorithm, wrong)

@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
             here.say(network.ljust(12) + "".join(cell.rjust(12) for cell in cells))
         if theirs is not None:
             theirs.close()
-        here.write(arguments.json, "ddp", rows=rows)
+        here.write(arguments.json, "ddp", rows)
     return 0
 
 

@@ -60,11 +60,11 @@ class Bench:
         }
         self.say(header(self._described))
 
-    def write(self, path: Path | None, kind: str, series: Sequence[results.Series] = (), **more: Any) -> None:
+    def write(self, path: Path | None, kind: str, rows: Sequence[results.Point | dict[str, Any]]) -> None:
         """Write the results on rank 0 if ``path`` is given. If that fails, all ranks raise the UsageError."""
         if path is not None:
             first, described = self.rank == 0, self._described
-            raise_on_all_ranks(lambda: results.write(path, kind, described, series, **more) if first else None)
+            raise_on_all_ranks(lambda: results.write(path, kind, described, rows) if first else None)
 
     def torch(self) -> Any:
         """Return a `with_torch.Torchs`. If a rank has no torch, print that and return None. All ranks call this."""

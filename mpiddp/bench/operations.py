@@ -13,7 +13,6 @@ https://github.com/NVIDIA/nccl-tests: doc/PERFORMANCE.md, and the functions ``Ge
 
 from __future__ import annotations
 
-import argparse
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -29,7 +28,6 @@ from mpiddp.shm.eager import EagerBuffers
 from mpiddp.training.options import refusing
 from mpiddp.typing import Array
 
-from .results import Series
 from .timing import Call
 
 Allocate = Callable[[int, np.dtype[Any]], Array]
@@ -202,12 +200,6 @@ def check_reduction(operation: str, op: str, dtype: np.dtype[Any]) -> None:
     if operation in REDUCING:
         with refusing(f"--op {op} --dtype {dtype.name}: ", TypeError):
             check(dtype, reduce_op(op))
-
-
-def new_series(name: str, ranks: int, arguments: argparse.Namespace) -> Series:
-    operation = arguments.operation
-    op = arguments.op if operation in REDUCING else "none"
-    return Series(name, operation, arguments.dtype, op, ranks, bus_factor(operation, ranks), [])
 
 
 class Contender(NamedTuple):

@@ -1,30 +1,40 @@
 """``plot``: draw the results of benchmarks with matplotlib. It needs no MPI."""
 
 import argparse
-from collections.abc import Iterator
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpiddp.training.options import UsageError, refusing
 
-from . import results
-from .results import format_size
+from .results import FORMAT, format_size
 
 
 class Panel(NamedTuple):
     title: str
-    x_label: str
-    y_label: str
-    lines: dict[str, dict[Any, float]]
-    """The name of each line, with its points: y for each x."""
+    x: str
+    y: str
 
 
-_STEPS = ("alone", "ddp", "exposed", "torch", "torch-alone", "on-mpiddp", "in-ours")
-# For each kind of result that has rows: the title, the key of x in a row, the label of y, the factor of y, and the
-# columns to draw.
-_ROWS: dict[str, tuple[str, str, str, float, tuple[str, ...]]] = {
-    "ddp": ("DDP: a training step", "network", "time (ms)", 1e3, _STEPS),
-    "train": ("Training: samples a second", "ranks", "samples a second", 1, ("samples_per_s",)),
+Lines = Mapping[str, dict[Any, float]]
+"""The name of each line, with its points: y for each x."""
+
+_OPERATION = "{operation} {op} of {dtype}, {ranks} ranks"
+_OPERATIONS = [
+    (Panel(f"Latency: {_OPERATION}", "size_bytes", "time (us)"), 1e6, "median_s", "{name}"),
+    (Panel(f"Bus bandwidth: {_OPERATION}", "size_bytes", "GB/s"), 1e-9, "bus_bandwidth", "{name}"),
+]
+_STEPS = "alone ddp exposed torch torch-alone on-mpiddp in-ours"
+_RATES = Panel("Training: samples a second", "ranks", "samples a second")
+# The panels for each kind of result. Each has the factor of y, the columns of a row to draw, and the name of a line.
+_PANELS: dict[str, list[tuple[Panel, float, str, str]]] = {
+    "sweep": _OPERATIONS,
+    "compare": _OPERATIONS,
+    "ddp": [(Panel("DDP: a training step", "network", "time (ms)"), 1e3, _STEPS, "{column}")],
+    "train": [(_RATES, 1, "samples_per_s", "{network}, {scaling}")],
 }
 
 
@@ -39,56 +49,46 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def panels(paths: list[Path]) -> list[Panel]:
-    """Return the panels that show the results in the files. With several files, names of lines end with the file's."""
-    found: dict[str, Panel] = {}
+def panels(paths: list[Path]) -> Mapping[Panel, Lines]:
+    """Return the panels that show the results in the files. With several files, names of lines end with the file's.
+
+    UsageError for a file that no benchmark has written.
+    """
+    found: defaultdict[Panel, defaultdict[str, dict[Any, float]]] = defaultdict(lambda: defaultdict(dict))
     for path in paths:
-        mark = f" ({path.stem})" if len(paths) > 1 else ""
-        for title, x_label, y_label, lines in _of_file(path):
-            panel = found.setdefault(title, Panel(title, x_label, y_label, {}))
-            for name, points in lines.items():
-                # Files of `bench train` add their points to the same line, because each may cover other numbers of
-                # ranks.
-                panel.lines.setdefault(name if x_label == "ranks" else name + mark, {}).update(points)
-    return list(found.values())
+        no_result = refusing(f"{path} is no file of a benchmark's --json FILE: ", ValueError, KeyError, TypeError)
+        with refusing("cannot read ", OSError), no_result:
+            document = json.loads(path.read_text())
+            if document["format"] != FORMAT:
+                raise ValueError(f"it has the format {document['format']!r}, this version reads {FORMAT!r}")
+            # Files of `bench train` add their points to the same line, because each may cover other numbers of ranks.
+            mark = f" ({path.stem})" if len(paths) > 1 and document["kind"] != "train" else ""
+            for row, (panel, factor, columns, name) in product(document["rows"], _PANELS[document["kind"]]):
+                shown = panel._replace(title=panel.title.format(**row).replace(" none", ""))
+                for column in columns.split():
+                    if row[panel.x] and column in row:  # a barrier has no size
+                        found[shown][name.format(column=column, **row) + mark][row[panel.x]] = factor * row[column]
+    return found
 
 
-def _of_file(file: Path) -> Iterator[Panel]:
-    document, series = results.read(file)
-    if document["kind"] in _ROWS:
-        title, x, y, factor, columns = _ROWS[document["kind"]]
-        for row in document["rows"]:
-            for column in columns:
-                if column in row:
-                    name = f"{row['network']}, {row['scaling']}" if "scaling" in row else column
-                    yield Panel(title, x, y, {name: {row[x]: factor * row[column]}})
-    for each in series:
-        if len(each.points) > 1:
-            title = f"{each.operation} {each.op} of {each.dtype}, {each.ranks} ranks".replace(" none", "")
-            times = {point.size_bytes: point.median_s * 1e6 for point in each.points}
-            rates = {point.size_bytes: each.bus_bandwidth(point) / 1e9 for point in each.points}
-            yield Panel(f"Latency: {title}", "size (bytes)", "time (us)", {each.name: times})
-            yield Panel(f"Bus bandwidth: {title}", "size (bytes)", "GB/s", {each.name: rates})
-
-
-def draw(found: list[Panel], path: Path) -> None:
+def draw(found: Mapping[Panel, Lines], path: Path) -> None:
     """Draw the panels, two in a row, into a file. UsageError without matplotlib, or if the file cannot be written."""
     with refusing("plot needs matplotlib (", ImportError, after="): pip install 'mpiddp[plot]'"):
         from matplotlib.figure import Figure
     rows = -(-len(found) // 2)
     figure = Figure(figsize=(12, 4.4 * rows), layout="constrained")
     axes = list(figure.subplots(rows, 2, squeeze=False).flat)
-    for each, panel in zip(axes, found, strict=False):
-        for name, points in panel.lines.items():
+    for each, (panel, lines) in zip(axes, found.items(), strict=False):
+        for name, points in lines.items():
             x = sorted(points)
-            style = "none" if panel.x_label == "network" else "-"
+            style = "none" if panel.x == "network" else "-"
             each.plot(x, [points[value] for value in x], linestyle=style, marker="o", markersize=4, label=name)
-        if panel.x_label.startswith("size"):
+        if panel.x == "size_bytes":
             each.set_xscale("log", base=2)
             each.xaxis.set_major_formatter(lambda value, _: format_size(int(value)))
-        if panel.y_label.startswith("time"):
+        if panel.y.startswith("time"):
             each.set_yscale("log")
-        each.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+        each.set(title=panel.title, xlabel=panel.x.replace("_bytes", " (bytes)"), ylabel=panel.y)
         each.grid(color="0.9")
         each.legend(frameon=False, fontsize="small")
     for each in axes[len(found) :]:

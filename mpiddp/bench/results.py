@@ -1,4 +1,4 @@
-"""Results of benchmarks: sizes in bytes, series of measured points, and the JSON files that hold them.
+"""Results of benchmarks: sizes in bytes, measured points, and the JSON files that hold them.
 
 The module imports only the standard library and `UsageError`, so that the command line and `plot` need no MPI.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from mpiddp.training.options import UsageError
 
-FORMAT = "mpiddp-bench/1"
+FORMAT = "mpiddp-bench/2"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -68,61 +68,35 @@ def size_range(begin: int, end: int, factor: float) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """The measured times of an operation at one size, in seconds."""
+    """The measured times of a contender's operation at one size, in seconds: a row of a result file."""
 
+    name: str
+    """The name of the contender."""
+    operation: str
+    dtype: str
+    op: str
+    ranks: int
     size_bytes: int
     count: int
     median_s: float
     min_s: float
     max_s: float
+    rounds_s: list[float]
+    """The median time of each round."""
     iterations: int
+    bus_bandwidth: float
+    """The bandwidth of the busiest link in bytes per second."""
     algorithm: str = ""
     wrong: int | None = None
     """Number of wrong elements in the results of all ranks; None if the results were not checked."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Series:
-    """The points of one contender for one operation. Bandwidths are in bytes per second."""
-
-    name: str
-    operation: str
-    dtype: str
-    op: str
-    ranks: int
-    bus_factor: float
-    points: list[Point]
-
-    def algorithm_bandwidth(self, point: Point) -> float:
-        return point.size_bytes / point.median_s
-
-    def bus_bandwidth(self, point: Point) -> float:
-        return self.algorithm_bandwidth(point) * self.bus_factor
-
-
-def write(path: Path, kind: str, environment: dict[str, Any], series: Sequence[Series], **more: Any) -> None:
-    """Write a result file, completely or not at all. ``more`` holds entries that only one kind of benchmark has."""
-    document = {"format": FORMAT, "kind": kind, "environment": environment, **more}
-    document["series"] = [dataclasses.asdict(each) for each in series]
+def write(path: Path, kind: str, environment: dict[str, Any], rows: Sequence[Point | dict[str, Any]]) -> None:
+    """Write a result file, completely or not at all."""
+    document = {"format": FORMAT, "kind": kind, "environment": environment, "rows": rows}
     from mpiddp.serialization import write_atomically  # this module imports NumPy
 
     try:
-        write_atomically(path, (json.dumps(document, indent=1) + "\n").encode())
+        write_atomically(path, (json.dumps(document, indent=1, default=dataclasses.asdict) + "\n").encode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
-
-
-def read(path: Path) -> tuple[dict[str, Any], list[Series]]:
-    """Return the whole document of a result file, and its series; UsageError if `write` has not made the file."""
-    try:
-        document = json.loads(path.read_text())
-        if document["format"] != FORMAT:
-            raise UsageError(f"{path} has the format {document['format']!r}, this version reads {FORMAT!r}")
-        series = [
-            Series(**{**each, "points": [Point(**point) for point in each["points"]]}) for each in document["series"]
-        ]
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is no file of a benchmark's --json FILE ({error!r})") from error
-    return document, series

@@ -1,14 +1,15 @@
 """``bench OPERATION``: time and bandwidth of one operation against size, in the columns of nccl-tests."""
 
 import argparse
+import statistics
 
 from mpiddp.training.options import refusing
 
 from . import operations
 from .compare import measure
 from .job import dtype, job
-from .operations import ROOTED, Contender, check_reduction, new_series
-from .results import Point, Series
+from .operations import ROOTED, Contender, check_reduction
+from .results import Point
 
 _HEAD = (
     "#       size       count       type    redop  root       time        min        max    algbw    busbw  #wrong"
@@ -26,29 +27,29 @@ def run(arguments: argparse.Namespace) -> int:
         here.say(_HEAD)
         asked = None if arguments.algorithm == "auto" else arguments.algorithm
         name = "mpiddp" + " symmetric" * arguments.symmetric + f" {asked}" * (asked is not None)
-        series = new_series(name, here.size, arguments)
-        contender = Contender("mpiddp", lambda b: operations.mpiddp(b, asked), asked, bool(arguments.symmetric))
+        contender = Contender(name, lambda b: operations.mpiddp(b, asked), asked, bool(arguments.symmetric))
+        points: list[Point] = []
         with refusing(f"--algorithm {arguments.algorithm}: ", ValueError):
             for measured in measure(here, [contender], arguments):
-                series.points.append(measured["mpiddp"].point)
-                here.say(_row(series, series.points[-1]))
-        here.say(_footer(series))
-        here.write(arguments.json, "sweep", [series])
-    return int(any(point.wrong for point in series.points))
+                points += measured.values()
+                here.say(_row(points[-1]))
+        here.say(_footer(points))
+        here.write(arguments.json, "sweep", points)
+    return int(any(point.wrong for point in points))
 
 
-def _row(series: Series, point: Point) -> str:
-    root = 0 if series.operation in ROOTED else -1
-    algorithm, bus = series.algorithm_bandwidth(point) / 1e9, series.bus_bandwidth(point) / 1e9
+def _row(point: Point) -> str:
+    root = 0 if point.operation in ROOTED else -1
+    rates = point.size_bytes / point.median_s / 1e9, point.bus_bandwidth / 1e9
     return (
-        f"{point.size_bytes:12}{point.count:12}{series.dtype:>11}{series.op:>9}{root:6}"
+        f"{point.size_bytes:12}{point.count:12}{point.dtype:>11}{point.op:>9}{root:6}"
         f"{point.median_s * 1e6:11.2f}{point.min_s * 1e6:11.2f}{point.max_s * 1e6:11.2f}"
-        f"{algorithm:9.2f}{bus:9.2f}{point.wrong!s:>8}{point.algorithm:>17}"
+        f"{rates[0]:9.2f}{rates[1]:9.2f}{point.wrong!s:>8}{point.algorithm:>17}"
     )
 
 
-def _footer(series: Series) -> str:
-    wrong = sum(point.wrong or 0 for point in series.points)
-    average = sum(series.bus_bandwidth(point) for point in series.points) / len(series.points)
+def _footer(points: list[Point]) -> str:
+    wrong = sum(point.wrong or 0 for point in points)
+    average = statistics.mean(point.bus_bandwidth for point in points)
     verdict = f"# Wrong values       : {wrong} {'FAILED' if wrong else 'OK'}"
     return f"{verdict}\n# Avg bus bandwidth  : {average / 1e9:.4g} GB/s"

@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
             if team.clock is not None:
                 team.clock.close()
                 dist.destroy_process_group(team.group)
-        here.write(arguments.json, "train", rows=rows)
+        here.write(arguments.json, "train", rows)
     return 0
 
 

@@ -19,13 +19,13 @@ from mpiddp.mpi.link import Link
 from mpiddp.shm.eager import EagerBuffers
 from mpiddp.training.options import UsageError
 
-from .compare import SYMMETRIC, measure
+from .compare import measure
 from .job import Bench, job
 from .operations import Contender, mpiddp
 from .results import format_size
 
 _BUDGET_S = 0.025
-KINDS = ("ordinary", SYMMETRIC)
+KINDS = ("ordinary", "symmetric")
 _LEAD = 1.05
 """An algorithm has to be this many times as fast as the built-in choices; a smaller gain may be chance."""
 
@@ -71,7 +71,7 @@ def _tune(here: Bench, operation: str, arguments: argparse.Namespace) -> tuple[s
     here.say(f"# {operation}: us on ordinary/symmetric arrays; * marks the choice of the built-in table")
     here.say("#".ljust(8) + "".join(name.rjust(20) for name in names))
     contenders = [
-        Contender(f"{kind} {name}", functools.partial(mpiddp, algorithm=name), name, kind == SYMMETRIC)
+        Contender(f"{kind} {name}", functools.partial(mpiddp, algorithm=name), name, kind == "symmetric")
         for name in names
         for kind in KINDS
     ]
@@ -79,9 +79,9 @@ def _tune(here: Bench, operation: str, arguments: argparse.Namespace) -> tuple[s
     measured: dict[int, Seconds] = {}
     table: dict[int, str] = {}
     for found in measure(here, contenders, arguments, _BUDGET_S):
-        size = found[contenders[0].name].point.size_bytes
+        size = found[contenders[0].name].size_bytes
         table[size] = plan.algorithm_of(operation, link, size)
-        plain, there = ([found[f"{kind} {name}"].point.median_s for name in names] for kind in KINDS)
+        plain, there = ([found[f"{kind} {name}"].median_s for name in names] for kind in KINDS)
         measured[size] = dict(zip(names, zip(plain, there, strict=True), strict=True))
         cells = [
             f"{'*' * (name == table[size])}{one * 1e6:.1f}/{other * 1e6:.1f}"

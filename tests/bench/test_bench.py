@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import json
 import time
 
 import numpy as np
@@ -137,12 +138,13 @@ def test_result_file(here, operation, tmp_path, capsys):
     begin = [] if operation == "barrier" else ["-b", "1", "-e", "1000"]
     assert sweep.run(options(operation, *begin, "-n", "3", "--json", str(file))) == 0
     if here.rank == 0:
-        document, (series,) = results.read(file)
-        assert document["environment"]["ranks"] == series.ranks == here.size
+        document = json.loads(file.read_text())
+        points = [results.Point(**row) for row in document["rows"]]
+        assert {document["environment"]["ranks"], *(point.ranks for point in points)} == {here.size}
         sizes = [0] if operation == "barrier" else [4 * here.size, 1000 // 4 // here.size * 4 * here.size]
-        assert [point.size_bytes for point in series.points] == sizes
-        assert all(0 < point.min_s <= point.median_s <= point.max_s for point in series.points)
-        assert all(point.wrong == 0 and point.iterations == 3 for point in series.points)
+        assert [point.size_bytes for point in points] == sizes
+        assert all(0 < point.min_s <= point.median_s <= point.max_s for point in points)
+        assert all(point.wrong == 0 and point.iterations == 3 for point in points)
 
 
 def test_file_that_cannot_be_written_is_an_error_on_all_ranks(here, capsys):
@@ -204,7 +206,10 @@ def lines(here, capsys):
 def test_tune_prints_a_line_that_can_be_set(here, lines, monkeypatch, choose):
     def ring_is_best(here, contenders, arguments, *limits):
         times = {each.name: 1.0 if each.algorithm == "ring" else 2.0 for each in contenders}
-        yield {name: compare.Measured(results.Point(1024, 256, s, s, s, 1), [s]) for name, s in times.items()}
+        yield {
+            name: results.Point(name, arguments.operation, "float32", "sum", here.size, 1024, 256, s, s, s, [s], 1, 1.0)
+            for name, s in times.items()
+        }
 
     monkeypatch.setattr(tune, "measure", ring_is_best)
     line = lines()[-1].rpartition("MPIDDP_ALGORITHM=")[2]
@@ -230,10 +235,10 @@ def test_tune_measures_every_candidate_and_marks_the_tables(here, lines):
 
 
 def test_a_row_is_slower_beyond_a_tenth_and_three_microseconds():
-    def series(name, operation, *microseconds):
-        points = [results.Point(8**size, 1, each * 1e-6, 0, 0, 1) for size, each in enumerate(microseconds)]
-        return results.Series(name, operation, "float32", "sum", 2, 1.0, points)
+    def points(name, operation, *microseconds):
+        for size, us in enumerate(microseconds):
+            yield results.Point(name, operation, "float32", "sum", 2, 8**size, 1, us * 1e-6, 0, 0, [], 1, 1.0)
 
-    theirs = [series("mpi4py", "reduce", 1, 1, 100, 100), series("mpi4py", "gather", 1)]
-    ours = [series("mpiddp", "reduce", 4, 4.2, 112, 114), series("mpiddp", "scatter", 9)]
-    assert compare.count_slower([*ours, *theirs, series("mpiddp symmetric", "reduce", 99)]) == (2, 4)
+    theirs = [*points("mpi4py", "reduce", 1, 1, 100, 100), *points("mpi4py", "gather", 1)]
+    ours = [*points("mpiddp", "reduce", 4, 4.2, 112, 114), *points("mpiddp", "scatter", 9)]
+    assert compare.count_slower([*ours, *theirs, *points("mpiddp symmetric", "reduce", 99)]) == (2, 4)

@@ -22,8 +22,8 @@ def test_beside_torch(tmp_path):
         f"compare -b 8 -e 512 --rounds 1 -n 2 --json {compared}",
         f"ddp --batch 2 --rounds 1 -n 1 --json {trained}",
     )
-    names = [series["name"] for series in json.loads(compared.read_text())["series"]]
-    assert names == ["mpiddp", "mpiddp symmetric", "mpi4py", "memcpy", "gloo", "torch"]
+    names = dict.fromkeys(row["name"] for row in json.loads(compared.read_text())["rows"])
+    assert [*names] == ["mpiddp", "mpiddp symmetric", "mpi4py", "memcpy", "gloo", "torch"]
     head = next(line for line in done.stdout.splitlines() if line.split()[:1] == ["size"])
     assert "gloo/mpiddp" in head and "gloo/torch" in head, done
     assert "# Wrong values: 0 OK" in done.stdout, done

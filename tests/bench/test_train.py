@@ -1,8 +1,10 @@
 """Steps of training on teams of ranks."""
 
+import json
+
 import pytest
 
-from mpiddp.bench import results, train
+from mpiddp.bench import train
 from mpiddp.training.config import UsageError
 
 from .test_bench import here, options
@@ -18,7 +20,7 @@ def test_train_shares_the_strong_batch_and_multiplies_the_weak_one(here, monkeyp
     given = ("train", "--strong-batch", "9", "--weak-batch", "3", "-n", "2", "--json", str(file))
     assert train.run(options(*given)) == 0
     if here.rank == 0:
-        rows = results.read(file)[0]["rows"]
+        rows = json.loads(file.read_text())["rows"]
         teams = {1: [1], 2: [1, 2], 3: [1, 2, 3], 4: [1, 2, 4]}[here.size]
         expected = [("strong", team, 9 // team) for team in teams] + [("weak", team, 3) for team in teams]
         assert [(row["scaling"], row["ranks"], row["batch"]) for row in rows] == expected
