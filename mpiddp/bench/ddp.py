@@ -62,22 +62,29 @@ class Ours:
             NETWORKS[network](), process_group=process_group, virtual_ranks=virtual_ranks
         )
         self._optimizer = optim.SGD(self.model.parameters(), lr=0.01, momentum=0.5)
-        self._batch = batch
+        self.batch = batch
+        self.exposed_s: list[float] = []
+        """The seconds of each step in which backward only waited."""
 
     def step(self) -> None:
+        waited_s = self.model.exposed_s
+        self._step()
+        self.exposed_s.append(self.model.exposed_s - waited_s)
+
+    def _step(self) -> None:
         self._optimizer.zero_grad()
-        F.nll_loss(self.model(self._batch.images), self._batch.labels).backward()
+        F.nll_loss(self.model(self.batch.images), self.batch.labels).backward()
         self._optimizer.step()
 
     def alone(self) -> None:
         """Make a step whose gradients are not sent to other ranks."""
         with self.model.no_sync():
-            self.step()
+            self._step()
 
     def virtual(self) -> None:
         """Make a step with virtual ranks. This rank has one of them, so it runs one micro-batch."""
         with self.model.micro_batch(self.model.own_virtual_ranks[0], 0):
-            F.nll_loss(self.model(self._batch.images), self._batch.labels).backward()
+            F.nll_loss(self.model(self.batch.images), self.batch.labels).backward()
         self._optimizer.step()
 
 
@@ -106,24 +113,17 @@ def run(arguments: argparse.Namespace) -> int:
 def _measure(here: Bench, network: str, arguments: argparse.Namespace, theirs: Any) -> dict[str, float]:
     batch = Batch.of(here.rank, arguments.batch)
     ours, virtual = Ours(network, batch), Ours(network, batch, virtual_ranks=here.size)
-    exposed: list[float] = []
-
-    def step() -> None:
-        waited_s = ours.model.exposed_s
-        ours.step()
-        exposed.append(ours.model.exposed_s - waited_s)
-
-    calls: dict[str, Callable[[], object]] = {"alone": ours.alone, "ddp": step, "virtual": virtual.virtual}
+    calls: dict[str, Callable[[], object]] = {"alone": ours.alone, "ddp": ours.step, "virtual": virtual.virtual}
     if theirs is not None:
         calls |= theirs.train_steps(network, batch)
     for call in calls.values():
         here.clock.each(call, 3)
-    exposed.clear()
+    ours.exposed_s.clear()
     took = here.clock.take_turns(
         {name: Way(call, arguments.iterations) for name, call in calls.items()}, arguments.rounds
     )
     row = {name: statistics.median(second for turn in turns for second in turn) for name, turns in took.items()}
-    row["exposed"] = statistics.median(exposed)
+    row["exposed"] = statistics.median(ours.exposed_s)
     for ratio in _ADDED:
         one, _, other = ratio.partition("/")
         if other in row:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 import mpiddp.distributed as dist
@@ -32,20 +32,13 @@ _NAP_S = 0.001
 
 
 class Team(NamedTuple):
-    """The first ``size`` ranks of the job, which train together."""
+    """The first ``size`` ranks of the job, which train together. All ranks have the object."""
 
     size: int
     group: Any
     """The team's process group; `GroupMember.NON_GROUP_MEMBER` on ranks that are not in the team."""
-    clock: Clock | None
-    """The clock of the team's ranks; None on ranks that are not in the team."""
-
-
-class Measured(NamedTuple):
-    """A turn of a team: the seconds of each step, and the share of time in which backward waits for communication."""
-
-    step_s: list[float]
-    exposed: float
+    clock: Clock
+    """The clock of the team's ranks, or of the other ones."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -74,55 +67,41 @@ def run(arguments: argparse.Namespace) -> int:
                         f"{each['samples_per_s']:13.0f}{each['efficiency']:12.2f}{each['exposed']:9.2f}"
                     )
         for team in teams:
-            if team.clock is not None:
-                team.clock.close()
-                dist.destroy_process_group(team.group)
+            team.clock.close()
+            dist.destroy_process_group(team.group)
         here.write(arguments.json, "train", rows)
     return 0
 
 
 def _team(here: Bench, size: int) -> Team:
-    group: Any = dist.new_group(range(size))
-    return Team(size, group, Clock(group.comm.Dup()) if here.rank < size else None)
+    return Team(size, dist.new_group(range(size)), Clock(MPI.Intracomm(here.comm.Split(here.rank < size))))
 
 
 def _measure(
     here: Bench, network: str, teams: list[Team], batches: list[int], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    turns: list[list[Measured]] = [[] for _ in teams]
-    contenders = [_contender(here, network, team, batch) for team, batch in zip(teams, batches, strict=True)]
+    """Return a row for each team of this rank. Those of rank 0 count, which is in all teams."""
+    contenders: dict[Team, Ours] = {}
+    for team, batch in zip(teams, batches, strict=True):
+        if here.rank < team.size:
+            contenders[team] = ours = Ours(network, Batch.of(here.rank, batch), team.group)
+            team.clock.each(ours.step, _WARMUP)
+            ours.exposed_s.clear()
+    took: defaultdict[Team, list[float]] = defaultdict(list)
     for _ in range(arguments.rounds):
-        for contender, taken in zip(contenders, turns, strict=True):
-            if contender is not None:
-                taken.append(contender(arguments.iterations))
+        for team in teams:
+            if team in contenders:
+                took[team] += team.clock.each(contenders[team].step, arguments.iterations)
             _sleeping_barrier(here.comm)
     rows: list[dict[str, Any]] = []
-    if here.rank:
-        return rows
-    for team, batch, taken in zip(teams, batches, turns, strict=True):
-        step_s = statistics.median(seconds for turn in taken for seconds in turn.step_s)
+    for team, ours in contenders.items():
+        step_s, batch = statistics.median(took[team]), len(ours.batch.labels)
         row = {"ranks": team.size, "batch": batch, "step_s": step_s, "samples_per_s": batch * team.size / step_s}
         alone = rows[0]["samples_per_s"] if rows else row["samples_per_s"]
         row["efficiency"] = row["samples_per_s"] / (alone * team.size)
-        row["exposed"] = statistics.median(turn.exposed for turn in taken)
+        row["exposed"] = sum(ours.exposed_s) / sum(took[team])
         rows.append(row)
     return rows
-
-
-def _contender(here: Bench, network: str, team: Team, batch: int) -> Callable[[int], Measured] | None:
-    """Return a function that makes a turn of the given number of steps; None on a rank that is not in the team."""
-    clock = team.clock
-    if clock is None:
-        return None
-    ours = Ours(network, Batch.of(here.rank, batch), team.group)
-    clock.each(ours.step, _WARMUP)
-
-    def turn(iterations: int) -> Measured:
-        waited_s = ours.model.exposed_s
-        step_s = clock.each(ours.step, iterations)
-        return Measured(step_s, (ours.model.exposed_s - waited_s) / sum(step_s))
-
-    return turn
 
 
 def _sleeping_barrier(comm: MPI.Intracomm) -> None:
