@@ -73,9 +73,8 @@ def draw_all_reduce(result: Path) -> None:
     ticks = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20]
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, ["8 B", "64 B", "512 B", "4 KiB", "32 KiB", "256 KiB", "2 MiB", "16 MiB"])
-    axes.set(
-        yscale="log", ylabel="microseconds", title=f"all_reduce of float32, 2 ranks, {document['environment']['mpi']}"
-    )
+    library = document["environment"]["mpi"]["library"]
+    axes.set(yscale="log", ylabel="microseconds", title=f"all_reduce of float32, 2 ranks, {library}")
     axes.grid(color="0.92")
     axes.legend(frameon=False)
     save(figure, "all_reduce.svg")

@@ -4,13 +4,13 @@ import contextlib
 import importlib.metadata
 import os
 import platform
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import mpiddp
 import mpiddp.distributed as dist
 from mpiddp.cores import cores
 from mpiddp.device.allocator import tune_allocator
@@ -18,6 +18,7 @@ from mpiddp.device.half import bfloat16
 from mpiddp.faults import this_job
 from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.world import library_name
+from mpiddp.training.info import collect
 from mpiddp.training.options import refusing
 from mpiddp.training.ranks import of_any_rank, raise_on_all_ranks
 from mpiddp.typing import Array
@@ -35,7 +36,7 @@ class Bench:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.comm = self.world.comm.Dup()
         self.clock = Clock(self.world.comm.Dup())
-        self._described: dict[str, Any] = {}
+        self._described: list[str] = []
 
     def say(self, text: str) -> None:
         if self.rank == 0:
@@ -43,28 +44,22 @@ class Bench:
 
     def describe(self) -> None:
         """Print the environment on rank 0, and keep it for `write`. All ranks call this together."""
-        world = self.world
-        self._described = {
-            "mpi": library_name(),
-            "mpi_build": _mpi_build(),
-            "mpi_settings": _mpi_settings(),
-            "mpi4py": importlib.metadata.version("mpi4py"),
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-            "ranks": self.size,
-            "nodes": [world.nodes.count(node) for node in sorted(set(world.nodes))],
-            "host": world.hosts[0],
-            "processor": _processor(),
-            "cores": len(set().union(*self.comm.allgather(cores()))),
-            "command": " ".join(sys.argv),
-        }
-        self.say(header(self._described))
+        nodes, all_cores = len(set(self.world.nodes)), set[int]().union(*self.comm.allgather(cores()))
+        where = f"{self.size} rank{'s' * (self.size > 1)} on {nodes} node{'s' * (nodes > 1)}"
+        self._described = [
+            f"{where} ({self.world.hosts[0]}, {_processor()}, {len(all_cores)} cores), {library_name()}, mpi4py"
+            f" {importlib.metadata.version('mpi4py')}, NumPy {np.__version__}",
+            *_mpi_build(),
+            *_mpi_settings(),
+        ]
+        self.say("\n".join(f"# {line}" for line in self._described))
 
     def write(self, path: Path | None, kind: str, rows: Sequence[results.Point | dict[str, Any]]) -> None:
         """Write the results on rank 0 if ``path`` is given. If that fails, all ranks raise the UsageError."""
         if path is not None:
-            first, described = self.rank == 0, self._described
-            raise_on_all_ranks(lambda: results.write(path, kind, described, rows) if first else None)
+            environment = collect(mpiddp.__version__) | {"described": self._described}
+            first = self.rank == 0
+            raise_on_all_ranks(lambda: results.write(path, kind, environment, rows) if first else None)
 
     def torch(self) -> Any:
         """Return a `with_torch.Torchs`. If a rank has no torch, print that and return None. All ranks call this."""
@@ -80,26 +75,14 @@ class Bench:
         return None
 
 
-def header(environment: dict[str, Any]) -> str:
-    ranks, nodes = environment["ranks"], len(environment["nodes"])
-    where = f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
-    lines = [
-        f"{where} ({environment['host']}, {environment['processor']}, {environment['cores']} cores),"
-        f" {environment['mpi']}, mpi4py {environment['mpi4py']}, NumPy {environment['numpy']}",
-        *environment.get("mpi_build", ()),
-        *(f"{name}={value}" for name, value in environment.get("mpi_settings", {}).items()),
-    ]
-    return "\n".join(f"# {line}" for line in lines)
-
-
 def _mpi_build() -> list[str]:
     lines = [" ".join(line.split()) for line in MPI.Get_library_version().splitlines()]
     return lines[:1] + [line for line in lines if line.startswith("MPICH Device")]
 
 
-def _mpi_settings() -> dict[str, str]:
+def _mpi_settings() -> list[str]:
     prefixes = ("MPIR_CVAR_", "OMPI_MCA_coll", "OMPI_MCA_pml", "OMPI_MCA_btl", "UCX_TLS", "MPI4PY_RC_THREAD")
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
+    return [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(prefixes)]
 
 
 def _processor() -> str:

@@ -140,7 +140,7 @@ def test_result_file(here, operation, tmp_path, capsys):
     if here.rank == 0:
         document = json.loads(file.read_text())
         points = [results.Point(**row) for row in document["rows"]]
-        assert {document["environment"]["ranks"], *(point.ranks for point in points)} == {here.size}
+        assert {len(document["environment"]["ranks"]), *(point.ranks for point in points)} == {here.size}
         sizes = [0] if operation == "barrier" else [4 * here.size, 1000 // 4 // here.size * 4 * here.size]
         assert [point.size_bytes for point in points] == sizes
         assert all(0 < point.min_s <= point.median_s <= point.max_s for point in points)
