@@ -76,7 +76,8 @@ COMMANDS = {
     "tune": Command(
         "the MPIDDP_ALGORITHM that is faster than the built-in table",
         "begin end factor rounds",
-        {"begin": "1K", "end": "16M", "factor": 4, "dtype": "float32", "op": "sum", "iterations": None, "warmup": 2},
+        {"begin": "1K", "end": "16M", "factor": 4, "dtype": "float32", "op": "sum", "iterations": None, "warmup": 2}
+        | {"json": None},
     ),
 }
 

@@ -41,8 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     compared = OPERATIONS if arguments.operation == ALL else (arguments.operation,)
     for operation in compared:
         check_reduction(operation, arguments.op, dtype(arguments.dtype))
-    with job() as here:
-        here.describe()
+    with job(arguments) as here:
         found = [
             *(Contender(name, operations.mpiddp, symmetric=name == SYMMETRIC) for name in (OURS, SYMMETRIC)),
             Contender("mpi4py", lambda b: operations.mpi4py(b, here.comm)),
@@ -51,21 +50,19 @@ def run(arguments: argparse.Namespace) -> int:
         torch = here.torch() if arguments.torch else None
         if torch is not None:
             found += torch.contenders
-        points: list[Point] = []
         for operation in compared:
             arguments.operation = operation
-            points += _compare(here, found, arguments)
+            here.rows += _compare(here, found, arguments)
         wrong = Counter[str]()
-        for point in points:
+        for point in here.rows:
             wrong[point.name] += point.wrong or 0
         found_wrong = ", ".join(f"{name} {count} FAILED" for name, count in wrong.items() if count)
         here.say(f"# Wrong values: {found_wrong or '0 OK'}")
 
-        slower, rows = count_slower(points)
+        slower, rows = count_slower(here.rows)
         here.say(f"# Slower than MPI in {slower} of {rows} rows: more than {_SLOWER} of mpi4py's time + 3 us")
         if torch is not None:
             torch.close()
-        here.write(arguments.json, "compare", points)
     return int(any(wrong.values()))
 
 

@@ -89,8 +89,7 @@ class Ours:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with job() as here:
-        here.describe()
+    with job(arguments) as here:
         theirs = here.torch() if arguments.torch else None
         here.say(
             f"# {arguments.batch} samples a rank, SGD with momentum, float32; times in ms, medians over"
@@ -98,15 +97,13 @@ def run(arguments: argparse.Namespace) -> int:
         )
         columns = ["alone", "ddp", "exposed", "virtual", *(_TORCHS if theirs else ()), *_ADDED[: 3 if theirs else 2]]
         here.say("#network".ljust(12) + "".join(name.rjust(12) for name in columns))
-        rows = []
         for network in NETWORKS:
             row = _measure(here, network, arguments, theirs)
-            rows.append({"network": network, **row})
+            here.rows.append({"network": network, **row})
             cells = [f"{row[name]:.2f}" if "/" in name else f"{row[name] * 1e3:.3f}" for name in columns]
             here.say(network.ljust(12) + "".join(cell.rjust(12) for cell in cells))
         if theirs is not None:
             theirs.close()
-        here.write(arguments.json, "ddp", rows)
     return 0
 
 

@@ -1,10 +1,11 @@
 """The job of a benchmark: its communicators, its arrays in shared memory, and the description of its machine."""
 
+import argparse
 import contextlib
 import importlib.metadata
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,37 +30,34 @@ from .timing import Clock
 
 
 class Bench:
-    """The job of a benchmark, as seen by one of its ranks. Calls of plain MPI use the communicator ``comm``."""
+    """The job of a benchmark, as seen by one of its ranks. Calls of plain MPI use the communicator ``comm``.
+
+    The list ``rows`` is for the result file.
+    """
 
     def __init__(self) -> None:
         self.world = this_job.start().world
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.comm = self.world.comm.Dup()
         self.clock = Clock(self.world.comm.Dup())
-        self._described: list[str] = []
+        self.rows: list[Any] = []
 
     def say(self, text: str) -> None:
         if self.rank == 0:
             print(text, flush=True)
 
-    def describe(self) -> None:
-        """Print the environment on rank 0, and keep it for `write`. All ranks call this together."""
+    def describe(self) -> list[str]:
+        """Print the environment on rank 0, and return its lines. All ranks call this together."""
         nodes, all_cores = len(set(self.world.nodes)), set[int]().union(*self.comm.allgather(cores()))
         where = f"{self.size} rank{'s' * (self.size > 1)} on {nodes} node{'s' * (nodes > 1)}"
-        self._described = [
+        described = [
             f"{where} ({self.world.hosts[0]}, {_processor()}, {len(all_cores)} cores), {library_name()}, mpi4py"
             f" {importlib.metadata.version('mpi4py')}, NumPy {np.__version__}",
             *_mpi_build(),
             *_mpi_settings(),
         ]
-        self.say("\n".join(f"# {line}" for line in self._described))
-
-    def write(self, path: Path | None, kind: str, rows: Sequence[results.Point | dict[str, Any]]) -> None:
-        """Write the results on rank 0 if ``path`` is given. If that fails, all ranks raise the UsageError."""
-        if path is not None:
-            environment = collect(mpiddp.__version__) | {"described": self._described}
-            first = self.rank == 0
-            raise_on_all_ranks(lambda: results.write(path, kind, environment, rows) if first else None)
+        self.say("\n".join(f"# {line}" for line in described))
+        return described
 
     def torch(self) -> Any:
         """Return a `with_torch.Torchs`. If a rank has no torch, print that and return None. All ranks call this."""
@@ -93,19 +91,26 @@ def _processor() -> str:
 
 
 @contextlib.contextmanager
-def job() -> Iterator[Bench]:
+def job(arguments: argparse.Namespace | None = None) -> Iterator[Bench]:
     """Start the job of a benchmark: tune the allocator, so that it keeps its pages, and initialise the process group.
 
-    If the program has initialised the group already, it also has to destroy it.
+    If the program has initialised the group already, it also has to destroy it. With the ``arguments`` of a command,
+    the job prints the environment first, and rank 0 writes the rows at the end if ``--json`` is given. If that fails,
+    all ranks raise the UsageError.
     """
     tune_allocator()
     began = not dist.is_initialized()
     if began:
         dist.init_process_group()
     made = Bench()
+    described = [] if arguments is None else made.describe()
     # Values do not matter while times are measured, so NumPy need not warn of overflow or invalid values.
     with np.errstate(all="ignore"):
         yield made
+    if arguments is not None and arguments.json is not None:
+        environment = collect(mpiddp.__version__) | {"described": described}
+        what = arguments.json, arguments.module, environment, made.rows
+        raise_on_all_ranks(lambda: results.write(*what) if made.rank == 0 else None)
     made.comm.Free()
     made.clock.close()
     if began:

@@ -21,21 +21,18 @@ _HEAD = (
 def run(arguments: argparse.Namespace) -> int:
     """Measure one operation at all sizes, and return the exit code: 1 if a result was wrong, else 0."""
     check_reduction(arguments.operation, arguments.op, dtype(arguments.dtype))
-    with job() as here:
-        here.describe()
+    with job(arguments) as here:
         here.say("# arrays are written anew before each call; times of the slowest rank")
         here.say(_HEAD)
         asked = None if arguments.algorithm == "auto" else arguments.algorithm
         name = "mpiddp" + " symmetric" * arguments.symmetric + f" {asked}" * (asked is not None)
         contender = Contender(name, lambda b: operations.mpiddp(b, asked), asked, bool(arguments.symmetric))
-        points: list[Point] = []
         with refusing(f"--algorithm {arguments.algorithm}: ", ValueError):
             for measured in measure(here, [contender], arguments):
-                points += measured.values()
-                here.say(_row(points[-1]))
-        here.say(_footer(points))
-        here.write(arguments.json, "sweep", points)
-    return int(any(point.wrong for point in points))
+                here.rows += measured.values()
+                here.say(_row(here.rows[-1]))
+        here.say(_footer(here.rows))
+    return int(any(point.wrong for point in here.rows))
 
 
 def _row(point: Point) -> str:

@@ -42,17 +42,15 @@ class Team(NamedTuple):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with job() as here:
+    with job(arguments) as here:
         if arguments.strong_batch < here.size:
             raise UsageError(f"--strong-batch {arguments.strong_batch} is that of all {here.size} ranks together")
-        here.describe()
         here.say(
             f"# SGD with momentum, float32; medians over {arguments.rounds} rounds of {arguments.iterations} steps in"
             " turns, slowest rank"
         )
         here.say("#network  scaling   ranks  samples a rank    step (ms)    samples/s  efficiency  exposed")
         teams = [_team(here, size) for size in sorted({*size_range(1, here.size, 2), here.size})]
-        rows = []
         for network in NETWORKS:
             for scaling in ("strong", "weak"):
                 batches = [
@@ -60,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
                     for team in teams
                 ]
                 found = _measure(here, network, teams, batches, arguments)
-                rows += [{"network": network, "scaling": scaling, **each} for each in found]
+                here.rows += [{"network": network, "scaling": scaling, **each} for each in found]
                 for each in found:
                     here.say(
                         f"{network:8}  {scaling:8}{each['ranks']:7}{each['batch']:16}{each['step_s'] * 1e3:13.3f}"
@@ -69,7 +67,6 @@ def run(arguments: argparse.Namespace) -> int:
         for team in teams:
             team.clock.close()
             dist.destroy_process_group(team.group)
-        here.write(arguments.json, "train", rows)
     return 0
 
 

@@ -36,10 +36,9 @@ Seconds = Mapping[str, tuple[float, float]]
 def run(arguments: argparse.Namespace) -> int:
     if settings.algorithms():
         raise UsageError("bench tune compares with the built-in table, which MPIDDP_ALGORITHM overrides: unset it")
-    with job() as here:
+    with job(arguments) as here:
         if here.size == 1:
             raise UsageError("bench tune needs two ranks or more: one rank has nothing to choose")
-        here.describe()
         found = {operation: _tune(here, operation, arguments) for operation in plan.ONE_NODE}
         for operation, (name, gain) in found.items():
             here.say(f"{operation:15}{name}" + f", {gain:.2f} times as fast as the built-in table" * (name != _TABLE))
