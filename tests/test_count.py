@@ -41,7 +41,7 @@ BUDGET = {
     "mpiddp": 926,
     "mpiddp/algorithms": 2_750,
     "mpiddp/autograd": 799,
-    "mpiddp/bench": 1_203,
+    "mpiddp/bench": 1_195,
     "mpiddp/data": 1_245,
     "mpiddp/device": 459,
     "mpiddp/distributed": 1_846,

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+import mpiddp.distributed as dist
+
 from . import operations
 from .cli import ALL, OPERATIONS
-from .job import Bench, dtype, job, symmetric
+from .job import Bench, dtype, job
 from .operations import REDUCING, Buffers, Contender, bus_factor, check_reduction
 from .results import Point, format_size
 from .timing import BUDGET_S, Call, Way
@@ -117,9 +119,7 @@ def measure(
     """
     kind, rounds = dtype(arguments.dtype), arguments.rounds
     sizes = [0] if arguments.operation == "barrier" else arguments.sizes
-    # `Buffers` rounds small sizes up to one element for each rank, so arrays may be that much longer than `sizes`.
-    most = max(sizes) + here.size * kind.itemsize
-    allocators = {each: symmetric(most) if each else np.empty for each in {each.symmetric for each in contenders}}
+    allocators = {each.symmetric: dist.symmetric_empty if each.symmetric else np.empty for each in contenders}
     last = -1
     for size in sizes:
         arrays = {

@@ -1,4 +1,4 @@
-"""The job of a benchmark: its communicators, its arrays in shared memory, and the description of its machine."""
+"""The job of a benchmark: its communicators, the description of its machine, and its result file."""
 
 import argparse
 import contextlib
@@ -22,10 +22,8 @@ from mpiddp.mpi.world import library_name
 from mpiddp.training.info import collect
 from mpiddp.training.options import refusing
 from mpiddp.training.ranks import of_any_rank, raise_on_all_ranks
-from mpiddp.typing import Array
 
 from . import results
-from .operations import Allocate
 from .timing import Clock
 
 
@@ -120,17 +118,3 @@ def job(arguments: argparse.Namespace | None = None) -> Iterator[Bench]:
 def dtype(name: str) -> np.dtype[Any]:
     with refusing(f"--dtype {name}: ", TypeError):
         return bfloat16() if name == "bfloat16" else np.dtype(name)
-
-
-def symmetric(largest_bytes: int) -> Allocate:
-    """Return a function that allocates arrays of up to ``largest_bytes`` in symmetric memory.
-
-    Only the last two arrays are valid, because they share two blocks of memory. All ranks call this together.
-    """
-    halves: list[Array] = [dist.symmetric_empty(largest_bytes, np.uint8) for _ in range(2)]  # type: ignore[misc]
-
-    def allocate(count: int, kind: np.dtype[Any]) -> Array:
-        halves.reverse()  # an operation has at most two arrays, so they get different blocks
-        return halves[0][: count * kind.itemsize].view(kind)
-
-    return allocate

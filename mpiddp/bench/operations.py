@@ -30,7 +30,7 @@ from mpiddp.typing import Array
 
 from .timing import Call
 
-Allocate = Callable[[int, np.dtype[Any]], Array]
+Allocate = Callable[[int, np.dtype[Any]], Any]
 """A function that makes a flat array of a length and dtype. All ranks call it in the same order."""
 
 REDUCING = ("all_reduce", "all_reduce_async", "reduce", "reduce_scatter")

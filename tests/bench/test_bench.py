@@ -12,7 +12,7 @@ import mpiddp as dist
 from mpiddp.algorithms import plan
 from mpiddp.bench import compare, operations, results, sweep, tune
 from mpiddp.bench.cli import OPERATIONS
-from mpiddp.bench.job import Bench, job, symmetric
+from mpiddp.bench.job import Bench, job
 from mpiddp.bench.operations import Buffers, Contender
 from mpiddp.bench.timing import Way
 from mpiddp.cli import build_parser
@@ -48,7 +48,7 @@ def wrong_after(here: Bench, who: Contender, buffers: Buffers) -> int:
 
 @pytest.mark.parametrize("name", ["mpiddp", "symmetric", "mpi4py"])
 def test_operations_are_right(here, name):
-    allocate = symmetric(max(SIZES) + 64) if name == "symmetric" else np.empty
+    allocate = dist.symmetric_empty if name == "symmetric" else np.empty
     for operation, size_bytes in itertools.product(OPERATIONS, SIZES):
         buffers = Buffers(operation, here.rank, here.size, size_bytes, np.dtype("float32"), "sum", allocate)
         assert wrong_after(here, contender(name, here), buffers) == 0, operation
