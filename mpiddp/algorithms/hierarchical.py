@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.link import Channel, Link
 from mpiddp.mpi.message import movable
 from mpiddp.mpi.operation import Call
 from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.mpi.requests import All, Steps
+from mpiddp.mpi.requests import All, Awaited, Steps
 from mpiddp.shm.scratch import Scratch
 from mpiddp.typing import Array
 
@@ -98,37 +97,6 @@ def _in_the_scratch(link: Link, x: Array, op: ReduceOp, factors: list[float] | N
         chunk[...] = mine
 
 
-class _Crossing:
-    """A piece of a slice on its way between the nodes: this node's ``sums`` go, and ``out`` gets the result."""
-
-    def __init__(self, across: Channel, sums: Array, out: Array, op: ReduceOp) -> None:
-        self._across, self._out, self._op = across, out, op
-        slices = [slice(*edges) for edges in itertools.pairwise(bounds(sums.size, across.size, sums.itemsize))]
-        self._parts = [out[part] for part in slices]
-        self._outgoing = [sums[part] for part in slices]  # MPI reads these until the requests are complete
-        mine = self._outgoing[across.rank]
-        self._rows = [np.empty_like(mine) for _ in slices]
-        self._rows[across.rank] = mine
-        self._requests = self._post(self._rows, self._outgoing)
-
-    def _post(self, incoming: list[Array], outgoing: list[Array]) -> list[MPI.Request]:
-        comm = self._across.later
-        others = [rank for rank in range(self._across.size) if rank != self._across.rank]
-        received = [comm.Irecv(movable(incoming[rank]), rank, Tag.NODES) for rank in others]
-        return received + [comm.Isend(movable(outgoing[rank]), rank, Tag.NODES) for rank in others]
-
-    def reduce(self) -> Steps:
-        yield All(self._requests)
-        mine = self._parts[self._across.rank]
-        reduce_rows(self._op, self._rows, (mine,), 1)
-        self._rows = self._outgoing = []
-        self._requests = self._post(self._parts, [mine] * self._across.size)
-
-    def gather(self) -> Steps:
-        yield All(self._requests)
-        return self._out
-
-
 def _cross(
     across: Channel,
     out: Array,
@@ -142,15 +110,42 @@ def _cross(
     """
     remaining = ReduceOp.SUM if op.name in ("AVG", "PREMUL_SUM") else op
     step = max(max(PIECE_BYTES, across.size * _PART_BYTES) // out.itemsize, 1)
-    on_its_way = on_its_way_back = None
-    # All nodes work in this order, so their messages match.
-    for start in (*range(0, out.size, step), None, None):
-        posted = None
-        if start is not None:
-            stop = min(start + step, out.size)
-            posted = start, _Crossing(across, summed(start, stop), out[start:stop], remaining)
-        if on_its_way is not None:
-            yield from on_its_way[1].reduce()
-        if on_its_way_back is not None:
-            write(on_its_way_back[0], (yield from on_its_way_back[1].gather()))
-        on_its_way, on_its_way_back = posted, on_its_way
+
+    def crossing(start: int) -> Steps:
+        piece = out[start : start + step]
+        sums = summed(start, start + piece.size)
+        slices = [slice(*edges) for edges in itertools.pairwise(bounds(sums.size, across.size, sums.itemsize))]
+        outgoing = [sums[part] for part in slices]  # MPI reads these until the requests are complete
+        rows = [np.empty_like(outgoing[across.rank]) for _ in slices]
+        rows[across.rank] = outgoing[across.rank]
+        yield _messages(across, rows, outgoing)
+        parts = [piece[part] for part in slices]
+        reduce_rows(remaining, rows, (parts[across.rank],), 1)
+        del sums, outgoing, rows
+        yield _messages(across, parts, [parts[across.rank]] * across.size)
+        write(start, piece)
+
+    yield from _staggered(map(crossing, range(0, out.size, step)))
+
+
+def _messages(across: Channel, incoming: list[Array], outgoing: list[Array]) -> All:
+    """Receive an array from each other node, and send one to it."""
+    comm, others = across.later, [rank for rank in range(across.size) if rank != across.rank]
+    receives = [comm.Irecv(movable(incoming[rank]), rank, Tag.NODES) for rank in others]
+    return All(receives + [comm.Isend(movable(outgoing[rank]), rank, Tag.NODES) for rank in others])
+
+
+def _staggered(several: Iterator[Steps]) -> Steps:
+    """Begin one after the other. Each time, all that have begun before go on to their next wait, the latest first.
+
+    All nodes work in this order, so their messages match.
+    """
+    waiting: list[tuple[Steps, Awaited]] = []
+    while True:
+        moved = [(steps, next(steps)) for steps in itertools.islice(several, 1)]
+        for steps, awaited in waiting:
+            yield awaited
+            moved += [(steps, each) for each in itertools.islice(steps, 1)]
+        if not moved:
+            return
+        waiting = moved
