@@ -180,13 +180,12 @@ def premultiply(op: ReduceOp, x: Array) -> None:
         scale(x, op.factor, x)
 
 
-def premultiplied(op: ReduceOp, x: Array) -> Array:
-    """Return ``x``, or for ``PREMUL_SUM`` a copy times its factor."""
-    if op.factor is None:
-        return x
-    copy = x.copy()
-    premultiply(op, copy)
-    return copy
+def premultiplied(op: ReduceOp, x: Array, *, in_place: bool = False) -> Array:
+    """Return ``x``, or for ``PREMUL_SUM`` a copy times its factor, unless ``x`` may be multiplied ``in_place``."""
+    if op.factor is not None and not in_place:
+        x = x.copy()
+    premultiply(op, x)
+    return x
 
 
 def finish(op: ReduceOp, x: Array, size: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpiddp import device, settings
-from mpiddp.algorithms.local_reduce import finish, premultiplied, premultiply
+from mpiddp.algorithms.local_reduce import finish, premultiplied
 from mpiddp.device import array_namespace, nccl, stream, synchronize
 from mpiddp.device.place import at, place_of
 from mpiddp.errors import ArrayError, DistError
@@ -77,12 +77,6 @@ def connected(link: Link) -> bool:
     return link.find(Connection) is not None
 
 
-def _begin(link: Link, *arrays: Array) -> tuple[nccl.Communicator, Any]:
-    """Return the communicator, and its stream, made to wait for the work queued on the arrays."""
-    found = link[Connection]  # it exists, because only connected groups choose these steps
-    return found.communicator, found.after(*arrays)
-
-
 def does(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None) -> bool:
     if not connected(link):
         return False
@@ -91,50 +85,36 @@ def does(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None) 
     return not settings.deterministic() and nccl.reduces(dtype, op.name)
 
 
-def _apart(x: Array, output: Array) -> Array:
-    shared = array_namespace(x).may_share_memory(x, output)
-    return x.copy() if shared else x
+def _queue(function: str, link: Link, x: Array, output: Array, op: ReduceOp | None = None, *root: int) -> Steps:
+    """Queue a kernel that writes to ``output``, with a root to that of the root alone."""
+    found = link[Connection]  # it exists, because only connected groups choose these steps
+    side, writes = found.after(x, output), not root or link.rank in root
+    with stream.on(side):
+        if op is not None:
+            x = premultiplied(op, x, in_place=writes and output is x)
+        if output is not x and array_namespace(x).may_share_memory(x, output):
+            x = x.copy()
+        found.communicator.call(function, x, output, side, "" if op is None else op.name, *root)
+        if op is not None and writes:
+            finish(op, output, link.size)
+    yield stream.mark(side)
 
 
 def broadcast(link: Link, x: Array, root: int) -> Steps:
-    communicator, side = _begin(link, x)
-    communicator.call("broadcast", x, x, side, "", root)
-    yield stream.mark(side)
+    return _queue("broadcast", link, x, x, None, root)
 
 
 def all_gather(link: Link, output: Array, x: Array) -> Steps:
-    communicator, side = _begin(link, x, output)
-    with stream.on(side):
-        communicator.call("allGather", _apart(x, output), output, side)
-    yield stream.mark(side)
+    return _queue("allGather", link, x, output)
 
 
 def all_reduce(link: Link, x: Array, op: ReduceOp) -> Steps:
-    communicator, side = _begin(link, x)
-    with stream.on(side):
-        premultiply(op, x)
-        communicator.call("allReduce", x, x, side, op.name)
-        finish(op, x, link.size)
-    yield stream.mark(side)
+    return _queue("allReduce", link, x, x, op)
 
 
 def reduce(link: Link, x: Array, root: int, op: ReduceOp) -> Steps:
-    communicator, side = _begin(link, x)
-    with stream.on(side):
-        if link.rank == root:
-            premultiply(op, x)
-            communicator.call("reduce", x, x, side, op.name, root)
-            finish(op, x, link.size)
-        else:
-            sent = premultiplied(op, x)
-            communicator.call("reduce", sent, sent, side, op.name, root)  # NCCL writes a result on the root only
-    yield stream.mark(side)
+    return _queue("reduce", link, x, x, op, root)
 
 
 def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
-    communicator, side = _begin(link, x, output)
-    with stream.on(side):
-        sent = _apart(premultiplied(op, x), output)
-        communicator.call("reduceScatter", sent, output, side, op.name)
-        finish(op, output, link.size)
-    yield stream.mark(side)
+    return _queue("reduceScatter", link, x, output, op)

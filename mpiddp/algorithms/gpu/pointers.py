@@ -9,7 +9,7 @@ from typing import Any
 
 from mpiddp.algorithms import native
 from mpiddp.algorithms.handshake import without
-from mpiddp.algorithms.local_reduce import finish, premultiply, reduce_rows
+from mpiddp.algorithms.local_reduce import finish, premultiplied, reduce_rows
 from mpiddp.device import array_namespace, stream, transfer
 from mpiddp.device.place import place_of
 from mpiddp.mpi.link import Link
@@ -74,8 +74,7 @@ def _reduced(algorithm: Callable[..., Steps], link: Link, x: Array, writes: bool
     """
     side = stream.after("add", x)
     with stream.on(side):
-        sent = x if writes or op.factor is None else x.copy()
-        premultiply(op, sent)
+        sent = premultiplied(op, x, in_place=writes)
     yield stream.mark(side)
     left = op if op.factor is None else ReduceOp.SUM
     yield from stream.under(side, algorithm(link.after(), sent, *args, left))
@@ -101,8 +100,7 @@ def reduce_scatter(link: Link, output: Array, x: Array, op: ReduceOp) -> Steps:
     stream.follow(side, stream.ready(output))  # the output may be on another device
     with stream.on(side):
         # MPI forbids an output that is this rank's block, and a factor must not change x.
-        sent, result = x.copy(), array_namespace(x).empty_like(output)
-        premultiply(op, sent)
+        sent, result = premultiplied(op, x.copy(), in_place=True), array_namespace(x).empty_like(output)
     yield stream.mark(side)
     yield All(native.reduce_blocks(link.later, result, sent, op))
     with stream.on(side):
