@@ -5,7 +5,8 @@ one sends while another adds.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from mpiddp.algorithms import ring
@@ -14,7 +15,7 @@ from mpiddp.device import stream
 from mpiddp.mpi.link import Channel
 from mpiddp.mpi.message import movable
 from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.mpi.requests import READY, Awaited, Steps, When
+from mpiddp.mpi.requests import READY, Awaited, Driven, Steps, When
 from mpiddp.typing import Array
 
 RINGS = 2
@@ -71,31 +72,20 @@ def by_rings(
     count = min(longest, max(-(-x.size // RINGS), min(longest, x.size), 1))
     pieces = [flat[start : start + count] for start in range(0, x.size, count)]
 
-    def steps(pieces: list[Array], tag: int) -> Steps:
-        transport = make(link, pieces[0], tag)
-        for piece in pieces:
+    def steps(index: int) -> Steps:
+        transport = make(link, pieces[index], Tag.DEVICE_RING + index)
+        for piece in pieces[index::RINGS]:
             yield from ring.all_reduce_around(transport, piece, op)
         yield from transport.close()
 
-    rings = range(min(RINGS, len(pieces)))
-    yield from run_concurrently([steps(pieces[index::RINGS], Tag.DEVICE_RING + index) for index in rings])
+    yield concurrent(functools.partial(steps, index) for index in range(min(RINGS, len(pieces))))
 
 
-def run_concurrently(generators: Sequence[Steps]) -> Steps:
-    """Run all generators to their ends, as one operation.
+def concurrent(several: Iterable[Callable[[], Steps]]) -> When:
+    """Return the end of the steps that each of these functions begins, as one event.
 
-    One generator may overtake another, so each needs a tag of its own for its messages.
+    One may overtake another, so each needs a tag of its own for its messages.
     """
-    waiting: dict[int, Awaited] = {}
-    ready = list(range(len(generators)))
-    while True:
-        for index in ready:
-            try:
-                waiting[index] = next(generators[index])
-            except StopIteration:
-                waiting.pop(index, None)
-        if not waiting:
-            return
-        # All are tested, and not only until one is ready, so that all make progress.
-        yield When(lambda: sum([each.Test() for each in waiting.values()]) > 0)
-        ready = [index for index, awaited in waiting.items() if awaited.Test()]
+    driven = list(map(Driven, several))
+    # All are tested, and not only until one is not ready, so that all make progress.
+    return When(lambda: False not in [each.Test() for each in driven])

@@ -6,6 +6,7 @@ copies them from one part of the host's memory to another. MPI only sends tokens
 memory. Several pieces are on their way at once.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ from mpiddp.shm import segment
 from mpiddp.typing import Array
 
 from . import staged_ring
-from .ring import run_concurrently
+from .ring import concurrent
 
 LANES = 2
 NODE_BYTES = 1 << 25
@@ -181,8 +182,5 @@ def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
     longest, shortest = landing.slot_bytes * link.size // x.itemsize, SHORTEST_BYTES // x.itemsize
     count = min(max(-(-x.size // LANES), shortest), longest)
     pieces = [flat[start : start + count] for start in range(0, x.size, count)]
-    lanes = [
-        Lane(link, index, sides, op, factors).all_reduce(pieces[index::LANES])
-        for index in range(min(LANES, len(pieces)))
-    ]
-    yield from run_concurrently(lanes)
+    lanes = [Lane(link, index, sides, op, factors) for index in range(min(LANES, len(pieces)))]
+    yield concurrent(functools.partial(lane.all_reduce, pieces[index::LANES]) for index, lane in enumerate(lanes))
