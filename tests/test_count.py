@@ -39,7 +39,7 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 926,
-    "mpiddp/algorithms": 2_709,
+    "mpiddp/algorithms": 2_685,
     "mpiddp/autograd": 799,
     "mpiddp/bench": 1_195,
     "mpiddp/data": 1_245,

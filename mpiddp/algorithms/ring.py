@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -29,36 +28,25 @@ from .local_reduce import accumulated_in, bounds, combine, finish, widened
 from .tags import Tag
 
 
-class Transport(Protocol):
-    rank: int
-    size: int
-
-    def computing(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context in which sums are formed, such as a device's stream."""
-
-    def load(self, x: Array) -> None:
-        """Let the next `shift` send ``x``, which must not change until this `shift` has sent it."""
-
-    def shift(self, target: Array) -> Steps:
-        """Send the loaded part to the next rank; receive and load ``target`` from the one before."""
-
-
-class HostTransport:
+class Transport:
     """The transport of host arrays. It sends its first message on ``now``, and all others on ``later``."""
 
-    def __init__(self, link: Channel) -> None:
+    def __init__(self, link: Channel, tag: int = Tag.RING) -> None:
         self.rank, self.size = link.rank, link.size
-        self._comm, self._later = link.now, link.later
+        self._comm, self._later, self._tag = link.now, link.later, tag
         self._loaded: Array = np.empty(0)
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which sums are formed, such as a device's stream."""
         return contextlib.nullcontext()
 
     def load(self, x: Array) -> None:
+        """Let the next `shift` send ``x``, which must not change until this `shift` has sent it."""
         self._loaded = x
 
     def shift(self, target: Array) -> Steps:
-        yield exchange(self._comm, self.rank, self.size, Tag.RING, movable(self._loaded), movable(target))
+        """Send the loaded part to the next rank; receive and load ``target`` from the one before."""
+        yield exchange(self._comm, self.rank, self.size, self._tag, movable(self._loaded), movable(target))
         self._comm, self._loaded = self._later, target
 
 
@@ -108,15 +96,15 @@ def all_reduce_around(transport: Transport, flat: Array, op: ReduceOp) -> Steps:
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
-    return all_reduce_around(HostTransport(link), x.reshape(-1), op)
+    return all_reduce_around(Transport(link), x.reshape(-1), op)
 
 
 def reduce_scatter(link: Channel, output: Array, x: Array, op: ReduceOp) -> Steps:
-    reduced = yield from reduce_around(HostTransport(link), list(x.reshape(link.size, -1)), op)
+    reduced = yield from reduce_around(Transport(link), list(x.reshape(link.size, -1)), op)
     assign(output.reshape(-1), reduced)
 
 
 def all_gather(link: Channel, output: Array, x: Array) -> Steps:
     blocks = list(output.reshape(link.size, -1))
     blocks[link.rank][...] = x.reshape(-1)
-    yield from gather_around(HostTransport(link), blocks)
+    yield from gather_around(Transport(link), blocks)

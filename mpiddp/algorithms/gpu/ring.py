@@ -6,57 +6,41 @@ one sends while another adds.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 from mpiddp.algorithms import ring
 from mpiddp.algorithms.tags import Tag
 from mpiddp.device import stream
 from mpiddp.mpi.link import Channel
-from mpiddp.mpi.message import movable
 from mpiddp.mpi.reduction import ReduceOp
-from mpiddp.mpi.requests import READY, Awaited, Driven, Steps, When
+from mpiddp.mpi.requests import Driven, Steps, When
 from mpiddp.typing import Array
 
 RINGS = 2
 PART_BYTES = 1 << 23
 
 
-class DeviceTransport(ring.Transport, Protocol):
-    def close(self) -> Steps:
-        """Wait for copies and kernels that have not ended, and give back the transport's memory."""
-
-
-class PointerTransport:
+class DeviceTransport(ring.Transport):
     """The transport by device pointers. It sends on ``later``, with a tag of its own."""
 
     def __init__(self, link: Channel, like: Array, tag: int) -> None:
-        self.rank, self.size = link.rank, link.size
-        self._comm, self._tag = link.later, tag
-        self._side = stream.side("add", like)
-        self.computed: Awaited = READY
-        self._loaded = like
+        super().__init__(link.after(), tag)
+        self._add = stream.side("add", like)
 
-    @contextlib.contextmanager
-    def computing(self) -> Iterator[None]:
-        with stream.on(self._side):
-            yield
-        self.computed = stream.mark(self._side)
-
-    def load(self, x: Array) -> None:
-        self._loaded = x
+    def computing(self) -> contextlib.AbstractContextManager[None]:
+        return stream.on(self._add)
 
     def shift(self, target: Array) -> Steps:
-        yield self.computed  # by then earlier kernels that used target's memory have ended, too
-        yield ring.exchange(self._comm, self.rank, self.size, self._tag, movable(self._loaded), movable(target))
-        self.computed, self._loaded = READY, target
+        yield stream.mark(self._add)  # by then earlier kernels that used target's memory have ended, too
+        yield from super().shift(target)
 
     def close(self) -> Steps:
-        yield self.computed  # in a group of one rank there was no `shift` that waited for the kernels
+        """Wait for copies and kernels that have not ended, and give back the transport's memory."""
+        yield stream.mark(self._add)  # in a group of one rank there was no `shift` that waited for the kernels
 
 
 def all_reduce(link: Channel, x: Array, op: ReduceOp) -> Steps:
-    return by_rings(PointerTransport, link, x, op, PART_BYTES)
+    return by_rings(DeviceTransport, link, x, op, PART_BYTES)
 
 
 def by_rings(

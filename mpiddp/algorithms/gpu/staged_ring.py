@@ -4,7 +4,6 @@ Each part is received, copied up to the device, added to by a kernel, copied dow
 run at once, with a stream for each kind of work.
 """
 
-import contextlib
 import itertools
 from collections import deque
 
@@ -17,40 +16,36 @@ from mpiddp.mpi.reduction import ReduceOp
 from mpiddp.mpi.requests import READY, Awaited, Steps
 from mpiddp.typing import Array
 
-from .ring import by_rings
+from .ring import DeviceTransport, by_rings
 
 PART_BYTES = 1 << 22
 """The longest part. With 2 and 4 rings, and parts of 1 and 4 MiB, 2 rings and parts of 4 MiB took the least time on an
 H200 that 2 and 4 ranks shared."""
 
 
-class StagedTransport:
+class StagedTransport(DeviceTransport):
     """The transport that sends from one buffer of pinned memory and receives into another one."""
 
     def __init__(self, link: Channel, longest: Array, tag: int) -> None:
-        self.rank, self.size = link.rank, link.size
-        self._comm, self._tag = link.later, tag
-        self._add, self._down, self._up = (stream.side(role, longest) for role in ("add", "down", "up"))
+        super().__init__(link, longest, tag)
+        self._down, self._up = (stream.side(role, longest) for role in ("down", "up"))
         edges = bounds(longest.size, link.size, longest.itemsize)
         elements = max(end - start for start, end in itertools.pairwise(edges))
         nbytes = elements * accumulated_in(longest.dtype).itemsize
         self._coming, self._going = pinned.take(nbytes), pinned.take(nbytes)
-        self._loaded: Awaited = READY
+        self._copied_down: Awaited = READY
         self._loaded_bytes = 0
         self._copied: deque[Awaited] = deque([READY, READY])
-
-    def computing(self) -> contextlib.AbstractContextManager[None]:
-        return stream.on(self._add)
 
     def load(self, x: Array) -> None:
         stream.follow(self._down, stream.mark(self._add))
         transfer.down(self._going, x, self._down)
-        self._loaded, self._loaded_bytes = stream.mark(self._down), x.nbytes
+        self._copied_down, self._loaded_bytes = stream.mark(self._down), x.nbytes
 
     def shift(self, target: Array) -> Steps:
         """Send and receive as `Transport.shift` says. The next shift sends the host's copy of ``target``."""
         reusable = stream.mark(self._add)  # queued kernels may use the memory of target
-        yield self._loaded
+        yield self._copied_down
         yield self._copied.popleft()  # this is the last copy from the buffer that receives now
         outgoing = [self._going[: self._loaded_bytes], MPI.BYTE]
         incoming = [self._coming[: target.nbytes], MPI.BYTE]
@@ -61,10 +56,10 @@ class StagedTransport:
         stream.follow(self._add, copied)
         self._copied.append(copied)
         self._coming, self._going = self._going, self._coming
-        self._loaded, self._loaded_bytes = READY, target.nbytes
+        self._copied_down, self._loaded_bytes = READY, target.nbytes
 
     def close(self) -> Steps:
-        yield self._loaded
+        yield self._copied_down
         yield self._copied[-1]
         pinned.give(self._coming)
         pinned.give(self._going)
