@@ -22,7 +22,7 @@ from mpiddp.mpi.link import Link
 from mpiddp.mpi.message import spans_of
 from mpiddp.mpi.operation import Call, Operation, waiting
 from mpiddp.mpi.p2p import Route
-from mpiddp.mpi.requests import IN_TURN, Steps, drive
+from mpiddp.mpi.requests import IN_TURN, Steps, awaiting, drive
 from mpiddp.mpi.work import Work, abandon
 from mpiddp.shm.cma import UnreachableError
 from mpiddp.typing import Array
@@ -59,20 +59,14 @@ def begin_message(route: Route, depth: int = 3) -> list[Any]:
     return entry
 
 
-class calling:  # noqa: N801 - a statement's context
+class calling(awaiting):  # noqa: N801 - a statement's context
     """The beginning and the end of a call, and this thread's wait between them (see the module)."""
 
-    __slots__ = ("_confirmed", "_monitor", "_operation", "_outer", "_thread")
+    __slots__ = ("_confirmed", "_monitor")
 
     def __init__(self, group: ProcessGroup, call: Call) -> None:
         self._monitor = group._monitor
         self._operation, self._confirmed = begin(group, call, 4)
-
-    def __enter__(self) -> Operation:
-        self._thread = thread = get_ident()
-        self._outer = waiting.get(thread)
-        waiting[thread] = operation = self._operation
-        return operation
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         operation = self._operation
@@ -84,7 +78,7 @@ class calling:  # noqa: N801 - a statement's context
             if isinstance(error, Exception) and operation.call.record is not None:
                 self._monitor.verify_failed(operation.number, error)
         finally:
-            requests.end_wait(self._thread, self._outer)
+            super().__exit__(None, None, None)
         if error is None:
             if not self._confirmed:
                 self._monitor.verify(operation.number)

@@ -16,7 +16,7 @@ from mpiddp.mpi.lazy import MPI
 from mpiddp.mpi.message import as_array
 from mpiddp.mpi.operation import Operation
 from mpiddp.mpi.p2p import Mailbox, Route
-from mpiddp.mpi.requests import READY
+from mpiddp.mpi.requests import READY, awaiting
 from mpiddp.mpi.work import Ended, Work
 from mpiddp.typing import Array, ArrayLike
 
@@ -65,11 +65,8 @@ def _at_once(mailbox: Mailbox, x: Array) -> bool:
 def _wait(wait: Callable[[], object], entry: list[Any]) -> None:
     """Call ``wait``, which blocks in MPI, and show the wait to the watchdog."""
     operation = Operation(*entry)  # the report of a Ctrl-C looks for a variable of this name
-    began = requests.begin_wait(operation)
-    try:
+    with awaiting(operation):
         wait()
-    finally:
-        requests.end_wait(*began)
 
 
 def send(

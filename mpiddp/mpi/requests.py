@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Generator
 from datetime import timedelta
 from threading import get_ident
+from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from mpiddp.errors import DistError, DistTimeoutError
@@ -216,8 +217,7 @@ def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -
     monitor, operation = operation.members.monitor, operation.as_limited()
     polls, began_s = 0, time.monotonic()
     checked_s = began_s
-    began = begin_wait(operation)
-    try:
+    with awaiting(operation):
         while not done():
             poll()
             polls += 1
@@ -229,26 +229,34 @@ def poll_until(done: Callable[[], bool], operation: Operation, limit_s: float) -
                 if checked_s - began_s > limit_s:
                     return done()
         return True
-    except Exception as error:
-        monitor.translate(error)
-        raise
-    finally:
-        end_wait(*began)
 
 
-def begin_wait(operation: Operation) -> tuple[int, Operation | None]:
-    """Show this thread's wait to the watchdog; return the arguments of `end_wait`."""
-    me = get_ident()
-    outer = waiting.get(me)
-    waiting[me] = operation
-    return me, outer
+class awaiting:  # noqa: N801 - a statement's context
+    """A wait of this thread, which the watchdog sees.
 
+    An error becomes `RankFailedError` if a failed rank is its cause.
+    """
 
-def end_wait(thread: int, outer: Operation | None) -> None:
-    if outer is None:
-        waiting.pop(thread, None)
-    else:
-        waiting[thread] = outer
+    __slots__ = ("_operation", "_outer", "_thread")
+
+    def __init__(self, operation: Operation) -> None:
+        self._operation = operation
+
+    def __enter__(self) -> Operation:
+        self._thread = thread = get_ident()
+        self._outer = waiting.get(thread)
+        waiting[thread] = operation = self._operation
+        return operation
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if isinstance(error, Exception):
+                self._operation.members.monitor.translate(error)
+        finally:
+            if self._outer is None:
+                waiting.pop(self._thread, None)
+            else:
+                waiting[self._thread] = self._outer
 
 
 def wait_for(done: Callable[[], bool], operation: Operation, timeout_s: float | None = None) -> None:
@@ -267,11 +275,8 @@ def timed_out(operation: Operation, limit_s: float) -> DistTimeoutError:
 
     To ask those ranks takes a moment. Ranks that ask this one meanwhile still see its wait.
     """
-    began = begin_wait(operation)
-    try:
+    with awaiting(operation):
         reason = operation.members.monitor.explain(operation)
-    finally:
-        end_wait(*began)
     return DistTimeoutError(f"{operation} did not finish in {limit_s:g} s (Timed out){reason}")
 
 
@@ -282,19 +287,12 @@ def run_in_thread(call: Callable[[], T], operation: Operation) -> T:
     that other ranks wait for, and a failed rank must not keep this thread waiting. If neither can happen, this thread
     makes the call itself. Without MPI_THREAD_MULTIPLE it does so after finishing what is pending.
     """
-    monitor = operation.members.monitor
     threads = not only_thread
     if pending and not threads:
         wait_for(finished, operation)
-    if not (threads and (pending or monitor.polls)):
-        began = begin_wait(operation)
-        try:
+    if not (threads and (pending or operation.members.monitor.polls)):
+        with awaiting(operation):
             return call()
-        except Exception as error:
-            monitor.translate(error)
-            raise
-        finally:
-            end_wait(*began)
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:
@@ -305,8 +303,5 @@ def run_in_thread(call: Callable[[], T], operation: Operation) -> T:
 
     threading.Thread(target=run, name=f"mpiddp-{operation.call.name}", daemon=True).start()
     wait_for(outcome.done, operation)
-    try:
+    with awaiting(operation):
         return outcome.result()
-    except Exception as error:
-        monitor.translate(error)
-        raise
