@@ -48,13 +48,13 @@ BUDGET = {
     "mpiddp/examples": 593,
     "mpiddp/faults": 2_233,
     "mpiddp/mpi": 2_216,
-    "mpiddp/nn": 1_010,
+    "mpiddp/nn": 980,
     "mpiddp/optim": 410,
-    "mpiddp/parallel": 1_720,
+    "mpiddp/parallel": 1_719,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_401,
     "mpiddp/training": 1_909,
-    "tests, all": 23_710,
+    "tests, all": 23_713,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -72,7 +72,6 @@ class Sigmoid(Module):
 
 class _AlongAxis(Layer):
     def __init__(self, dim: int | None = None) -> None:
-        super().__init__()
         self.dim = dim
 
 

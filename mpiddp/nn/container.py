@@ -12,13 +12,16 @@ class _Ordered(Module):
         return list(self.children())[index]
 
     def __setitem__(self, index: int, module: Module) -> None:
-        setattr(self, list(self._modules)[index], module)
+        setattr(self, self._names()[index], module)
 
     def __len__(self) -> int:
-        return len(self._modules)
+        return len(self._names())
 
     def __iter__(self) -> Iterator[Module]:
         return self.children()
+
+    def _names(self) -> list[str]:
+        return [name for name, kind in self._kinds.items() if kind == "module"]
 
     def append(self, module: Module) -> Any:
         """Append a module; return the container."""
@@ -33,7 +36,6 @@ class Sequential(_Ordered):
     """
 
     def __init__(self, *modules: Any) -> None:
-        super().__init__()
         named = len(modules) == 1 and isinstance(modules[0], OrderedDict)
         given = modules[0] if named else {str(i): module for i, module in enumerate(modules)}
         for name, module in given.items():
@@ -49,7 +51,6 @@ class ModuleList(_Ordered):
     """A list of modules that are registered as children."""
 
     def __init__(self, modules: Iterable[Module] | None = None) -> None:
-        super().__init__()
         self.extend(modules or ())
 
     def extend(self, modules: Iterable[Module]) -> "ModuleList":

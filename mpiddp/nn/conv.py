@@ -162,7 +162,6 @@ class Conv2d(Layer):
         bias: bool = True,
         dtype: DTypeLike = np.float32,
     ) -> None:
-        super().__init__()
         self.in_channels, self.out_channels = in_channels, out_channels
         self.kernel_size, self.stride, self.padding = pair(kernel_size), pair(stride), pair(padding)
         self.weight = Parameter(np.empty((out_channels, in_channels, *self.kernel_size), dtype))

@@ -47,7 +47,6 @@ class Dropout(Layer):
     """Layer of :func:`mpiddp.nn.functional.dropout`, active in training."""
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
-        super().__init__()
         self.p = p
 
     def forward(self, input: Any) -> Tensor:

@@ -92,7 +92,6 @@ class Linear(Layer):
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, *, dtype: DTypeLike = np.float32
     ) -> None:
-        super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.weight = Parameter(np.empty((out_features, in_features), dtype))
         self.register_parameter("bias", Parameter(np.empty(out_features, dtype)) if bias else None)

@@ -104,7 +104,6 @@ class _Loss(Module):
     function: ClassVar[Callable[..., Tensor]]
 
     def __init__(self, *, reduction: str = "mean") -> None:
-        super().__init__()
         self.reduction = reduction
 
     def forward(self, input: Any, target: Any) -> Tensor:

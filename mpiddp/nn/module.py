@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from mpiddp.typing import Array
 
 from .parameter import Parameter
 
+_BUFFERS = ("buffer", "unsaved buffer")
+
 
 class IncompatibleKeys(NamedTuple):
     """The result of `Module.load_state_dict`: keys that the given state lacks, and keys that the module lacks."""
@@ -28,9 +31,10 @@ class IncompatibleKeys(NamedTuple):
 class Module:
     """A part of a model, as ``torch.nn.Module``; buffers are arrays.
 
-    A subclass calls ``super().__init__()``, assigns parameters and modules to attributes, and defines ``forward``.
-    ``state_dict`` holds the arrays of the module themselves, which go on changing in training; ``copy.deepcopy`` of it
-    keeps their present values. ``load_state_dict`` writes into these arrays.
+    A subclass assigns parameters and modules to attributes, and defines ``forward``. Unlike torch's it need not call
+    ``super().__init__()``, for there is nothing to prepare. ``state_dict`` holds the arrays of the module themselves,
+    which go on changing in training; ``copy.deepcopy`` of it keeps their present values. ``load_state_dict`` writes
+    into these arrays.
 
     Examples
     --------
@@ -46,15 +50,17 @@ class Module:
     ['layer.weight', 'layer.bias']
     """
 
-    training: bool
+    training: bool = True
     """True in training, in which dropout is active and batch normalization uses the batch's statistics."""
-    _parameters: dict[str, Parameter | None]
-    _buffers: dict[str, Array | None]
-    _modules: dict[str, Module | None]
 
-    def __init__(self) -> None:
-        # An assignment would call __setattr__, which needs these attributes.
-        vars(self).update(training=True, _parameters={}, _buffers={}, _modules={}, _not_saved=set())
+    @functools.cached_property
+    def _kinds(self) -> dict[str, str]:
+        """The attributes that are parameters, buffers and modules, in the order of their registration."""
+        return {}
+
+    if TYPE_CHECKING:  # attributes that are registered by their names have the type Any
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the output; subclasses define it."""
@@ -66,87 +72,63 @@ class Module:
 
     # -- attributes ------------------------------------------------------------------------------------------------
 
-    _registries = ("_parameters", "_buffers", "_modules")
-
     def __setattr__(self, name: str, value: Any) -> None:
+        kind = self._kinds.get(name)
         if isinstance(value, Parameter):
-            self._register("_parameters", name, value)
+            self._register("parameter", name, value)
         elif isinstance(value, Module):
-            self._register("_modules", name, value)
-        elif "_parameters" not in vars(self):
-            super().__setattr__(name, value)
-        elif name in self._parameters or name in self._modules:
-            if value is not None:
-                kind, wanted = ("parameter", "Parameter") if name in self._parameters else ("child module", "Module")
-                raise TypeError(
-                    f"cannot assign '{type(value).__name__}' as {kind} '{name}' (mpiddp.nn.{wanted} or None expected)"
-                )
-            (self._parameters if name in self._parameters else self._modules)[name] = None
-        elif name in self._buffers:
-            self._buffers[name] = _as_buffer(name, value)
+            self._register("module", name, value)
+        elif kind in _BUFFERS:
+            vars(self)[name] = _as_buffer(name, value)
+        elif kind is not None and value is not None:
+            what, wanted = ("parameter", "Parameter") if kind == "parameter" else ("child module", "Module")
+            raise TypeError(
+                f"cannot assign '{type(value).__name__}' as {what} '{name}' (mpiddp.nn.{wanted} or None expected)"
+            )
         else:
             super().__setattr__(name, value)
 
-    def _register(self, registry: str, name: str, entry: Any) -> None:
-        """Set an entry of a registry.
+    def _register(self, kind: str, name: str, value: Any) -> None:
+        """Set an attribute of a kind.
 
-        It keeps the position of an older entry of that name, because an optimizer's state numbers parameters in order.
+        It keeps the position of an older one of that name, because an optimizer's state numbers parameters in order.
         """
-        self._forget(name, keep=registry)
-        getattr(self, registry)[name] = entry
-
-    def _forget(self, name: str, keep: str = "") -> None:
-        vars(self).pop(name, None)
-        for registry in self._registries:
-            if registry != keep:
-                getattr(self, registry).pop(name, None)
-        self._not_saved.discard(name)
-
-    def __getattr__(self, name: str) -> Any:
-        state = vars(self)
-        for registry in self._registries:
-            entries = state.get(registry, ())
-            if name in entries:
-                return entries[name]
-        if name in self._registries:
-            raise AttributeError("cannot assign parameters, buffers or modules before Module.__init__() call")
-        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        if self._kinds.get(name) != kind:
+            self._kinds.pop(name, None)
+        self._kinds[name] = kind
+        vars(self)[name] = value
 
     def __delattr__(self, name: str) -> None:
-        if any(name in vars(self)[registry] for registry in self._registries):
-            self._forget(name)
-        else:
-            super().__delattr__(name)
+        super().__delattr__(name)
+        self._kinds.pop(name, None)
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
         """Add a parameter under ``name``; None reserves the name."""
-        self._check_name(name, "parameter")
-
-        self._register("_parameters", name, param)
+        self._add("parameter", name, param)
 
     def register_buffer(self, name: str, tensor: Array | Tensor | None, persistent: bool = True) -> None:
         """Add an array that is not trained, without a copy. If ``persistent``, the array is part of `state_dict`."""
-        self._check_name(name, "buffer")
-        self._register("_buffers", name, _as_buffer(name, tensor))
-        if not persistent:
-            self._not_saved.add(name)
+        self._add("buffer" if persistent else "unsaved buffer", name, _as_buffer(name, tensor))
 
     def register_module(self, name: str, module: Module | None) -> None:
         """Add a module under ``name``, as assignment does."""
-        self._check_name(name, "module")
-
-        self._register("_modules", name, module)
+        self._add("module", name, module)
 
     add_module = register_module
 
-    def _check_name(self, name: str, kind: str) -> None:
-        taken = any(name in getattr(self, registry) for registry in self._registries)
+    def _add(self, kind: str, name: str, value: Any) -> None:
         if "." in name:
             raise KeyError(f'{kind} name can\'t contain ".", got: {name}')
         if name == "":
             raise KeyError(f'{kind} name can\'t be empty string ""')
-        if hasattr(self, name) and not taken:
+        if hasattr(self, name) and name not in self._kinds:
             raise KeyError(f"attribute '{name}' already exists")
+        self._register(kind, name, value)
+
+    def _own(self, *kinds: str) -> list[tuple[str, Any]]:
+        """Return the attributes of some kinds that are not None, with their names."""
+        found = vars(self)
+        return [(name, found[name]) for name, kind in self._kinds.items() if kind in kinds and found[name] is not None]
 
     # -- walking ---------------------------------------------------------------------------------------------------
 
@@ -159,8 +141,8 @@ class Module:
             return
         seen.add(self)
         yield prefix, self
-        for name, module in self._modules.items():
-            if module is not None:
+        for name, kind in self._kinds.items():
+            if kind == "module" and (module := vars(self)[name]) is not None:
                 yield from module._walk(f"{prefix}.{name}" if prefix else name, seen)
 
     def modules(self) -> Iterator[Module]:
@@ -169,7 +151,7 @@ class Module:
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """Yield the modules directly below this one with their names."""
-        return ((name, module) for name, module in self._modules.items() if module is not None)
+        return iter(self._own("module"))
 
     def children(self) -> Iterator[Module]:
         """Yield the modules directly below this one."""
@@ -177,7 +159,7 @@ class Module:
 
     def named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Parameter]]:
         """Yield the parameters with their dotted names, each once, in the order of registration."""
-        return self._named("_parameters", prefix, recurse)
+        return self._named(("parameter",), prefix, recurse)
 
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
         """Yield the parameters as :meth:`named_parameters`."""
@@ -185,20 +167,20 @@ class Module:
 
     def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Array]]:
         """Yield the buffers with their dotted names, each once."""
-        return self._named("_buffers", prefix, recurse)
+        return self._named(_BUFFERS, prefix, recurse)
 
     def buffers(self, recurse: bool = True) -> Iterator[Array]:
         """Yield the buffers, each once."""
         return (buffer for _, buffer in self.named_buffers(recurse=recurse))
 
-    def _named(self, registry: str, prefix: str, recurse: bool) -> Iterator[tuple[str, Any]]:
+    def _named(self, kinds: tuple[str, ...], prefix: str, recurse: bool) -> Iterator[tuple[str, Any]]:
         seen: set[int] = set()
         modules = self.named_modules(prefix=prefix) if recurse else iter(((prefix, self),))
         for module_name, module in modules:
-            for name, entry in vars(module)[registry].items():
-                if entry is not None and id(entry) not in seen:
-                    seen.add(id(entry))
-                    yield (f"{module_name}.{name}" if module_name else name), entry
+            for name, kind in module._kinds.items():
+                if kind in kinds and (value := vars(module)[name]) is not None and id(value) not in seen:
+                    seen.add(id(value))
+                    yield (f"{module_name}.{name}" if module_name else name), value
 
     # -- modes and gradients ---------------------------------------------------------------------------------------
 
@@ -238,9 +220,8 @@ class Module:
                 parameter.data = converted
                 parameter.grad = parameter.grad_slot = None
         for module in self.modules():
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    module._buffers[name] = fn(buffer)
+            for name, buffer in module._own(*_BUFFERS):
+                vars(module)[name] = fn(buffer)
         return self
 
     def to(self, device: Any = None, dtype: Any = None, non_blocking: bool = False) -> Self:
@@ -279,13 +260,11 @@ class Module:
         An array that several names share is in the result under each of them.
         """
         state: OrderedDict[str, Array] = OrderedDict()
-        for name, parameter in self._parameters.items():
-            if parameter is not None:
-                state[prefix + name] = parameter.data
-        for name, buffer in self._buffers.items():
-            if buffer is not None and name not in self._not_saved:
-                state[prefix + name] = buffer
-        for name, module in self.named_children():
+        for name, parameter in self._own("parameter"):
+            state[prefix + name] = parameter.data
+        for name, buffer in self._own("buffer"):
+            state[prefix + name] = buffer
+        for name, module in self._own("module"):
             state.update(module.state_dict(prefix=f"{prefix}{name}."))
         return state
 
@@ -337,7 +316,7 @@ class Layer(Module):
 
     def extra_repr(self) -> str:
         options: dict[str, Any] = {name: x for name, x in vars(self).items() if isinstance(x, int | float | tuple)}
-        options |= {name: None for name, parameter in self._parameters.items() if parameter is None}
+        options |= {name: None for name in self._kinds if vars(self)[name] is None}
         return ", ".join(f"{name}={x}" for name, x in options.items() if name != "training")
 
 

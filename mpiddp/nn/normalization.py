@@ -102,7 +102,6 @@ class BatchNorm(Layer):
     def __init__(
         self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, *, dtype: DTypeLike = np.float32
     ) -> None:
-        super().__init__()
         if momentum is None:
             raise TypeError("momentum should be a float, got None: a mean over all batches is not there")
         self.num_features, self.eps, self.momentum = num_features, eps, momentum

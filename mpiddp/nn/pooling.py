@@ -72,7 +72,6 @@ class MaxPool2d(Layer):
     """Layer of :func:`mpiddp.nn.functional.max_pool2d`."""
 
     def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> None:
-        super().__init__()
         self.kernel_size, self.padding = kernel_size, padding
         self.stride = kernel_size if stride is None else stride
 

@@ -11,7 +11,6 @@ class Flatten(Layer):
     """A layer that joins the axes from ``start_dim`` to ``end_dim``, by default all axes but the batch's."""
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
-        super().__init__()
         self.start_dim, self.end_dim = start_dim, end_dim
 
     def forward(self, input: Any) -> Tensor:

@@ -58,7 +58,6 @@ class DataParallel(Module):
         output_device: int | str | None = None,
         dim: int = 0,
     ) -> None:
-        super().__init__()
         if device_ids is None:
             on_device = any(is_device_array(parameter.data) for parameter in module.parameters())
             device_ids = list(range(device_count())) if on_device else ["cpu", "cpu"]
@@ -127,8 +126,8 @@ def _replica(module: Module, place: Place) -> Module:
     new |= {id(p): _to(p, place) for p in module.parameters()} | {id(m): copy.copy(m) for m in module.modules()}
     for original in module.modules():
         state = vars(new[id(original)])
-        for registry in Module._registries:
-            state[registry] = {name: new.get(id(x)) for name, x in state[registry].items()}
+        kinds = dict(original._kinds)
+        state.update({name: new.get(id(state[name])) for name in kinds}, _kinds=kinds)
     return new[id(module)]  # type: ignore[no-any-return]
 
 
