@@ -49,12 +49,12 @@ BUDGET = {
     "mpiddp/faults": 2_233,
     "mpiddp/mpi": 2_216,
     "mpiddp/nn": 980,
-    "mpiddp/optim": 410,
+    "mpiddp/optim": 401,
     "mpiddp/parallel": 1_719,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_401,
     "mpiddp/training": 1_909,
-    "tests, all": 23_713,
+    "tests, all": 23_716,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

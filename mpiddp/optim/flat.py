@@ -40,14 +40,13 @@ def address(x: Array) -> int:
 
 
 def are_adjacent(left: Array, right: Array) -> bool:
-    """Return whether ``right`` begins at the end of ``left``, both contiguous views of one contiguous array."""
-    root = left.base
+    """Return whether ``right`` begins at the end of ``left``, both contiguous views of the same memory."""
     return (
-        root is not None
-        and root is right.base
-        and isinstance(root, type(left))  # a base that is a foreign buffer cannot be sliced
+        left.base is not None
+        and left.base is right.base
         and left.dtype == right.dtype
-        and all(x.flags.c_contiguous for x in (left, right, root))
+        and left.flags.c_contiguous
+        and right.flags.c_contiguous
         and address(left) + left.nbytes == address(right)
     )
 
@@ -57,10 +56,8 @@ def flat_view(pieces: Sequence[Array]) -> Array:
     first = pieces[0]
     if len(pieces) == 1:
         return first.reshape(-1)
-    root: Array = first.base  # type: ignore[assignment]
-    start = address(first) - address(root)
-    octets = root.reshape(-1).view(np.uint8)
-    return octets[start : start + sum(piece.nbytes for piece in pieces)].view(first.dtype)
+    as_strided = array_namespace(first).lib.stride_tricks.as_strided
+    return as_strided(first, (sum(piece.size for piece in pieces),), (first.itemsize,))  # type: ignore[no-any-return]
 
 
 class ContiguousRun:
@@ -87,8 +84,6 @@ class ContiguousRun:
             else:
                 for piece, view in zip(pieces, self._pieces(self.new_state(name)), strict=True):
                     view[...] = piece
-        if "step" in records[0]:
-            self._share_step(records[0]["step"].copy())
 
     def new_state(self, name: str) -> Array:
         self.state[name] = array_namespace(self.data).zeros_like(self.data)
@@ -97,10 +92,9 @@ class ContiguousRun:
         return self.state[name]
 
     def count_step(self) -> int:
-        if "step" not in self._records[0]:
-            self._share_step(np.zeros((), dtype=np.float32))
-        step = self._records[0]["step"]
-        step += 1
+        step = np.array(self._records[0].get("step", 0) + 1, np.float32)
+        for record in self._records:
+            record["step"] = step
         return int(step)
 
     def blocks(self, *names: str) -> Iterator[tuple[Array, ...]]:
@@ -117,10 +111,6 @@ class ContiguousRun:
         else:
             for start in range(0, self.data.size, BLOCK):
                 yield tuple(array[start : start + BLOCK] for array in arrays)
-
-    def _share_step(self, step: Array) -> None:
-        for record in self._records:
-            record["step"] = step
 
     def _whole(self, pieces: Sequence[Array]) -> Array:
         return flat_view(pieces) if self._flat else pieces[0]

@@ -7,7 +7,7 @@ import pytest
 
 from mpiddp.device.packing import views
 from mpiddp.optim import SGD, Adam, Optimizer
-from mpiddp.optim.flat import BLOCK, are_adjacent
+from mpiddp.optim.flat import BLOCK, are_adjacent, flat_view
 
 from .test_optimizer import CASES, Parameter
 
@@ -149,7 +149,7 @@ def test_strided_arrays_are_updated_in_place() -> None:
     assert np.array_equal(contiguous.data, 1 - np.arange(6.0).reshape(2, 3))
 
 
-def test_neighbours_of_different_arrays_or_types_do_not_adjoin() -> None:
+def test_neighbours_of_one_array_and_type_adjoin() -> None:
     flat = np.zeros(8, np.float32)
     assert not are_adjacent(flat[:2], flat[2:4].view(np.int32))
     assert not are_adjacent(flat[:4:2], flat[4:])
@@ -158,4 +158,7 @@ def test_neighbours_of_different_arrays_or_types_do_not_adjoin() -> None:
     left, right = np.frombuffer(memory, np.float32, 4), np.frombuffer(memory, np.float32, 4, 16)
     assert not are_adjacent(left, right)
     fortran = np.zeros((4, 2), order="F")
-    assert not are_adjacent(fortran[:2, 0], fortran[2:, 0])
+    pair = fortran[:2, 0], fortran[2:, 0]
+    assert are_adjacent(*pair)
+    flat_view(pair)[...] = 1
+    assert fortran.tolist() == [[1, 0]] * 4
