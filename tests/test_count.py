@@ -49,7 +49,7 @@ BUDGET = {
     "mpiddp/faults": 2_233,
     "mpiddp/mpi": 2_216,
     "mpiddp/nn": 980,
-    "mpiddp/optim": 401,
+    "mpiddp/optim": 389,
     "mpiddp/parallel": 1_719,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_401,

@@ -73,34 +73,25 @@ class LambdaLR(LRScheduler):
         super().__init__(optimizer)
 
     def lr_at(self, step: int, base_lr: float, index: int) -> float:
-        return base_lr * self.lr_lambda(step)
+        return float(base_lr * self.lr_lambda(step))
 
 
-class StepLR(LRScheduler):
+class StepLR(LambdaLR):
     """A rate that is multiplied by ``gamma`` every ``step_size`` steps."""
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
-        self.step_size = step_size
-        self.gamma = gamma
-        super().__init__(optimizer)
-
-    def lr_at(self, step: int, base_lr: float, index: int) -> float:
-        return float(base_lr * self.gamma ** (step // self.step_size))
+        super().__init__(optimizer, lambda step: gamma ** (step // step_size))
 
 
-class MultiStepLR(LRScheduler):
+class MultiStepLR(LambdaLR):
     """A rate that is multiplied by ``gamma`` at each step in ``milestones``. A step given twice counts twice."""
 
     def __init__(self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1) -> None:
-        self.milestones = sorted(milestones)
-        self.gamma = gamma
-        super().__init__(optimizer)
-
-    def lr_at(self, step: int, base_lr: float, index: int) -> float:
-        return float(base_lr * self.gamma ** bisect_right(self.milestones, step))
+        ordered = sorted(milestones)
+        super().__init__(optimizer, lambda step: gamma ** bisect_right(ordered, step))
 
 
-class LinearLR(LRScheduler):
+class LinearLR(LambdaLR):
     """A warm-up: the initial rate times a factor that goes from ``start_factor`` to ``end_factor``.
 
     The factor changes linearly in the first ``total_iters`` steps.
@@ -109,14 +100,8 @@ class LinearLR(LRScheduler):
     def __init__(
         self, optimizer: Optimizer, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5
     ) -> None:
-        self.start_factor = start_factor
-        self.end_factor = end_factor
-        self.total_iters = total_iters
-        super().__init__(optimizer)
-
-    def lr_at(self, step: int, base_lr: float, index: int) -> float:
-        way = min(step, self.total_iters) / self.total_iters
-        return base_lr * (self.start_factor + (self.end_factor - self.start_factor) * way)
+        change = end_factor - start_factor
+        super().__init__(optimizer, lambda step: start_factor + change * (min(step, total_iters) / total_iters))
 
 
 class CosineAnnealingLR(LRScheduler):
