@@ -1,7 +1,7 @@
 """Checkpoints: one file for each saved step. A file is complete or absent; the newest and the best are kept.
 
 ``step-0000000123.safetensors`` is a file of `mpiddp.save` with the arrays of model and optimizer, the rest of the
-state, and a SHA-256 of both. A rank with arrays of its own writes them to a shard, such as
+state, and a SHA-256 of both. A rank with a state of its own writes it to a shard, such as
 ``step-0000000123.rank-00001.c4f3a1b2.safetensors``. Then rank 0 writes the step's file, which names all shards.
 """
 
@@ -18,10 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from mpiddp.serialization import flatten, load, on_host, save
-from mpiddp.typing import Array
+from mpiddp.serialization import flatten, load, on_host, save, unflatten
 
 from .config import saved_state
 
@@ -40,11 +37,10 @@ class DamagedError(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    arrays: Mapping[str, Array]
     state: dict[str, Any]
-    """JSON values with the key ``step`` (int), and often ``score`` (float or None; a larger score is better)."""
-    shards: Mapping[int, Mapping[str, Array]] = field(default_factory=dict)
-    """The arrays that single ranks saved, by rank. Only `read_checkpoint` fills this field."""
+    """A state for `mpiddp.save` with ``step`` (int), and often ``score`` (float or None; a larger score is better)."""
+    shards: Mapping[int, Any] = field(default_factory=dict)
+    """The states that single ranks saved, by rank. Only `read_checkpoint` fills this field."""
 
     @property
     def step(self) -> int:
@@ -52,27 +48,27 @@ class Checkpoint:
 
     def frozen(self) -> Checkpoint:
         """Return a copy in host memory. Training does not change the copy while it is written in the background."""
-        arrays: dict[str, np.ndarray[Any, Any]] = {name: on_host(x, copy=True) for name, x in self.arrays.items()}
-        return Checkpoint(arrays, json.loads(json.dumps(self.state)))
+        tree, arrays = flatten(self.state)
+        return Checkpoint(unflatten(tree, {name: on_host(x, copy=True) for name, x in arrays.items()}))
 
     def write(self, path: Path, shards: Mapping[int, Any] | None = None) -> None:
         """Write the step's file, which appears only when it is complete.
 
-        ``shards`` holds, for each rank with arrays of its own, the result of `write_shard`. If the rank could not write
+        ``shards`` holds, for each rank with own state, the result of `write_shard`. If the rank could not write
         its shard, ``shards`` holds a text instead, and OSError is raised with that text.
         """
         _await_shards(path.parent, shards or {})
-        content = {"format": FORMAT, "state": self.state, "shards": dict(shards or {}), "arrays": dict(self.arrays)}
+        content = {"format": FORMAT, "state": self.state, "shards": dict(shards or {})}
         save(content | {"sha256": _digest(content)}, path)
 
 
-def write_shard(path: Path, rank: int, arrays: Mapping[str, Array]) -> tuple[str, str]:
-    """Write the arrays that ``rank`` alone has for the checkpoint at ``path``; return the file's name and digest.
+def write_shard(path: Path, rank: int, state: Any) -> tuple[str, str]:
+    """Write the state that ``rank`` alone has for the checkpoint at ``path``; return the file's name and digest.
 
     A step at the end of an epoch may be saved twice. The name has a part of the digest, so that the second save
     leaves the shards of the first one alone.
     """
-    content = {"arrays": dict(arrays)}
+    content = {"state": state}
     digest = _digest(content)
     name = f"{path.stem}.rank-{rank:05d}.{digest[:8]}.safetensors"
     save(content | {"sha256": digest}, path.with_name(name))
@@ -91,7 +87,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if written != FORMAT:
         raise ValueError(f"{path} has format {written}, this mpiddp reads {FORMAT}; use the mpiddp that wrote it")
     shards = {rank: _whole(path.with_name(name), digest) for rank, (name, digest) in content["shards"].items()}
-    return Checkpoint(content["arrays"], content["state"], {rank: each["arrays"] for rank, each in shards.items()})
+    return Checkpoint(content["state"], {rank: each["state"] for rank, each in shards.items()})
 
 
 def _whole(path: Path, digest: str | None = None) -> dict[str, Any]:

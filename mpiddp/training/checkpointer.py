@@ -16,7 +16,7 @@ from .checkpoint import Checkpoint, CheckpointStore, sweep, write_shard
 from .config import Config
 from .console import say
 from .options import RunError, UsageError, refusing
-from .ranks import arrays_from, broadcasted, gathered, raise_on_all_ranks
+from .ranks import gathered, raise_on_all_ranks, state_from
 from .run_folder import locked
 from .trainer import Trainer
 
@@ -70,7 +70,7 @@ class Checkpointer:
         self._finish_previous()
         shards = self._write_shards(trainer)
         if dist.get_rank() == 0:
-            self._store.save(Checkpoint(trainer.arrays(), state), shards)
+            self._store.save(Checkpoint(state), shards)
 
     def finish(self) -> None:
         """Wait until the last checkpoint is on disk; all ranks raise RunError if it could not be written."""
@@ -99,13 +99,13 @@ class Checkpointer:
             _logger.warning("the previous checkpoint could not be written (%s); training goes on", error)
 
     def _write_shards(self, trainer: Trainer) -> dict[int, Any]:
-        """Write this rank's own arrays, if it has any; return all ranks' shards, as `Checkpoint.write` takes them.
+        """Write this rank's own state, if it has any; return all ranks' shards, as `Checkpoint.write` takes them.
 
         All ranks call this together.
         """
-        own, rank = trainer.own_arrays(), dist.get_rank()
+        own, rank = trainer.own_state(), dist.get_rank()
         written: Any = None
-        if own:
+        if any(own.values()):
             try:
                 written = write_shard(self._store.path(trainer.step), rank, own)
             except OSError as error:
@@ -121,7 +121,7 @@ class Checkpointer:
         if self._config.resume == "no":
             return
         found = raise_on_all_ranks(self._newest)
-        state = broadcasted(found.state if found else None, 0)
+        state = state_from(0, found.state if found else None)
         if state is None:
             return
         for name in _MUST_AGREE:
@@ -132,16 +132,14 @@ class Checkpointer:
                     " same, or another --output"
                 )
         ranks = state["bits"]["ranks"]
-        arrays = dict(arrays_from(0, found.arrays if found else {}))
-        for rank in range(ranks):
-            shard = found.shards.get(rank, {}) if found else {}
-            arrays |= arrays_from(0, shard, functools.partial(trainer.wants, rank=rank, ranks=ranks))
+        shards = (state_from(0, found.shards.get(rank, {}) if found else {}) for rank in range(ranks))
+        own = [trainer.wanted(shard, rank, ranks) for rank, shard in enumerate(shards)]
         fits = refusing(
             "the checkpoint to resume from is not one of this model and these data: ",
             *(RuntimeError, ValueError),
             after="; give those that it was made with, or another --output",
         )
-        raise_on_all_ranks(functools.partial(fits(trainer.load_state_dict), state, arrays))
+        raise_on_all_ranks(functools.partial(fits(trainer.load_state_dict), state, own))
         _apply_changed_options(trainer, state["config"], self._config)
         self._saved = (trainer.epoch, trainer.step)
         if dist.get_rank() == 0:
@@ -177,7 +175,7 @@ def _apply_changed_options(trainer: Trainer, then: Mapping[str, Any], config: Co
         group |= {name: value for name, value in new.items() if value != old.get(name)}
 
 
-Snapshot = tuple[dict[str, Any], dict[str, Array]]
+Snapshot = tuple[dict[str, Any], list[dict[str, Any]]]
 """The arguments of `Trainer.load_state_dict`."""
 
 
@@ -211,8 +209,7 @@ class RestorePoint:
         source = elastic.farthest(self._moment)
         if source is None:
             return None
-        state, arrays = self._here() if dist.get_rank() == source else ({}, {})
-        found = broadcasted(state, source), dict(arrays_from(source, arrays))
+        found: Snapshot = state_from(source, self._here() if dist.get_rank() == source else None)
         self._here = lambda: found
         self._moment = found[0]["step"], found[0]["epoch"]
         return found
@@ -222,4 +219,4 @@ def _back(trainer: Trainer, position: dict[str, Any], buffers: list[Array]) -> S
     trainer.train_loader.load_state_dict(position)
     for x, kept in zip(trainer.model.module.buffers(), buffers, strict=True):
         x[...] = kept
-    return trainer.common_state(), trainer.arrays() | trainer.own_arrays()
+    return trainer.state_dict(), [trainer.own_state()]

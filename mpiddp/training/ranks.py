@@ -1,12 +1,13 @@
 """Exchange values, errors and arrays between the ranks of a run. All ranks call each function together."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 
 import mpiddp.distributed as dist
 from mpiddp.distributed.groups import default_group
+from mpiddp.serialization import flatten, unflatten
 from mpiddp.typing import Array
 
 from .options import UsageError
@@ -50,13 +51,12 @@ def raise_on_all_ranks(action: Callable[[], _T], error_class: type[UsageError] =
     return result  # type: ignore[return-value]
 
 
-def arrays_from(
-    rank: int, arrays: Mapping[str, Array], wanted: Callable[[str], bool] = lambda _: True
-) -> Iterator[tuple[str, Array]]:
-    """Yield a rank's arrays on every rank that wants them, broadcast one at a time to save memory."""
-    layouts = broadcasted({name: (x.shape, x.dtype.str) for name, x in arrays.items()}, rank)
+def state_from(rank: int, state: Any) -> Any:
+    """Return a rank's nested state on every rank. Its arrays are broadcast one at a time to save memory."""
+    tree, arrays = flatten(state)
+    tree, layouts = broadcasted((tree, {name: (x.shape, x.dtype.str) for name, x in arrays.items()}), rank)
+    received: dict[str, Array] = {}
     for name, (shape, dtype) in layouts.items():
-        x = arrays[name].copy() if dist.get_rank() == rank else np.empty(shape, dtype)
-        dist.broadcast(x, src=rank)
-        if wanted(name):
-            yield name, x
+        received[name] = arrays[name].copy() if dist.get_rank() == rank else np.empty(shape, dtype)
+        dist.broadcast(received[name], src=rank)
+    return unflatten(tree, received)

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +22,6 @@ from mpiddp.optim import Optimizer
 from mpiddp.optim.lr_scheduler import LRScheduler
 from mpiddp.parallel import DistributedDataParallel, PowerSGDState, SyncBatchNorm, ZeroRedundancyOptimizer
 from mpiddp.parallel.replicas import broadcast_arrays
-from mpiddp.serialization import flatten, unflatten
 from mpiddp.typing import Array
 
 from .config import Config
@@ -156,94 +155,68 @@ class Trainer:
         tally.all_reduce().wait()
         return tally
 
-    def arrays(self) -> dict[str, Array]:
-        """Return the arrays of model and optimizer that a checkpoint takes from rank 0, by name, without copying them.
-
-        They are equal on all ranks, except for buffers such as running statistics, of which rank 0's count.
-        """
-        found = {f"model.{name}": x for name, x in self.model.module.state_dict().items()}
-        if not isinstance(self.optimizer, ZeroRedundancyOptimizer):
-            found |= _by_names(self.optimizer.state_dict()["state"])
-        return found
-
-    def own_arrays(self) -> dict[str, Array]:
-        """Return the arrays that only this rank has, by name, without copying them.
-
-        They are its shard of a `ZeroRedundancyOptimizer`'s state, and the arrays of `compression`.
-        """
-        found = _by_names(self.optimizer.shard()) if isinstance(self.optimizer, ZeroRedundancyOptimizer) else {}
-        return found | flatten(self._states(), "stateful")[1]
-
-    def wants(self, name: str, rank: int, ranks: int) -> bool:
-        """Return True if this rank needs an array of a checkpoint that only ``rank`` of ``ranks`` ranks saved.
-
-        `own_arrays` names such arrays.
-        """
-        if name.startswith("optimizer."):
-            optimizer, number = self.optimizer, int(name.split(".")[1])
-            return not isinstance(optimizer, ZeroRedundancyOptimizer) or number in optimizer.owned()
-        return get_rank() % ranks == rank
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the state outside of `arrays` and `own_arrays`, as JSON values. All ranks call this together."""
-        return self.common_state() | {"stateful": gathered(flatten(self._states(), "stateful")[0])}
+        """Return the state that a checkpoint takes from rank 0, without copying its arrays.
 
-    def common_state(self) -> dict[str, Any]:
-        """Return `state_dict` without the ``compression`` of the other ranks. No communication is needed."""
+        It is equal on all ranks, except for buffers such as running statistics, of which rank 0's count.
+        """
+        # `ZeroRedundancyOptimizer.state_dict` works only after its whole state was collected, so the method of the base
+        # class is called.
+        optimizer = Optimizer.state_dict(self.optimizer)
         return {
             **{name.lstrip("_"): getattr(self, name) for name in _NUMBERS},
+            "model": self.model.module.state_dict(),
+            "optimizer": optimizer | ({"state": {}} if isinstance(self.optimizer, ZeroRedundancyOptimizer) else {}),
             "loader": self.train_loader.state_dict(),
             "running": self.running.sums.tolist(),
             "history": [dataclasses.asdict(metrics) for metrics in self.history],
             "schedule": [self.step if self.scheduler is None else self.scheduler.last_epoch, self._steps_an_epoch()],
-            # `ZeroRedundancyOptimizer.state_dict` works only after its whole state was collected, so the method of the
-            # base class is called.
-            "param_groups": Optimizer.state_dict(self.optimizer)["param_groups"],
-            "stateful": [flatten(self._states(), "stateful")[0]],
             "bucket_order": self.model.bucket_order(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """Continue from the results of `state_dict`, `arrays` and `own_arrays`, also in the middle of an epoch.
+    def own_state(self) -> dict[str, Any]:
+        """Return the state that only this rank has, without copying its arrays.
+
+        They are its shard of a `ZeroRedundancyOptimizer`'s state, and the state of `compression`.
+        """
+        optimizer, compression = self.optimizer, self.compression
+        shard = {"optimizer": optimizer.shard()} if isinstance(optimizer, ZeroRedundancyOptimizer) else {}
+        return shard if compression is None else shard | {"compression": compression.state_dict()}
+
+    def wanted(self, own: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
+        """Return the part of an `own_state` that this rank needs, if ``rank`` of ``ranks`` had that state."""
+        optimizer, records = self.optimizer, own.get("optimizer", {})
+        owned = optimizer.owned() if isinstance(optimizer, ZeroRedundancyOptimizer) else records
+        found = {"optimizer": {number: record for number, record in records.items() if number in owned}}
+        return own | found if get_rank() % ranks == rank else found
+
+    def load_state_dict(self, state: Mapping[str, Any], own: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Continue from a `state_dict` and what is `wanted` of each rank's `own_state`, also in the middle of an epoch.
 
         With the same number of ranks training continues to the same bits. With another number no sample of the epoch
-        is lost or repeated, and an added rank takes the `compression` of an old one. Each rank needs only those of
-        `own_arrays` for which `wants` returns True. RuntimeError or ValueError if the state does not fit the model,
-        optimizer or data.
+        is lost or repeated, and an added rank takes the `compression` of an old one. RuntimeError or ValueError if the
+        state does not fit the model, optimizer or data.
         """
-        self.model.module.load_state_dict(
-            {name.removeprefix("model."): x for name, x in arrays.items() if name.startswith("model.")}
-        )
-        if (order := state.get("bucket_order")) is not None:
-            self.model.install_bucket_order(order)
-        records: dict[int, dict[str, Array]] = {}
-        for name, x in arrays.items():
-            if name.startswith("optimizer."):
-                _, number, key = name.split(".", 2)
-                records.setdefault(int(number), {})[key] = x
-        self.optimizer.load_state_dict({"state": records, "param_groups": state["param_groups"]})
+        self.model.module.load_state_dict(state["model"])
+        if state["bucket_order"] is not None:
+            self.model.install_bucket_order(state["bucket_order"])
+        records = dict(state["optimizer"]["state"])
+        for each in own:
+            records |= each.get("optimizer", {})
+            if self.compression is not None and "compression" in each:
+                self.compression.load_state_dict(each["compression"])
+        self.optimizer.load_state_dict(state["optimizer"] | {"state": records})
         self.train_loader.load_state_dict(state["loader"])
-
         self.running = MetricSum()
         self.running.sums[:] = state["running"]
-        states = state.get("stateful")
-        if self.compression is not None and states is not None:
-            mine = unflatten(states[get_rank() % len(states)], arrays)
-            if "compression" in mine:
-                self.compression.load_state_dict(mine["compression"])
-        # Checkpoints of older versions of mpiddp lack these keys.
-        state = {"skipped": 0, "skipped_in_a_row": 0, "last_lr": self._last_lr, **state}
         for name in _NUMBERS:
             setattr(self, name, state[name.lstrip("_")])
         if self.scheduler is not None:
             # The options of the schedule are this run's and may have changed. Its position is the checkpoint's,
             # converted by way of epochs, because an epoch may have another number of steps now.
-            position, steps = state.get("schedule", (self.step, self._steps_an_epoch()))
+            position, steps = state["schedule"]
             self.scheduler.step(round(position * self._steps_an_epoch() / steps))
         self.history = [EpochMetrics(**metrics) for metrics in state["history"]]
-
-    def _states(self) -> dict[str, Any]:
-        return {} if self.compression is None else {"compression": self.compression.state_dict()}
 
     def _complete_epoch(self) -> None:
         exposed = np.array([self._epoch_exposed_s / self._epoch_s])
@@ -431,10 +404,6 @@ def _batches(loader: DataLoader) -> Iterator[Batch]:
     for inputs, targets in loader:
         assert loader.current is not None, "a `GlobalBatchSampler` divides the batches"
         yield Batch(inputs, targets, loader.current)
-
-
-def _by_names(state: Mapping[int, Mapping[str, Array]]) -> dict[str, Array]:
-    return {f"optimizer.{number}.{name}": x for number, record in state.items() for name, x in record.items()}
 
 
 def _no_mean_of_nothing(weight: float) -> AbstractContextManager[Any]:

@@ -9,6 +9,7 @@ from harness.configured import BATCH, BY_EPOCH, EPOCHS, configured, data, rate
 import mpiddp as dist
 from mpiddp import nn
 from mpiddp.optim import SGD, AdamW
+from mpiddp.serialization import flatten
 from mpiddp.training import checkpointer as checkpointer_module
 from mpiddp.training.build import build_trainer
 from mpiddp.training.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
@@ -34,7 +35,7 @@ def make(stop_after: int | None = None, **options) -> tuple[Trainer, Config]:
 
 
 def bits(trainer: Trainer) -> dict[str, bytes]:
-    return {name: x.tobytes() for name, x in (trainer.arrays() | trainer.own_arrays()).items()}
+    return {name: x.tobytes() for name, x in flatten(trainer.state_dict() | {"own": trainer.own_state()})[1].items()}
 
 
 def save(trainer: Trainer, config: Config, versions: dict[str, str] | None = None) -> None:
@@ -72,7 +73,7 @@ def test_schedule_of_another_batch_size_goes_on_at_its_epoch(world, planned):
     list(stopped.moments(2))
     other = {"epochs": 4, "batch_size": 2 * BATCH, **planned}
     resumed, unbroken = make(**other)[0], make(**other)[0]
-    resumed.load_state_dict(stopped.state_dict(), stopped.arrays())
+    resumed.load_state_dict(stopped.state_dict())
     list(resumed.moments(4))
     list(unbroken.moments(4))
     assert [m.lr for m in resumed.history[2:]] == [m.lr for m in unbroken.history[2:]]
@@ -141,15 +142,15 @@ def test_resumed_run_has_the_buckets_of_an_unbroken_one(world, tmp_path, step):
     stopped, _ = several_buckets(stop_after=step)
     assert stopped.state_dict()["bucket_order"] is None
     list(stopped.moments(EPOCHS))
-    Checkpoint(stopped.arrays(), stopped.state_dict()).frozen().write(tmp_path / "c")
+    Checkpoint(stopped.state_dict()).frozen().write(tmp_path / "c")
     read = read_checkpoint(tmp_path / "c")
     resumed, then = several_buckets()
-    resumed.load_state_dict(read.state, read.arrays)
+    resumed.load_state_dict(read.state)
     list(resumed.moments(EPOCHS))
     assert then == its[step:]
     assert bits(resumed) == bits(unbroken) and timeless(resumed) == timeless(unbroken)
     forgotten, _ = several_buckets()
-    forgotten.load_state_dict(read.state | {"bucket_order": None}, read.arrays)
+    forgotten.load_state_dict(read.state | {"bucket_order": None})
     list(forgotten.moments(EPOCHS))
     assert bits(forgotten) != bits(unbroken), "or this test could not fail"
 
@@ -279,16 +280,16 @@ def test_owners_write_their_shards(world, folder):
     config = config_in(folder)
     train_and_save(config)
     read = read_checkpoint(CheckpointStore(folder / "checkpoints").path(4))
-    assert not [name for name in read.arrays if name.startswith("optimizer.")]
+    assert not read.state["optimizer"]["state"]
     assert sorted(read.shards) == list(range(world.size))
     trainer, _ = make_sharded(config)
     for rank, shard in read.shards.items():
-        numbers = {int(name.split(".")[1]) for name in shard if name.startswith("optimizer.")}
+        numbers = set(shard["optimizer"])
         assert (numbers == set(trainer.optimizer.owned())) == (rank == world.rank) or world.size == 1
-        assert shard["stateful.compression.error_dict.0"].tolist() == [10 * rank + 4] * 3
-    everything = [name for shard in read.shards.values() for name in shard if name.startswith("optimizer.")]
-    parameters = len(list(trainer.model.module.parameters()))
-    assert len(everything) == len(set(everything)) == 3 * parameters, "two moments and a count of steps each, once"
+        assert shard["compression"]["error_dict"][0].tolist() == [10 * rank + 4] * 3
+        assert all(len(record) == 3 for record in shard["optimizer"].values()), "two moments and a count of steps"
+    everything = [number for shard in read.shards.values() for number in shard["optimizer"]]
+    assert sorted(everything) == list(range(len(list(trainer.model.module.parameters()))))
     assert not [path for path in (folder / "checkpoints").rglob("*") if path.name.startswith(".")]
 
 
@@ -312,30 +313,27 @@ def test_shards_of_another_number_of_ranks(world, folder, then):
     config = config_in(folder)
     stopped, _ = make_sharded(config, sharded=False, stop_after=4)
     list(stopped.moments(2))
-    state, arrays = stopped.state_dict(), stopped.arrays()
+    state, compression = stopped.state_dict(), stopped.own_state()["compression"]
+    records = state["optimizer"]["state"]
     shards = [
         {
-            name: x
-            for name, x in arrays.items()
-            if name.startswith("optimizer.") and int(name.split(".")[1]) % then == rank
+            "optimizer": {number: record for number, record in records.items() if number % then == rank},
+            "compression": compression | {"error_dict": {0: np.full(3, float(rank))}},
         }
-        | {"stateful.compression.error_dict.0": np.full(3, float(rank))}
         for rank in range(then)
     ]
-    state |= {"stateful": state["stateful"][:1] * then, "score": None}
-    state |= {"config": config.as_dict(), "bits": {"ranks": then}}
-    whole = {name: x for name, x in arrays.items() if name.startswith("model.")}
-    made = dataclasses.replace(Checkpoint(whole, state).frozen(), shards=dict(enumerate(shards)))
+    state |= {"config": config.as_dict(), "bits": {"ranks": then}, "optimizer": state["optimizer"] | {"state": {}}}
+    made = dataclasses.replace(Checkpoint(state).frozen(), shards=dict(enumerate(shards)))
     resumed, memory = make_sharded(config)
     checkpointer = Checkpointer(config)
     checkpointer._newest = lambda: made if world.rank == 0 else None
     checkpointer.resume(resumed)
     assert memory.error_dict[0].tolist() == [world.rank % then] * 3
-    records = resumed.optimizer.shard()
-    assert set(records) == set(resumed.optimizer.owned())
-    for number, record in records.items():
+    found = resumed.optimizer.shard()
+    assert set(found) == set(resumed.optimizer.owned())
+    for number, record in found.items():
         for name, x in record.items():
-            assert np.array_equal(x, arrays[f"optimizer.{number}.{name}"]), (number, name)
+            assert np.array_equal(x, records[number][name]), (number, name)
 
 
 def test_a_shard_that_cannot_be_written_costs_a_checkpoint_and_not_the_run(world, folder, caplog, monkeypatch):
@@ -380,5 +378,5 @@ def test_of_two_checkpoints_in_a_row_each_has_its_own_shards(world, folder):
     checkpointer.finish()
     for step, moment in ((4, 2), (5, 4), (6, 6), (7, 7)):
         read = read_checkpoint(CheckpointStore(folder / "checkpoints").path(step))
-        found = {rank: shard["stateful.compression.error_dict.0"][0] for rank, shard in read.shards.items()}
+        found = {rank: shard["compression"]["error_dict"][0][0] for rank, shard in read.shards.items()}
         assert found == {rank: 100.0 * moment + rank for rank in range(world.size)}, step
