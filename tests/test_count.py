@@ -48,7 +48,7 @@ BUDGET = {
     "mpiddp/examples": 593,
     "mpiddp/faults": 2_233,
     "mpiddp/mpi": 2_216,
-    "mpiddp/nn": 980,
+    "mpiddp/nn": 976,
     "mpiddp/optim": 389,
     "mpiddp/parallel": 1_719,
     "mpiddp/shm": 428,

@@ -16,36 +16,32 @@ from mpiddp.device import array_namespace, is_device_array
 from mpiddp.typing import Array
 
 
-class _Streams:
-    def __init__(self, seed: int, stream: int) -> None:
-        self.seed, self.stream = seed, stream
-        self.values = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
-        self.restart_dropout(stream)
+class _Stream:
+    """Random numbers that follow from a seed and a key."""
 
-    def restart_dropout(self, stream: int, *step: int) -> None:
-        self.stream = stream
-        # The spawn key keeps stream 0 apart from the initial values.
-        self._key = (stream, *step)
-        vars(self).pop("dropout", None)
+    def __init__(self, seed: int, *key: int) -> None:
+        self.seed, self.key = seed, key
 
     @functools.cached_property
-    def dropout(self) -> np.random.Generator:  # made on demand: it takes 20 us, and most steps do not need it
-        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=self._key)))
+    def generator(self) -> np.random.Generator:  # made on demand: it takes 20 us, and most steps do not need it
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=self.key)))
 
 
-_streams = _Streams(seed=0, stream=0)
+# The key keeps the dropout of rank 0 apart from the initial values.
+_values, _dropout = _Stream(0), _Stream(0, 0)
 
 
 def manual_seed(seed: int) -> None:
     """Seed both streams: initial values are equal on all ranks, dropout differs. Without a call the seed is 0."""
-    global _streams
-    _streams = _Streams(whole("seed", seed) & 0xFFFF_FFFF_FFFF_FFFF, _streams.stream)
+    global _values, _dropout
+    bits = whole("seed", seed) & 0xFFFF_FFFF_FFFF_FFFF
+    _values, _dropout = _Stream(bits), _Stream(bits, _dropout.key[0])
 
 
 def set_stream(stream: int) -> None:
     """Choose this process's dropout stream, normally its rank."""
-    if stream != _streams.stream:
-        _streams.restart_dropout(stream)
+    if stream != _dropout.key[0]:
+        set_step(stream=stream)
 
 
 def set_step(*step: int, stream: int | None = None) -> None:
@@ -53,11 +49,12 @@ def set_step(*step: int, stream: int | None = None) -> None:
 
     ``step`` has the numbers that identify the step. ``stream``, if given, replaces this process's dropout stream.
     """
-    _streams.restart_dropout(_streams.stream if stream is None else stream, *step)
+    global _dropout
+    _dropout = _Stream(_dropout.seed, _dropout.key[0] if stream is None else stream, *step)
 
 
 def value_generator() -> np.random.Generator:
-    return _streams.values
+    return _values.generator
 
 
 def keep_mask(like: Array, p: float) -> Array:
@@ -69,7 +66,7 @@ def keep_mask(like: Array, p: float) -> Array:
     mask = xp.empty_like(like)
     lying = mask.transpose(sorted(range(mask.ndim), key=lambda axis: -mask.strides[axis]))  # a view in C order
     if is_device_array(like):
-        low, high = map(int, _streams.dropout.integers(1 << 32, size=2))
+        low, high = map(int, _dropout.generator.integers(1 << 32, size=2))
         kept = scrambled(xp, like.size, low, high) >= np.uint32(p * 0xFFFF_FFFF)
     else:
         kept = _kept(mask.size, p)
@@ -84,11 +81,11 @@ def _kept(count: int, p: float) -> np.ndarray[Any, np.dtype[np.bool_]]:
     boolean in 65,536 remains undecided and gets more bits.
     """
     threshold, rest = divmod(p * 2**16, 1)
-    bits = _streams.dropout.bit_generator.random_raw(-(-count // 4)).view(np.uint16)[:count]
+    bits = _dropout.generator.bit_generator.random_raw(-(-count // 4)).view(np.uint16)[:count]
     kept: np.ndarray[Any, np.dtype[np.bool_]] = bits >= int(threshold)
     if rest:
         undecided = np.flatnonzero(bits == int(threshold))
-        kept[undecided] = _streams.dropout.random(len(undecided)) >= rest
+        kept[undecided] = _dropout.generator.random(len(undecided)) >= rest
     return kept
 
 
