@@ -415,7 +415,7 @@ def check_forms(rank: int, size: int) -> None:
         lambda group: group.split_group([]),
     ):
         if size != 4:  # whose split sizes would be right
-            _with_gloo(wrong, NotImplementedError, RuntimeError, TypeError)
+            _with_gloo(wrong, RuntimeError, TypeError)
 
 
 def check_watched(rank: int, size: int) -> None:
@@ -453,6 +453,20 @@ def check_watched(rank: int, size: int) -> None:
     with Seen():
         work = dist.all_reduce(x := ones(3), async_op=True)
     assert work.wait() and work.is_completed() and work.result()[0] is x and (x == size).all()
+
+    class Calls(Seen):
+        """Makes calls of its own before that which it sees, in the same group and in one of Gloo's."""
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if "allreduce" in str(function):
+                dist.broadcast(x := ones(2) * rank, size - 1)
+                dist.all_reduce(y := ones(2), group=_gloo())
+                assert (x == size - 1).all() and (y == size).all()
+            return super().__torch_dispatch__(function, types, args, kwargs)
+
+    with Calls(), Seen() as mode:
+        dist.all_reduce(x := ones(3))
+    assert (x == size).all() and "c10d.allreduce_.default" in mode.names and not torch._C._len_torch_dispatch_stack()
     dist.all_reduce(ones(2, device="meta"))
     dist.all_reduce(x := ones(2), group=_gloo())
     assert (x == size).all()
