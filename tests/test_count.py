@@ -50,7 +50,7 @@ BUDGET = {
     "mpiddp/mpi": 2_216,
     "mpiddp/nn": 1_010,
     "mpiddp/optim": 410,
-    "mpiddp/parallel": 1_720,
+    "mpiddp/parallel": 1_705,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_374,
     "mpiddp/training": 1_909,

@@ -14,7 +14,22 @@ from mpiddp.typing import Array
 
 from .buckets import ParameterLike
 
-_MAKING = "DistributedDataParallel"
+
+def _difference(group: ProcessGroup, call: str, told: dict[str, str]) -> str:
+    """Return the first name for which a rank tells another text than the first rank, with both; "" if all agree.
+
+    Only if checksums differ do the ranks exchange the texts. They compare the name of the ``call`` before.
+    """
+    if len(set(gathered(group, call, zlib.crc32(repr(told).encode())))) == 1:
+        return ""
+    everybody = gathered(group, call, told)
+    first = everybody[0]
+    for rank, theirs in zip(group.ranks, everybody, strict=True):
+        for name in first | theirs:
+            one, other = first.get(name, "missing"), theirs.get(name, "missing")
+            if one != other:
+                return f"{name} is {one} on rank {group.ranks[0]} and {other} on rank {rank}"
+    return ""
 
 
 def check_same_model(
@@ -25,38 +40,13 @@ def check_same_model(
     The names, shapes and dtypes of parameters are compared, and whether they require a gradient. DDP's buckets depend
     on these properties.
     """
-    mine = [
-        (name, tuple(parameter.shape), str(parameter.dtype), bool(parameter.requires_grad))
-        for name, parameter in named_parameters
-    ]
-    fingerprints = gathered(group, _MAKING, zlib.crc32(repr((options, mine)).encode()))
-    if len(set(fingerprints)) == 1:
-        return
-    everybody = gathered(group, _MAKING, (options, mine))
-    other = next(rank for rank, found in enumerate(fingerprints) if found != fingerprints[0])
-    (first_options, first), (other_options, theirs) = everybody[0], everybody[other]
-    ranks = group.ranks
-    for name, value in first_options.items():
-        if repr(value) != repr(other_options[name]):
-            raise RuntimeError(
-                f"DDP expects the same options on all ranks, but {name} is {value!r} on rank {ranks[0]} and"
-                f" {other_options[name]!r} on rank {ranks[other]}"
-            )
-    if len(first) != len(theirs):
-        raise RuntimeError(
-            f"DDP expects same model across all ranks, but Rank {ranks[0]} has {len(first)} params, while rank"
-            f" {ranks[other]} has inconsistent {len(theirs)} params."
-        )
-    index = next(index for index, (one, two) in enumerate(zip(first, theirs, strict=True)) if one != two)
-    raise RuntimeError(
-        f"DDP expects same model across all ranks, but params[{index}] is {_describe(first[index])} on rank {ranks[0]}"
-        f" and {_describe(theirs[index])} on rank {ranks[other]}"
-    )
-
-
-def _describe(parameter: tuple[str, tuple[int, ...], str, bool]) -> str:
-    name, shape, dtype, requires_grad = parameter
-    return f"{name} of {dtype} {shape}{'' if requires_grad else ' with requires_grad=False'}"
+    told = {name: repr(value) for name, value in options.items()}
+    for index, (name, parameter) in enumerate(named_parameters):
+        frozen = "" if parameter.requires_grad else " with requires_grad=False"
+        told[f"params[{index}]"] = f"{name} of {parameter.dtype} {tuple(parameter.shape)}{frozen}"
+    difference = _difference(group, "DistributedDataParallel", told)
+    if difference:
+        raise RuntimeError(f"DDP expects same model across all ranks, and the same options, but {difference}")
 
 
 def broadcast_arrays(arrays: Sequence[Array], group: ProcessGroup, source: int = 0) -> None:
@@ -77,18 +67,16 @@ def check_equal_values(named_arrays: Sequence[tuple[str, Array]], group: Process
 
     The error names that rank and its first such array.
     """
-    mine = {
-        name: zlib.crc32(np.ascontiguousarray(download(x)).reshape(-1).view(np.uint8).data) for name, x in named_arrays
-    }
-    everybody = gathered(group, "check_replicas", mine)
-    for rank, theirs in enumerate(everybody):
-        for name, x in named_arrays:
-            if everybody[0].get(name) != theirs.get(name):
-                raise MismatchError(
-                    f"the replicas differ: {name} ({x.dtype} {x.shape}) on rank {group.ranks[rank]} has other bits than"
-                    f" on rank {group.ranks[0]}; look for updates outside of optimizer.step(), or data-dependent code"
-                    " that only some ranks run"
-                )
+    told = {}
+    for name, x in named_arrays:
+        checksum = zlib.crc32(np.ascontiguousarray(download(x)).reshape(-1).view(np.uint8).data)
+        told[f"{name} ({x.dtype} {x.shape})"] = f"bits with the checksum {checksum:08x}"
+    difference = _difference(group, "check_replicas", told)
+    if difference:
+        raise MismatchError(
+            f"the replicas differ: {difference}; look for updates outside of optimizer.step(), or data-dependent code"
+            " that only some ranks run"
+        )
 
 
 class ModuleState:
