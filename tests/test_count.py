@@ -50,9 +50,9 @@ BUDGET = {
     "mpiddp/mpi": 2_216,
     "mpiddp/nn": 1_010,
     "mpiddp/optim": 410,
-    "mpiddp/parallel": 1_705,
+    "mpiddp/parallel": 1_701,
     "mpiddp/shm": 428,
-    "mpiddp/torch": 1_374,
+    "mpiddp/torch": 1_371,
     "mpiddp/training": 1_909,
     "tests, all": 23_720,
 }

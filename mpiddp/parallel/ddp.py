@@ -135,7 +135,7 @@ class DistributedDataParallel(Wrapper, Module):
         total = partial.virtual_ranks * n_samples if total is None else total
         weight = rank_weight(n_samples, total)
         first, last = partial.done == 0, partial.done == len(partial.mine) - 1
-        buffers = list(self._state.buffers().values())
+        buffers = self._buffer_arrays()
         if first:
             self.zero_grad()
             self._buffers_before = [x.copy() for x in buffers]

@@ -1,7 +1,7 @@
 """Make parameters and buffers the same on every rank, and check that they are the same."""
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -77,31 +77,3 @@ def check_equal_values(named_arrays: Sequence[tuple[str, Array]], group: Process
             f"the replicas differ: {difference}; look for updates outside of optimizer.step(), or data-dependent code"
             " that only some ranks run"
         )
-
-
-class ModuleState:
-    """A module's parameters and buffers, without those whose names are ``ignored``.
-
-    Each call looks them up in the module again, because a program may replace them.
-    """
-
-    def __init__(self, module: Any, ignored: Iterable[str] | None = None) -> None:
-        if ignored is None:
-            ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-        self._module, self._ignored = module, frozenset(ignored)
-
-    def _parameter(self, name: str, parameter: Any) -> Any:
-        return parameter
-
-    def _buffer(self, buffer: Any) -> Any:
-        return buffer
-
-    def parameters(self) -> list[tuple[str, ParameterLike]]:
-        named = self._module.named_parameters()
-        return [(name, self._parameter(name, each)) for name, each in named if name not in self._ignored]
-
-    def buffers(self) -> dict[str, Array]:
-        return {name: self._buffer(each) for name, each in self._module.named_buffers() if name not in self._ignored}
-
-    def arrays(self) -> list[Array]:
-        return [parameter.data for _, parameter in self.parameters()] + list(self.buffers().values())

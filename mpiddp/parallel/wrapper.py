@@ -8,11 +8,13 @@ from typing import Any, NoReturn
 
 from mpiddp.distributed import ProcessGroup
 from mpiddp.distributed.groups import GroupLike, known
+from mpiddp.typing import Array
 
+from .buckets import ParameterLike
 from .hooks import CommHook, kind_of
 from .join import Join, Joinable, JoinHook, agree
 from .reducer import Options, Reducer
-from .replicas import ModuleState, broadcast_arrays, check_equal_values, check_same_model
+from .replicas import broadcast_arrays, check_equal_values, check_same_model
 from .timeline import Timeline, timeline_of_environment
 from .weights import current_weight, rank_weight
 
@@ -26,13 +28,19 @@ class Wrapper(Joinable):
     module: Any
     training: bool
     process_group: ProcessGroup
-    _state_type: type[ModuleState] = ModuleState
     _sync_batchnorm_type: type
 
     _module_type: type[Any]
     _is_grad_enabled: Callable[[], bool]
     _queue_callback: Callable[[Callable[[], object]], None]
     """Function that makes autograd call its argument at the end of the running backward."""
+
+    def _as_parameter(self, name: str, parameter: Any) -> ParameterLike:
+        """Return a parameter of the module as one of the buckets'."""
+        return parameter  # type: ignore[no-any-return]
+
+    def _as_array(self, buffer: Any) -> Array:
+        return buffer  # type: ignore[no-any-return]
 
     @abstractmethod
     def _register_output_hook(self, output: Any) -> Any:
@@ -94,15 +102,15 @@ class Wrapper(Joinable):
                 "SyncBatchNorm needs all micro-batches at once, and virtual ranks run them one after the other: leave"
                 " it out, so that batch norms take each micro-batch by itself"
             )
-        self._state = self._state_type(module)
-        named = self._state.parameters()
+        self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        named = self._named_parameters()
         trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
         self._check_trained([name for name, _ in trained])
         with_buffers = broadcast_buffers is not False
         self._forward_sync_buffers = with_buffers if forward_sync_buffers is None else forward_sync_buffers
         check_same_model(named, {"init_sync": init_sync, **self._options._asdict()}, group)
         if init_sync:
-            buffers = self._state.buffers().values() if with_buffers else ()
+            buffers = self._buffer_arrays() if with_buffers else ()
             broadcast_arrays([*(parameter.data for _, parameter in named), *buffers], group)
         self._reducer = Reducer(trained, group, self._options, self._queue_callback)
         self.timeline = timeline_of_environment(group)
@@ -110,6 +118,15 @@ class Wrapper(Joinable):
         self._divide_by_all = True
         self._broadcast_after = 0
         """The value of `Reducer.backwards` when the buffers were last made equal on all ranks."""
+
+    # Parameters and buffers are looked up each time, because a program may replace them.
+
+    def _named_parameters(self) -> list[tuple[str, ParameterLike]]:
+        named = self.module.named_parameters()
+        return [(name, self._as_parameter(name, each)) for name, each in named if name not in self._ignored]
+
+    def _buffer_arrays(self) -> list[Array]:
+        return [self._as_array(each) for name, each in self.module.named_buffers() if name not in self._ignored]
 
     def __reduce__(self) -> NoReturn:
         raise RuntimeError(
@@ -174,7 +191,7 @@ class Wrapper(Joinable):
 
     def _broadcast_buffers(self, source: int) -> None:
         """Copy the buffers of the group's rank ``source`` to all ranks."""
-        broadcast_arrays(list(self._state.buffers().values()), self.process_group, source)
+        broadcast_arrays(self._buffer_arrays(), self.process_group, source)
         self._broadcast_after = self._reducer.backwards
 
     @contextmanager
@@ -312,8 +329,8 @@ class Wrapper(Joinable):
 
         The error names a rank and the first parameter that differs there.
         """
-        named = self._state_type(self.module, ()).parameters()
-        check_equal_values([(name, parameter.data) for name, parameter in named], self.process_group)
+        named = self.module.named_parameters()
+        check_equal_values([(name, self._as_parameter(name, each).data) for name, each in named], self.process_group)
 
     @property
     def timeline(self) -> Timeline | None:
@@ -358,5 +375,7 @@ class _RankWithoutInputs(JoinHook):
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Copy the model of the highest rank among those that joined last."""
-        _, _, source = agree(self._model.process_group, False, False, active=is_last_joiner)
-        broadcast_arrays(self._model._state.arrays(), self._model.process_group, source)
+        model = self._model
+        _, _, source = agree(model.process_group, False, False, active=is_last_joiner)
+        arrays = [*(parameter.data for _, parameter in model._named_parameters()), *model._buffer_arrays()]
+        broadcast_arrays(arrays, model.process_group, source)

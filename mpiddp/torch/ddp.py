@@ -13,7 +13,6 @@ import torch
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
-from mpiddp.parallel import replicas
 from mpiddp.parallel.buckets import ParameterLike
 from mpiddp.parallel.wrapper import Wrapper
 from mpiddp.typing import Array
@@ -76,21 +75,6 @@ class Parameter:
         return self.parameter.register_post_accumulate_grad_hook(lambda _: hook(self))
 
 
-class ModuleState(replicas.ModuleState):
-    """A module's parameters, each as a `Parameter`, and its buffers as arrays."""
-
-    def _parameter(self, name: str, parameter: torch.nn.Parameter) -> ParameterLike:
-        if not parameter.is_cpu:
-            raise ValueError(
-                f"{name} is on {parameter.device}: this one reduces in the host's memory; use"
-                ' torch.nn.parallel.DistributedDataParallel on init_process_group("mpiddp")'
-            )
-        return Parameter(parameter)
-
-    def _buffer(self, buffer: torch.Tensor) -> Array:
-        return as_array(buffer)
-
-
 class DistributedDataParallel(Wrapper, torch.nn.Module):
     """A torch module on every rank, with gradients averaged over all ranks.
 
@@ -108,13 +92,23 @@ class DistributedDataParallel(Wrapper, torch.nn.Module):
     """
 
     _is_grad_enabled = staticmethod(torch.is_grad_enabled)
-    _state_type = ModuleState
     _module_type = torch.nn.Module
     _sync_batchnorm_type = torch.nn.SyncBatchNorm
 
     @staticmethod
     def _queue_callback(callback: Callable[[], object]) -> None:
         Variable._execution_engine.queue_callback(callback)
+
+    def _as_parameter(self, name: str, parameter: torch.nn.Parameter) -> ParameterLike:
+        if not parameter.is_cpu:
+            raise ValueError(
+                f"{name} is on {parameter.device}: this one reduces in the host's memory; use"
+                ' torch.nn.parallel.DistributedDataParallel on init_process_group("mpiddp")'
+            )
+        return Parameter(parameter)
+
+    def _as_array(self, buffer: torch.Tensor) -> Array:
+        return as_array(buffer)
 
     def _register_output_hook(self, output: Any) -> Any:
         self._reducer.expect_backward()  # the first gradient begins the backward if no output has a hook
