@@ -52,9 +52,9 @@ BUDGET = {
     "mpiddp/optim": 410,
     "mpiddp/parallel": 1_701,
     "mpiddp/shm": 428,
-    "mpiddp/torch": 1_371,
+    "mpiddp/torch": 1_339,
     "mpiddp/training": 1_909,
-    "tests, all": 23_720,
+    "tests, all": 23_724,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

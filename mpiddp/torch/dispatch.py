@@ -32,14 +32,9 @@ _KINDS = {
     "recv_anysource": "RECVANYSOURCE",
 }
 """Methods whose entry in torch's enumeration ``OpType`` has another name than the method, with that entry."""
-_OPTION_OF: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "root_rank": ("rootRank", int),
-    "root_tensor": ("rootTensor", int),
-    "async_op": ("asyncOp", bool),
-    "timeout": ("timeout", lambda milliseconds: timedelta(milliseconds=milliseconds)),
-}
-"""Arguments of operations in ``torch.ops.c10d`` that the methods get in an options object. Each has the name of its
-attribute in the options, and a function that converts its value."""
+_OPTION_OF = {"root_rank": "rootRank", "root_tensor": "rootTensor", "async_op": "asyncOp", "timeout": "timeout"}
+"""Arguments of operations in ``torch.ops.c10d`` that the methods get in an options object, with the name of the
+attribute there."""
 _NOT_POSITIONAL = ("reduce_op", "sparse_indices", "device_ids")
 _modes = torch._C._len_torch_dispatch_stack
 _profiled = torch.autograd._profiler_enabled
@@ -135,8 +130,8 @@ class _Carrier(TorchDispatchMode):
         options = SimpleNamespace(reduceOp=self._op, timeout=None)
         for argument, value in zip(schema.arguments[place + 1 :], values[place + 1 :], strict=True):
             if argument.name in _OPTION_OF:
-                attribute, convert = _OPTION_OF[argument.name]
-                setattr(options, attribute, convert(value))
+                option = timedelta(milliseconds=value) if argument.name == "timeout" else value
+                setattr(options, _OPTION_OF[argument.name], option)
             elif argument.name not in _NOT_POSITIONAL:
                 positional.append(value)
         if hasattr(options, "asyncOp"):

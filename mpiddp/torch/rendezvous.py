@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -91,12 +92,9 @@ def _backend() -> str | None:
 
     torch does not tell rendezvous handlers the name, so it is read from the calling frames.
     """
-    frame = sys._getframe(1)
-    while frame.f_code.co_name != "init_process_group":
-        if frame.f_back is None:
-            return None
-        frame = frame.f_back
-    return str(frame.f_locals["backend"])
+    callers = (frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_name == "init_process_group")
+    found = next(callers, None)
+    return None if found is None else str(found.f_locals["backend"])
 
 
 def _address(url: str) -> str:

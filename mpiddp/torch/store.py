@@ -14,7 +14,7 @@ import secrets
 import socket
 import threading
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Connection
 from typing import Any
 
 import torch.distributed
@@ -74,9 +74,7 @@ class _Server:
             port = listener.getsockname()[1]
         else:
             host, port = f"\0mpiddp-store-{secrets.token_hex(8)}", 0
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind(host)
-            listener.listen()
+            listener = socket.create_server(host, family=socket.AF_UNIX)
         secret = secrets.token_hex()
         threading.Thread(target=self._listen, args=(listener, secret), daemon=True).start()
         return host, port, secret
@@ -160,11 +158,11 @@ class Store(torch.distributed.Store):
         if found is None:
             host, port, secret = _ask(self._number, self._timeout)
             if port:  # a host may not be able to resolve its own name
-                caller = socket.create_connection(("127.0.0.1" if host == socket.gethostname() else host, port))
+                here = host == socket.gethostname()
+                found = Connection(socket.create_connection(("127.0.0.1" if here else host, port)).detach())
             else:
-                caller = socket.socket(socket.AF_UNIX)
-                caller.connect(host)
-            found = self._connections.found = Connection(caller.detach())
+                found = Client(host)
+            self._connections.found = found
             found.send_bytes(secret.encode())
         return found
 
