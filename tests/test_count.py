@@ -48,12 +48,12 @@ BUDGET = {
     "mpiddp/examples": 593,
     "mpiddp/faults": 2_233,
     "mpiddp/mpi": 2_216,
-    "mpiddp/nn": 1_010,
-    "mpiddp/optim": 410,
-    "mpiddp/parallel": 1_701,
+    "mpiddp/nn": 976,
+    "mpiddp/optim": 389,
+    "mpiddp/parallel": 1_700,
     "mpiddp/shm": 428,
-    "mpiddp/torch": 1_339,
-    "mpiddp/training": 1_909,
+    "mpiddp/torch": 1_362,
+    "mpiddp/training": 1_885,
     "tests, all": 23_724,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
