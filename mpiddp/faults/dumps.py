@@ -33,27 +33,19 @@ class Dumps:
         default = Path(tempfile.gettempdir()) / f"mpiddp-{os.getuid()}-{world.job}" / "rank_"
         self._prefix = f"{Path.cwd()}/" * (not given.startswith("/")) + given if given else str(default)
         self._wanted, self._own_folder = given != "0", given is not None
-        self._wrote: dict[int, bool] = {}
-        liveness.handlers.update({Tag.DUMP: self._hear, Tag.DUMPED: self._wrote.__setitem__})
-
-    def _hear(self, source: int, reason: str) -> None:
-        self._liveness.send(source, Tag.DUMPED, self.write(reason))
+        liveness.questions[Tag.DUMP] = self.write
 
     def collect(self, reason: str) -> str:
         """Let all ranks write their dumps; return a line that names the files, or "" if dumps are not wanted."""
         if not self._wanted:
             return ""
         reason = f"rank {self._rank}: {reason}"
-        self._wrote.clear()
-        self._wrote[self._rank] = self.write(reason)
+        others, count = self._liveness.awaited(None), int(self.write(reason))
         with contextlib.suppress(MPI.Exception):  # MPI raises it if a rank has failed
             if self._world.thread_multiple:
-                for rank in self._world.ranks:
-                    if rank != self._rank:
-                        self._liveness.send(rank, Tag.DUMP, reason)
-                self._liveness.progress_until(lambda: len(self._wrote) == self._world.size, _WRITTEN_S)
+                self._liveness.question(others, Tag.DUMP, reason)
+                count += sum(self._liveness.heard_from(others, _WRITTEN_S, Tag.DUMP, reason).values())
         where = ", each on its node" if len(set(self._world.hosts)) > 1 and not self._own_folder else ""
-        count = sum(self._wrote.values())
         files = f"{self._prefix}*"
         return (
             f"flight recorder: {count} of {self._world.size} ranks wrote {files}{where};"

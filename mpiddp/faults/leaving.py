@@ -134,7 +134,7 @@ class Neighbour:
         if not self._world.thread_multiple or now < self._asked + self._pause_s:
             return ""
         # Unanswered questions are counted, and not the time, because the whole job may have been suspended.
-        heard = self._liveness.answered(NO_GROUP, self._rank)
+        heard = self._liveness.answer(NO_GROUP, self._rank)
         self._unanswered = 0 if heard else self._unanswered + 1
         if self._unanswered * self._pause_s > self._limit_s and not self._runs_here():
             return f"rank {self._rank} has not answered for {self._limit_s:g} s (dead, stopped, or out of reach)"

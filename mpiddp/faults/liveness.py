@@ -52,19 +52,18 @@ _kept: list[Any] = []
 
 
 class Tag(enum.IntEnum):
-    """Tags of all messages on the communicator. `Liveness` handles questions and answers, and its `handlers` others."""
+    """Tags of all messages on the communicator: questions (`STATE`, `DUMP`, `STORE`), their answers, and others."""
 
-    QUESTION = 1
+    STATE = 1
     ANSWER = 2
     ENDING = 3
     RECORDS = 4
     ERROR = 5
     DUMP = 6
-    DUMPED = 7
-    RUN_OVER = 8
-    STORE = 9
-    LEFT = 10
-    BARRIER = 11
+    RUN_OVER = 7
+    STORE = 8
+    LEFT = 9
+    BARRIER = 10
     """The tag of a message about a monitored barrier. It has the group, the barrier's number, and True or False. True
     means that the rank has come or, from the group's first rank, that all have come."""
 
@@ -82,8 +81,8 @@ class Liveness:
         self.world = world
         self._watched = world.thread_multiple
         self._lock = threading.RLock()  # it is reentrant, because a handler that `progress` calls may send
-        self._answers: dict[tuple[int, int], State] = {}
-        """The answers that have come, by rank and group."""
+        self._answers: dict[tuple[Any, ...], Any] = {}
+        """The answers that have come, by rank and by the question: its tag and arguments."""
         self._sent: list[tuple[MPI.Request, bytes]] = []
         self._sent_to = np.zeros(comm.size, np.int64)
         self._received = 0
@@ -91,6 +90,8 @@ class Liveness:
         """True while the job ends: messages are received, but not answered."""
         self._links: weakref.WeakValueDictionary[int, Link] = weakref.WeakValueDictionary()
         self._retired: deque[tuple[int, int]] = deque(maxlen=_MAX_RETIRED)
+        self.questions: dict[int, Callable[..., Any]] = {Tag.STATE: self.own_state}
+        """For each tag of a question, the function of its arguments that returns the answer."""
         self.handlers: dict[int, Callable[[int, Any], None]] = {Tag.ERROR: self._hear, Tag.BARRIER: self._note_barrier}
         """For each tag, the function that is called with a message's source and content."""
         self.heard: dict[int, Any] = {}
@@ -196,12 +197,11 @@ class Liveness:
                 if self._parts and tag != Tag.LEFT:
                     continue
                 message = pickle.loads(received)
-                if tag == Tag.QUESTION:
-                    group, stacks = message
-                    self.send(source, Tag.ANSWER, (group, self.own_state(group, stacks)))
+                if tag in self.questions:
+                    self.send(source, Tag.ANSWER, (tag, *message, self.questions[tag](*message)))
                 elif tag == Tag.ANSWER:
-                    group, state = message
-                    self._answers[source, group] = state
+                    *question, answer = message
+                    self._answers[source, *question] = answer
                 elif tag in self.handlers:
                     self.handlers[tag](source, message)
                 else:
@@ -229,25 +229,35 @@ class Liveness:
             with contextlib.suppress(MPI.Exception):
                 self.send(0, Tag.ENDING)
 
-    def ask(self, group: int, ranks: Sequence[int], stacks: bool = False) -> None:
+    def question(self, ranks: Sequence[int], tag: Tag, *arguments: Any) -> None:
+        """Send a question to ranks, which answer by the function in `questions`."""
         with self._lock:
             self._forget_sent()
             for rank in ranks:
-                self._answers.pop((rank, group), None)
-                self.send(rank, Tag.QUESTION, (group, stacks))
+                self._answers.pop((rank, tag, *arguments), None)
+                self.send(rank, tag, arguments)
+
+    def heard_from(self, ranks: Sequence[int], limit_s: float, tag: Tag, *arguments: Any) -> dict[int, Any]:
+        """Wait for the answers to a `question`, and return those that have come, by rank."""
+        keys = {rank: (rank, tag, *arguments) for rank in ranks}
+        self.progress_until(lambda: all(key in self._answers for key in keys.values()), limit_s)
+        told = {rank: self._answers.get(key) for rank, key in keys.items()}
+        return {rank: answer for rank, answer in told.items() if answer is not None}
+
+    def ask(self, group: int, ranks: Sequence[int], stacks: bool = False) -> None:
+        self.question(ranks, Tag.STATE, group, stacks)
 
     def answers(self, group: int, ranks: Sequence[int], silence_s: float, stacks: bool = False) -> dict[int, State]:
         """Wait for the answers of ranks that have been asked, and return their states.
 
         The state of a rank that has not answered tells why it may be silent.
         """
-        self.progress_until(lambda: all(self.answered(group, rank, stacks) for rank in ranks), silence_s)
-        return {rank: self._answers.get((rank, group)) or State(silent=self._why_silent(rank, group)) for rank in ranks}
+        told = self.heard_from(ranks, silence_s, Tag.STATE, group, stacks)
+        return {rank: told.get(rank) or State(silent=self._why_silent(rank, group)) for rank in ranks}
 
-    def answered(self, group: int, rank: int, stacks: bool = False) -> bool:
-        found = self._answers.get((rank, group))
-        # The answer to an earlier question, which did not ask for stacks, may arrive first.
-        return found is not None and (found.ended or not stacks or bool(found.stacks))
+    def answer(self, group: int, rank: int) -> State | None:
+        """Return what a rank has answered since it was last asked."""
+        return self._answers.get((rank, Tag.STATE, group, False))
 
     def inquire(
         self, group: int, ranks: Sequence[int], silence_s: float = SILENCE_S, stacks: bool = False
@@ -278,7 +288,7 @@ class Liveness:
 
         For a receive from any source it returns ranks only when the programs of all sources have ended.
         """
-        told = {rank: self._answers.get((rank, operation.members.number)) for rank in self.awaited(operation)}
+        told = {rank: self.answer(operation.members.number, rank) for rank in self.awaited(operation)}
         ended = {rank: each for rank, each in told.items() if each is not None and each.ended}
         if operation.peers is None:
             return [rank for rank, each in ended.items() if each.begun < operation.number]
@@ -298,7 +308,8 @@ class Liveness:
 
     def interrupted_before(self) -> bool:
         """Return True if a lower rank is interrupted, too. The lower rank then reports first."""
-        return any(rank < self.rank and answer.interrupted for (rank, _), answer in self._answers.items())
+        answers = ((rank, each) for (rank, tag, *_), each in self._answers.items() if tag == Tag.STATE)
+        return any(rank < self.rank and state.interrupted for rank, state in answers)
 
 
 def group_of(operation: Operation | None) -> int:

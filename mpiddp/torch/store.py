@@ -23,7 +23,7 @@ from torch.distributed import DistNetworkError, DistStoreError, HashStore
 from mpiddp import distributed
 from mpiddp.distributed.groups import default_group
 from mpiddp.faults import this_job
-from mpiddp.faults.liveness import Liveness, Tag
+from mpiddp.faults.liveness import Tag
 
 _CALLS = (
     *("add", "append", "check", "compare_set", "delete_key", "get", "has_extended_api", "list_keys", "multi_get"),
@@ -115,7 +115,7 @@ class Store(torch.distributed.Store):
         """
         found: list[Any] = [None]
         job = default_group()._monitor.job
-        job.liveness.handlers[Tag.STORE] = functools.partial(_hear, job.liveness)
+        job.liveness.questions[Tag.STORE] = lambda number: _servers[number].address
         if job.world.rank == 0:
             self._server = self._server or _Server()
             listens = listens or bool(this_job.why_unwatched(job))
@@ -180,19 +180,12 @@ def _ask(number: int, timeout: timedelta) -> _Address:
     job = this_job.current()
     assert job is not None
     if number not in _addresses:
-        job.liveness.send(0, Tag.STORE, (number, None))
-    if not job.liveness.progress_until(lambda: number in _addresses, timeout.total_seconds()):
-        raise TimeoutError("its watchdog does not answer")
+        job.liveness.question([0], Tag.STORE, number)
+        told = job.liveness.heard_from([0], timeout.total_seconds(), Tag.STORE, number)
+        if not told:
+            raise TimeoutError("its watchdog does not answer")
+        _addresses[number] = told[0]
     return _addresses[number]
-
-
-def _hear(liveness: Liveness, source: int, message: tuple[int, _Address | None]) -> None:
-    """Handle a message about the address of a server: another rank's question (``address`` is None), or the answer."""
-    number, address = message
-    if address is None:
-        liveness.send(source, Tag.STORE, (number, _servers[number].address))
-    else:
-        _addresses[number] = address
 
 
 for _name in (*_CALLS, *_NAMES_IN_CPP):  # torch's C++ looks methods up in the class, not by __getattr__

@@ -15,7 +15,7 @@ def dumps(monkeypatch, tmp_path):
     monkeypatch.delenv("MPIDDP_FLIGHT_RECORDER", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     monkeypatch.setattr(Dumps, "lines", lambda self, reason: [{"reason": reason}])
-    return lambda: Dumps(SimpleNamespace(handlers={}), SimpleNamespace(rank=0, job="job"))
+    return lambda: Dumps(SimpleNamespace(questions={}), SimpleNamespace(rank=0, job="job"))
 
 
 def test_folder_is_this_users_alone(dumps, tmp_path):
