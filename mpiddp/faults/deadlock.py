@@ -9,7 +9,7 @@ from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 from .liveness import SILENCE_S, Liveness
-from .picture import State
+from .picture import State, fewest_first
 
 MAX_NAMED = 8
 
@@ -33,13 +33,11 @@ def waits(
     Shorter waits do not count, because they form circles wherever ranks pass messages around, and end. ``states`` are
     those of all ranks, with their progress in the group ``asked``; about other groups the ranks are asked now.
     """
-    waits, collectives = {}, dict[tuple[int, int], list[int]]()
-    for rank, state in states.items():
-        if state.waits_long(long_s) and state.group:
-            collectives.setdefault((state.group, state.number), []).append(rank)
-        elif state.waits_long(long_s) and state.ranks:
-            waits[rank] = Wait(state.awaited, one_suffices=True)
-    absent = {each: states[ranks[0]].awaited.difference(ranks) for each, ranks in collectives.items()}
+    long = {rank: state for rank, state in states.items() if state.waits_long(long_s) and state.ranks}
+    waits = {rank: Wait(set(state.ranks), one_suffices=True) for rank, state in long.items() if not state.group}
+    calls = {rank: (state.group, state.number) for rank, state in long.items() if state.group}
+    collectives = dict(fewest_first(calls))
+    absent = {each: set(states[ranks[0]].ranks).difference(ranks) for each, ranks in collectives.items()}
     others = states.keys() - {liveness.rank}
     for (group, _), ranks in absent.items():
         if group != asked:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from mpiddp.mpi.operation import Operation
     from mpiddp.mpi.world import World
+
+T = TypeVar("T")
 
 _MAX_RANGES, _MAX_ROWS, _MAX_LINES = 6, 5, 3
 _UNKNOWN = -1.0
@@ -57,10 +59,6 @@ class State(NamedTuple):
     stacks: str = ""
     silent: str = ""
     """The reason why the rank may not have answered. If there is one, all other fields are unknown."""
-
-    @property
-    def awaited(self) -> set[int]:
-        return set(self.ranks)
 
     def waits_long(self, long_s: float) -> bool:
         return bool(self.operation) and self.waited_s >= long_s
@@ -111,32 +109,32 @@ def about(hosts: World | Hosts, operation: Operation | None, rank: int, states: 
     lines = rows(hosts, cells(missing))
     if operation is None or operation.peers is not None:
         return ["  it waits for:", *lines] if lines and operation is not None else lines
-    waiting: dict[str, list[int]] = {}
-    begun: dict[str, list[int]] = {}
-    for each, state in states.items():
-        if each == rank or state.waits_in(operation):
-            waiting.setdefault(state.at, []).append(each)
-        elif each not in missing:
-            begun.setdefault("its end" if state.ended else state.at, []).append(each)
-    here, after = sum(map(len, waiting.values())), [each for ranks in begun.values() for each in ranks]
+    waiting = {each: x.at for each, x in states.items() if each == rank or x.waits_in(operation)}
+    after = {each: x for each, x in others.items() if each not in missing and each not in waiting}
     if missing:
         head = f"{counted(len(missing))} {'is' if len(missing) == 1 else 'are'} NOT in it:"
     elif after:  # the answers come some time after the time limit
         head = f"no rank is missing by now: rank{'s' * (len(after) > 1)} {ranges(after)} may have begun it too late"
     else:
         head = "all ranks are in it: the network may be down, or one of them waits elsewhere"
-    went_on = f"  {counted(len(after))} began it and went on: {named_lines(begun)}"
-    waits = f"  {counted(here)} {'waits' if here == 1 else 'wait'} in it at {named_lines(waiting)}"
-    return [f"  {head}", *lines, *([went_on] if begun else []), waits]
+    begun = named_lines({each: "its end" if x.ended else x.at for each, x in after.items()})
+    went_on = [f"  {counted(len(after))} began it and went on: {begun}"] if after else []
+    waits = f"  {counted(len(waiting))} {'waits' if len(waiting) == 1 else 'wait'} in it at {named_lines(waiting)}"
+    return [f"  {head}", *lines, *went_on, waits]
+
+
+def fewest_first(values: Mapping[int, T]) -> list[tuple[T, list[int]]]:
+    """Return the different values with their ranks, those of the fewest ranks first."""
+    ranks: dict[T, list[int]] = {}
+    for rank in sorted(values):
+        ranks.setdefault(values[rank], []).append(rank)
+    return sorted(ranks.items(), key=lambda item: (len(item[1]), item[1]))
 
 
 def rows(hosts: World | Hosts, cells: Mapping[int, Cell], limit: int | None = _MAX_ROWS) -> list[str]:
     """Return a line for each set of ranks that do the same at the same program line, the smallest set first."""
-    ranks_by_cell: dict[Cell, list[int]] = {}
-    for rank, cell in cells.items():
-        ranks_by_cell.setdefault(cell, []).append(rank)
     common = Counter(text for _, text in cells.values())
-    found = sorted(ranks_by_cell.items(), key=lambda item: (common[item[0][1]], len(item[1]), item[1]))
+    found = sorted(fewest_first(cells), key=lambda item: common[item[0][1]])
     shown = [f"    {who(hosts, ranks):<30}  {at:<30}  {text}".rstrip() for (at, text), ranks in found[:limit]]
     if len(found) > len(shown):
         rest = sum(len(ranks) for _, ranks in found[len(shown) :])
@@ -144,9 +142,9 @@ def rows(hosts: World | Hosts, cells: Mapping[int, Cell], limit: int | None = _M
     return shown
 
 
-def named_lines(ranks_by_line: Mapping[str, list[int]]) -> str:
+def named_lines(lines: Mapping[int, str]) -> str:
     """Return the program's lines with their ranks, those of the fewest ranks first."""
-    found = sorted(ranks_by_line.items(), key=lambda item: (len(item[1]), item[1]))
+    found = fewest_first(lines)
     named = [f"{at or 'an unknown line'} ({ranges(ranks)})" for at, ranks in found[:_MAX_LINES]]
     rest = [f"and {len(found) - _MAX_LINES} other lines"] if len(found) > _MAX_LINES else []
     return "; ".join([*named, *rest])

@@ -63,10 +63,7 @@ class Reports:
         circles = deadlock.circles(deadlock.waits(liveness, group, states, SETTLED_S))
         lines = [f"mpiddp: job {world.job}, {counted(world.size)}", *(f"  {deadlock.text(each)}" for each in circles)]
         lines += picture.rows(world, picture.cells(states), limit=None)
-        ranks_by_stacks: dict[str, list[int]] = {}
-        for rank in world.ranks:
-            ranks_by_stacks.setdefault(states[rank].stacks.rstrip(), []).append(rank)
-        for stacks, ranks in sorted(ranks_by_stacks.items(), key=lambda item: (len(item[1]), item[1])):
+        for stacks, ranks in picture.fewest_first({rank: each.stacks.rstrip() for rank, each in states.items()}):
             lines += [f"  {picture.who(world, ranks)}: stacks\n{stacks}"] if stacks else []
         return "\n".join(filter(None, [*lines, self.collect("a question")]))
 
