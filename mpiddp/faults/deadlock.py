@@ -6,7 +6,7 @@ A rank in a collective waits for all ranks that have not begun it; a receive fro
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from .liveness import SILENCE_S, Liveness
 from .picture import State, fewest_first
@@ -14,7 +14,8 @@ from .picture import State, fewest_first
 MAX_NAMED = 8
 
 
-class Wait(NamedTuple):
+@dataclass(eq=False)
+class Wait:
     """The ranks that one operation waits for. All ranks that wait in the operation share one object."""
 
     ranks: Set[int]
@@ -80,20 +81,16 @@ def _following(waits: Mapping[int, Wait]) -> dict[int, int]:
     The choice of the lowest lets every rank that knows the same waits find the same circles. From each rank these
     choices lead to one of the circles.
     """
-    stuck = dict(waits)
-    waiters: dict[int, tuple[Wait, list[int]]] = {}
-    for rank, wait in waits.items():
-        waiters.setdefault(id(wait), (wait, []))[1].append(rank)
-    left, before = list(waiters.values()), -1
+    left, before = dict(waits), -1
     while len(left) != before:
         before = len(left)
-        for wait, ranks in left:
-            if wait.can_end(stuck):
-                for rank in ranks:
-                    del stuck[rank]
+        for rank, wait in tuple(left.items()):
+            if wait.can_end(left):
+                del left[rank]
         # The next pass begins at the other end, because long chains of messages may be in either order.
-        left = [each for each in reversed(left) if each[1][0] in stuck]
-    return {rank: lowest for wait, ranks in left for lowest in [min(stuck.keys() & wait.ranks)] for rank in ranks}
+        left = dict(reversed(left.items()))
+    lowest = {wait: min(left.keys() & wait.ranks) for wait in set(left.values())}
+    return {rank: lowest[wait] for rank, wait in left.items()}
 
 
 def text(circle: list[int]) -> str:
