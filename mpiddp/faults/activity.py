@@ -2,40 +2,28 @@
 
 import sys
 import threading
-import time
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
 
 from mpiddp.mpi.operation import Operation, waiting
 from mpiddp.mpi.recorder import PACKAGE, is_program
 
-
-class Activity(NamedTuple):
-    at: str
-    """The program's line, as in "train.py:120 in backward"."""
-    operation: Operation | None
-    waited_s: float = 0.0
-
-
-_unwound: Activity | None = None
+_unwound: tuple[str, Operation | None] | None = None
 """The main thread's last activity before an exception unwound its stack; None before such an exception."""
 
 
-def current() -> Activity:
-    """Return the main thread's activity. If only other threads wait, return that of one of them."""
+def current() -> tuple[str, Operation | None]:
+    """Return the main thread's line, as in "train.py:120 in backward", and the operation in which it waits.
+
+    If only other threads wait, return those of one of them.
+    """
     main = threading.main_thread().ident or 0
     operations = dict(waiting)
     if not operations and _unwound is not None:
         return _unwound
     thread = main if main in operations or not operations else next(iter(operations))
-    operation = operations.get(thread)
-    return Activity(_line(_summaries(thread)), operation, _waited_s(operation))
-
-
-def _waited_s(operation: Operation | None) -> float:
-    return 0.0 if operation is None else time.monotonic() - operation.start
+    return _line(_summaries(thread)), operations.get(thread)
 
 
 def _summaries(thread: int) -> list[traceback.FrameSummary]:
@@ -85,5 +73,5 @@ def unwind(trace: TracebackType | None) -> tuple[str, Operation | None]:
     frames = [frame for frame, _ in traceback.walk_tb(trace)]
     held = (frame.f_locals.get("operation") for frame in reversed(frames))
     operation = next((each for each in held if isinstance(each, Operation)), None)
-    _unwound = Activity(_line(summaries), operation, _waited_s(operation))
+    _unwound = _line(summaries), operation
     return "".join(["At (most recent call last):\n", *traceback.format_list(_program(summaries))]), operation

@@ -317,10 +317,11 @@ def group_of(operation: Operation | None) -> int:
 
 
 def _in_program(stacks: bool) -> State:
-    at, operation, waited_s = activity.current()
+    at, operation = activity.current()
     state = State(at=at[:_TEXT_CHARACTERS], stacks=activity.stacks()[-_STACKS_CHARACTERS:] if stacks else "")
     if operation is None:
         return state
+    waited_s = time.monotonic() - operation.start
     state = state._replace(operation=str(operation)[:_TEXT_CHARACTERS], waited_s=waited_s)
     if operation.peers is None:
         members = operation.members

@@ -135,10 +135,10 @@ class Watchdog:
     def _continued(self) -> None:
         """Ask the other ranks for their states now, because there is no time for it when SIGTERM comes."""
         self._alert_until = time.monotonic() + _ALERT_S
-        self._continued_in = operation = activity.current().operation
+        _, self._continued_in = activity.current()
         if self._mpirun.handles_termination():
             self._all_run = self._mpirun.all_run()
-            self._reports.ask(operation)
+            self._reports.ask(self._continued_in)
 
     def _terminated(self) -> None:
         """Report that mpirun ends the job, unless a rank has failed, and end this process."""
