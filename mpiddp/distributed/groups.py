@@ -45,7 +45,7 @@ class ProcessGroup:
         self.group_desc = description
         self.ranks = ranks
         self.comm = comm
-        self._monitored_barriers = 0
+        self._monitored_barriers = self._passed_barrier = 0
         self._group_rank_of = dict(zip(ranks, link.world.ranks, strict=False))
 
     def rank(self) -> int:

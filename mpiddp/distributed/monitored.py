@@ -64,12 +64,11 @@ def _wait(group: ProcessGroup, liveness: Liveness, done: Callable[[], bool], tim
 
 
 def _report(group: ProcessGroup, liveness: Liveness, timeout_s: float) -> None:
-    number, first = group._monitored_barriers, group._link.ranks[0]
-    liveness.send(first, Tag.BARRIER, (group._link.id, number, True))
-    answers = liveness.barriers[group._link.id, first]
+    number, first = group._monitored_barriers, (group._link.id, group._link.ranks[0])
+    liveness.send(first[1], Tag.BARRIER, (group._link.id, number, 0))
     # Rank 0 may have begun to wait later, and answer when this rank has given up.
-    _wait(group, liveness, lambda: number in answers, timeout_s)
-    if not answers.pop(number, False):
+    _wait(group, liveness, lambda: liveness.barriers[first][0] >= number, timeout_s)
+    if liveness.barriers[first][1] < number:  # it passes no later one without this rank
         raise DistTimeoutError(
             f"Rank {group.ranks[group.rank()]} successfully reached monitoredBarrier, but received errors while waiting"
             " for send/recv from rank 0. Please check rank 0 logs for faulty rank. (Timed out)"
@@ -81,7 +80,7 @@ def _gather(group: ProcessGroup, liveness: Liveness, timeout_s: float, wait_all_
     missing = list(range(1, link.size))
 
     def has_come(rank: int) -> bool:  # a rank with a shorter timeout may be in a later barrier
-        return max(liveness.barriers[link.id, link.ranks[rank]], default=0) >= number
+        return liveness.barriers[link.id, link.ranks[rank]][0] >= number
 
     def all_have_come() -> bool:
         while missing and has_come(missing[-1]):
@@ -90,12 +89,9 @@ def _gather(group: ProcessGroup, liveness: Liveness, timeout_s: float, wait_all_
 
     if timeout_s > 0 and not _wait(group, liveness, all_have_come, timeout_s):
         missing = [rank for rank in missing if not has_come(rank)]
+    group._passed_barrier = group._passed_barrier if missing else number
     for rank in link.others:
-        told = liveness.barriers[link.id, rank]
-        for each in tuple(told):  # a copy, because the watchdog's thread may add numbers meanwhile
-            if each <= number:
-                del told[each]
-        liveness.send(rank, Tag.BARRIER, (link.id, number, not missing))
+        liveness.send(rank, Tag.BARRIER, (link.id, number, group._passed_barrier))
     if missing:
         raise DistTimeoutError(_explain(group, missing, timeout_s, wait_all_ranks))
 

@@ -64,8 +64,8 @@ class Tag(enum.IntEnum):
     STORE = 8
     LEFT = 9
     BARRIER = 10
-    """The tag of a message about a monitored barrier. It has the group, the barrier's number, and True or False. True
-    means that the rank has come or, from the group's first rank, that all have come."""
+    """The tag of a message about a monitored barrier. It has the group, the number of the rank's last barrier and,
+    from the group's first rank, the number of the last barrier that all have passed."""
 
 
 class Liveness:
@@ -96,8 +96,8 @@ class Liveness:
         """For each tag, the function that is called with a message's source and content."""
         self.heard: dict[int, Any] = {}
         """For each tag without a function, the content of the last message."""
-        self.barriers: defaultdict[tuple[int, int], dict[int, bool]] = defaultdict(dict)
-        """For each group and rank, the messages `Tag.BARRIER` of that rank, by the number of the barrier."""
+        self.barriers: defaultdict[tuple[int, int], tuple[int, int]] = defaultdict(lambda: (0, 0))
+        """For each group and rank, the numbers in the last message `Tag.BARRIER` of that rank."""
         self.exited = False
         self.interrupted = False
 
@@ -150,9 +150,9 @@ class Liveness:
         if link is not None:
             link.monitor.be_told(error)
 
-    def _note_barrier(self, source: int, message: tuple[int, int, bool]) -> None:
+    def _note_barrier(self, source: int, message: tuple[int, int, int]) -> None:
         group, number, passed = message
-        self.barriers[group, source][number] = passed
+        self.barriers[group, source] = number, passed
 
     def leave(self) -> None:
         _kept.append(self._sent)

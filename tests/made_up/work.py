@@ -111,7 +111,7 @@ def gathering(size: int, ahead: int = 0) -> tuple[Comm, Callable[[], bool]]:
 def monitored_barrier(group: Any) -> None:
     """Run a monitored barrier on rank 0, whose peers have all come."""
     number, liveness = group._monitored_barriers + 1, group._monitor.job.liveness
-    liveness.barriers = {(group._link.id, rank): {number: True} for rank in group._link.ranks}
+    liveness.barriers = {(group._link.id, rank): (number, 0) for rank in group._link.ranks}
     liveness.progress, liveness.send = list, lambda *_: None
     with mock.patch.object(group._link, "rank", 0):
         monitored.monitored_barrier()
