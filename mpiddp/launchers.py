@@ -101,19 +101,21 @@ def local_ranks() -> int | None:
     return len(ranks_here.split(",")) if found is None and ranks_here else found
 
 
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
 def announce_ranks() -> None:
     """Set RANK, WORLD_SIZE and LOCAL_RANK, where unset, from the launcher. Scripts read them on their first line."""
     found = launch()
     if found is not None:
-        os.environ.setdefault("RANK", str(found.rank))
-        os.environ.setdefault("WORLD_SIZE", str(found.size))
-        if found.local_rank is not None:
-            os.environ.setdefault("LOCAL_RANK", str(found.local_rank))
+        for name, value in zip(RANKS, (found.rank, found.size, found.local_rank), strict=True):
+            if value is not None:
+                os.environ.setdefault(name, str(value))
 
 
 def rank_variables() -> dict[str, int]:
     """Return RANK, WORLD_SIZE and LOCAL_RANK, as far as they are integers."""
-    found = {name: integer(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    found = {name: integer(name) for name in RANKS}
     return {name: value for name, value in found.items() if value is not None}
 
 

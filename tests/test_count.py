@@ -46,7 +46,7 @@ BUDGET = {
     "mpiddp/device": 459,
     "mpiddp/distributed": 1_834,
     "mpiddp/examples": 593,
-    "mpiddp/faults": 2_211,
+    "mpiddp/faults": 2_206,
     "mpiddp/mpi": 2_216,
     "mpiddp/nn": 1_010,
     "mpiddp/optim": 410,

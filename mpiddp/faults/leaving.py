@@ -29,10 +29,9 @@ limit_s: float | None = None
 class Leaving:
     """The end of this program. It calls ``stop`` when the programs of all ranks have ended."""
 
-    def __init__(self, jobs: list[Job]) -> None:
-        self.jobs = jobs
+    def __init__(self, jobs: list[Job], stop: Callable[[], object]) -> None:
+        self._jobs, self._stop = jobs, stop
         """The job of the world, and behind it the job of the program's own communicator, if there is one."""
-        self.stop: Callable[[], object] = bool
         self._ended, self._pid = False, os.getpid()
         # MPI_Finalize first deletes COMM_SELF's attributes, while MPI still works.
         key = MPI.Comm.Create_keyval(delete_fn=lambda *_: self._end_groups())
@@ -44,22 +43,22 @@ class Leaving:
         self._ended = True
         try:
             longest_s = settings.default_timeout_s() if limit_s is None else limit_s
-            for each in self.jobs:
+            for each in self._jobs:
                 each.liveness.exited = True
-            for index in reversed(range(len(self.jobs))):
-                while not self._wait(self.jobs[index], longest_s):
+            for index in reversed(range(len(self._jobs))):
+                while not self._wait(self._jobs[index], longest_s):
                     with exit_limit(longest_s):
-                        self.jobs[index] = self.jobs[index].survivors()
-                    set_this_rank(self.jobs[index].world.comm)
+                        self._jobs[index] = self._jobs[index].survivors()
+                    set_this_rank(self._jobs[index].world.comm)
         except KeyboardInterrupt:
             interrupt("its program has ended; ", None)
         marker.end(ending.this_rank.rank)  # a survivor may be rank 0 now
-        self.stop()
+        self._stop()
 
     def _end_groups(self) -> None:
         """Let later calls, such as a destructor's, raise an error. In MPI they would end the process."""
         self()
-        for link in (link for job in self.jobs for link in job.liveness.links()):
+        for link in (link for job in self._jobs for link in job.liveness.links()):
             link.abort(DistError("MPI has been finalised"))
 
     def _wait(self, job: Job, limit_s: float) -> bool:
@@ -95,7 +94,7 @@ class Leaving:
                     " nobody received, or a collective that only some ranks submitted; wait() for every Work"
                 )
                 break
-            for each in self.jobs:
+            for each in self._jobs:
                 each.liveness.progress()
             if silence := neighbour.silence():
                 if job.raises:

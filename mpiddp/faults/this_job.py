@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import os
 import sysconfig
@@ -26,8 +27,10 @@ _jobs: list[Job] = []
 one, the job of the world rests."""
 _owner_pid = 0
 _leaving: Leaving | None = None
-_environment: dict[str, str | None] = {}
-"""The environment variables that a communicator's job has replaced, with the values that they had before."""
+_watching = contextlib.ExitStack()
+"""Ends the watchdog, if there is one."""
+_outer_ranks = contextlib.ExitStack()
+"""Restores the environment variables that a communicator's job has replaced."""
 
 
 def current() -> Job | None:
@@ -63,6 +66,11 @@ def start(claims: Claims | None = None, comm: MPI.Intracomm | None = None, timeo
         requests.only_thread = 0 if MPI.Query_thread() == MPI.THREAD_MULTIPLE else get_ident()
         raises = claims.on_error == "raise"
         job = _begin(Job.start(given, comm is not None, raises, timeout_s if raises else math.inf))
+        if job.own:
+            before = {name: os.environ[name] for name in launchers.RANKS if name in os.environ}
+            _outer_ranks.callback(os.environ.update, before)
+            for name in launchers.RANKS:  # called before the update
+                _outer_ranks.callback(os.environ.pop, name, None)
         if job.world.size < given.size:
             _correct_ranks(job)
     elif job.failures.happened():
@@ -85,7 +93,7 @@ def _correct_ranks(job: Job) -> None:
 
 def regroup() -> Job:
     """Make the job anew; collective over the survivors."""
-    _stop_watching()
+    _watching.close()
     job = _begin(_jobs.pop().survivors())
     _correct_ranks(job)
     return job
@@ -99,14 +107,9 @@ def end(together: bool) -> None:
     """
     if not _jobs or not _jobs[-1].own:
         return
-    _stop_watching()
+    _watching.close()
     _jobs.pop().end(together)
-    for name, value in _environment.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-    _environment.clear()
+    _outer_ranks.close()
     if _jobs:
         _begin(_jobs.pop())
     else:
@@ -114,20 +117,12 @@ def end(together: bool) -> None:
         abort.set_this_rank(MPI.COMM_WORLD)
 
 
-def _stop_watching() -> None:
-    assert _leaving is not None
-    _leaving.stop()
-    _leaving.stop = bool
-
-
 def _begin(job: Job) -> Job:
     global _leaving
     if _leaving is None:
-        _leaving = Leaving(_jobs)
+        _leaving = Leaving(_jobs, _watching.close)
         atexit.register(_leaving)
-    _stop_watching()
-    if job.own and not _environment:
-        _environment.update((name, os.environ.get(name)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    _watching.close()
     _jobs.append(job)
     recorder.ring.clear()  # its entries name ranks by their old numbers
     segment.forget()
@@ -137,7 +132,7 @@ def _begin(job: Job) -> Job:
     watched = job.world.size > 1 and not why
     marker.begin(job.world.rank, watched)
     if watched:
-        _leaving.stop = Watchdog(job, _jobs[:-1]).stop
+        _watching.callback(Watchdog(job, _jobs[:-1]).stop)
     elif why and job.world.rank == 0:
         warnings.warn(f"no watchdog runs: {why}; a hang inside of MPI is not noticed", stacklevel=5)
     return job
