@@ -28,11 +28,6 @@ from .backends import check_backend
 from .groups import GroupLike, ProcessGroup, register
 from .new_groups import among
 
-_FORKED = (
-    "this process was forked from one in which MPI had started, and MPI is not fork safe: use threads (the workers of"
-    " mpiddp.data.DataLoader are threads), or start processes before init_process_group"
-)
-
 
 def is_available() -> bool:
     """Return True. PyTorch can be built without ``torch.distributed``, and returns False then."""
@@ -270,4 +265,4 @@ def _mention_timeline() -> None:
 
 
 atexit.register(_mention_timeline)
-os.register_at_fork(after_in_child=lambda: groups.disown(_FORKED) if groups.is_initialized() else None)
+os.register_at_fork(after_in_child=lambda: groups.disown(this_job.FORKED) if groups.is_initialized() else None)

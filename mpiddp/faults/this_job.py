@@ -22,6 +22,10 @@ from .job import Job
 from .leaving import Leaving
 from .watchdog import Watchdog
 
+FORKED = (
+    "this process was forked from one in which MPI had started, and MPI is not fork safe: use threads (the workers of"
+    " mpiddp.data.DataLoader are threads), or start processes before init_process_group"
+)
 _jobs: list[Job] = []
 """The job of MPI's world, and behind it the job of the program's own communicator, if there is one. As long as there is
 one, the job of the world rests."""
@@ -36,10 +40,7 @@ _outer_ranks = contextlib.ExitStack()
 def current() -> Job | None:
     """Return the job, or None before `start`; DistError in a forked child."""
     if _jobs and os.getpid() != _owner_pid:
-        raise DistError(
-            f"this process was forked from rank {_jobs[-1].world.rank} after MPI had started, and MPI is not fork safe;"
-            " use threads (DataLoader's workers are threads), or start processes before init_process_group"
-        )
+        raise DistError(FORKED)
     return _jobs[-1] if _jobs else None
 
 
