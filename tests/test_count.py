@@ -48,13 +48,13 @@ BUDGET = {
     "mpiddp/examples": 593,
     "mpiddp/faults": 2_207,
     "mpiddp/mpi": 2_216,
-    "mpiddp/nn": 1_010,
-    "mpiddp/optim": 410,
-    "mpiddp/parallel": 1_720,
+    "mpiddp/nn": 976,
+    "mpiddp/optim": 389,
+    "mpiddp/parallel": 1_700,
     "mpiddp/shm": 428,
-    "mpiddp/torch": 1_397,
-    "mpiddp/training": 1_909,
-    "tests, all": 23_710,
+    "mpiddp/torch": 1_358,
+    "mpiddp/training": 1_885,
+    "tests, all": 23_724,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
