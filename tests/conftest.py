@@ -15,10 +15,10 @@ pytest_plugins = ["harness.ranks", "harness.world"] if UNDER_LAUNCHER else ["har
 
 MARKS = {
     "launch": "starts jobs itself",
-    "core": "says something of MPI or its launcher: run with both libraries; an mpi test on 1 to 4 ranks",
-    "ranks(*numbers)": "an mpi test, run on these numbers of ranks",
-    "alone": "given to the run of an mpi test on one rank, which takes one core as a unit test does",
-    "long": "run by --long only: another case of a promise that an everyday test holds",
+    "core": "depends on MPI or its launcher: `.ci/run` runs it with both libraries; an mpi test runs on 1 to 4 ranks",
+    "ranks(*numbers)": "an mpi test that runs on these numbers of ranks",
+    "alone": "not written in tests: the harness adds it to an mpi test's run on one rank, which needs one core only",
+    "long": "runs only with --long: one more case of a promise that an everyday test checks",
 }
 """``mpi``, which runs under mpiexec, is pytest-mpi's own; a test with neither runs in this process."""
 LAUNCH = {"with_torch", "gpu"}
