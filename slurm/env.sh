@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# What all scripts here share: your environment, and how ranks are started. The scripts source this file.
+# This file sets up your environment, and chooses how ranks are started. All scripts here source it.
 #
 # Edit this part once for your centre: the modules that the environment was built with, then the environment itself.
-# A job also inherits the environment that you submit from, so one that is active there need not be named here.
+# A job inherits the environment of the shell that you submit from. What is loaded there need not be named here.
 #
 #   any centre, Open MPI    module load openmpi python
 #   Cray (Slingshot)        module load cray-mpich-abi cray-python      GPUs: see MPICH_GPU_SUPPORT_ENABLED below
@@ -10,10 +10,10 @@
 #
 # source "$HOME/venvs/mpiddp/bin/activate"
 
-# GPUs on Cray: MPI takes device pointers only with the library for it (module load craype-accel-nvidia80 or the like).
+# GPUs on Cray: MPI takes device pointers only with its GTL library (module load craype-accel-nvidia80 or the like).
 # export MPICH_GPU_SUPPORT_ENABLED=1
 
-# What may be set from outside as well, e.g. MPIDDP_LAUNCH=mpirun sbatch slurm/train_cpu.sbatch:
+# These may be set from outside as well, e.g. MPIDDP_LAUNCH=mpirun sbatch slurm/train_cpu.sbatch:
 PYTHON=${PYTHON:-python3}                  # the interpreter of the environment
 MPIDDP_LAUNCH=${MPIDDP_LAUNCH:-auto}       # auto, mpirun, or a plugin of `srun --mpi=list`: pmix, pmi2, cray_shasta
 MPIDDP_RESTARTS=${MPIDDP_RESTARTS:-0}         # how often a step that ends badly is started again in the same job
@@ -26,7 +26,7 @@ warned=''
 # shellcheck disable=SC2034 # requeue.sbatch asks for it
 terminated=''
 trap 'warned=yes' USR1
-stopped=75 # the exit code of mpiddp train when it has saved a checkpoint on a signal
+stopped=75 # the exit code of mpiddp train after it has saved a checkpoint because of a signal
 
 fail() { # MESSAGE...
     printf 'slurm/env.sh: %s\n' "$@" >&2
@@ -40,7 +40,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SRUN_CPUS_PER_TASK}
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 ends=$(scontrol show job "${job:-$SLURM_JOB_ID}" | sed -n 's/.* EndTime=\([0-9][0-9T:-]*\).*/\1/p' | tail -n 1) || true
 if [ -n "$ends" ] && ends=$(date -d "$ends" +%s); then export SLURM_JOB_END_TIME=$ends; fi
-# With it Python writes each argument of print by itself, and the lines of ranks mix.
+# With PYTHONUNBUFFERED Python writes each argument of print by itself, and the lines of different ranks mix.
 unset PYTHONUNBUFFERED
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -56,11 +56,12 @@ library=$(MPI4PY_RC_INITIALIZE=0 "$PYTHON" -c 'from mpi4py import MPI; print(MPI
 library=${library%%$'\n'*}
 library=${library%%,*}
 
-offers() { # PLUGIN: whether this Slurm has it
+offers() { # PLUGIN: succeeds if this Slurm has the plugin
     srun --mpi=list 2>&1 | grep -qwF -- "$1"
 }
 
-beside_python() { # the mpirun that came with the library: beside Python in an environment with an MPI wheel, else on PATH
+# Prints the mpirun of the MPI library. An MPI wheel puts it beside Python; other libraries have it on PATH.
+beside_python() {
     local beside
     beside=$(dirname "$(command -v "$PYTHON")")/mpirun
     if [ -x "$beside" ]; then echo "$beside"; else command -v mpirun; fi
@@ -93,12 +94,13 @@ launcher() { # sets the array `start`
     else
         offers "$MPIDDP_LAUNCH" || fail "this Slurm has no plugin MPIDDP_LAUNCH=$MPIDDP_LAUNCH:" \
             "$(srun --mpi=list 2>&1 | tr -s '[:space:]' ' ')"
-        # A rank that dies ends the step. Without the option and with pmi2 the others wait until the time limit.
+        # With --kill-on-bad-exit a rank that dies ends the step. Without it, pmi2 lets the other ranks wait until the
+        # time limit.
         start=(srun "--mpi=$MPIDDP_LAUNCH" --kill-on-bad-exit=1 --cpu-bind=cores)
     fi
 }
 
-check_launcher() { # start two ranks and see whether they find each other
+check_launcher() { # starts two ranks, and fails if they do not find each other
     if [ "${SLURM_NTASKS:-1}" = 1 ]; then return; fi
     local two=("${start[@]}" -n 2) said
     if [ "${start[0]}" = srun ]; then two+=(--quiet); fi
