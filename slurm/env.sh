@@ -2,7 +2,7 @@
 # This file sets up your environment, and chooses how ranks are started. All scripts here source it.
 #
 # Edit this part once for your centre: the modules that the environment was built with, then the environment itself.
-# A job inherits the environment of the shell that you submit from. What is loaded there need not be named here.
+# A job inherits the environment of the shell that you submit from, so modules that are loaded there need no line here.
 #
 #   any centre, Open MPI    module load openmpi python
 #   Cray (Slingshot)        module load cray-mpich-abi cray-python      GPUs: see MPICH_GPU_SUPPORT_ENABLED below
