@@ -46,7 +46,7 @@ def barrier(
     if group is None:
         return None
     plan = group._plans.get(_BARRIER) or group._plans.remember(_BARRIER, planning.barrier(group._link))
-    return dispatch(group, plan, (None,), (), async_op, seconds(timeout))
+    return dispatch(group, plan, (None,), (), async_op, None if timeout is None else seconds(timeout))
 
 
 def broadcast(
