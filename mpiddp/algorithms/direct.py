@@ -68,6 +68,8 @@ class Direct:
         self._scratch = link.resource(Scratch) if pieces is None or x.nbytes >= _SCRATCH_BYTES else None
         self._is_plain = plain(x) and x.size * link.size <= MAX_COUNT
         """True if MPI's own operations take the arrays as they are."""
+        self._possible: list[str] | None = None
+        """The ways that this group can take; None before they are prepared."""
         self._x: Array | None = None
 
     def shots(self) -> Iterator[Shot]:
@@ -168,16 +170,17 @@ class Direct:
         if chosen is not None:
             self._choice.count()
             return chosen, False
-        if not (self._memory.asked and (self._scratch is None or self._scratch.ready or self._scratch.fault)):
-            return None, False
-        ways = {
-            PIECES: self._pieces is not None,
-            SCRATCH: self._scratch is not None and self._scratch.ready,
-            ATTACH: not self._memory.fault,
-            MPIS: self._op is None,
-        }
-        possible = [way for way, is_possible in ways.items() if is_possible]
-        return self._choice.next(possible) if possible else (SCRATCH, False)
+        if self._possible is None:
+            if not (self._memory.asked and (self._scratch is None or self._scratch.ready or self._scratch.fault)):
+                return None, False
+            ways = {
+                PIECES: self._pieces is not None,
+                SCRATCH: self._scratch is not None and self._scratch.ready,
+                ATTACH: not self._memory.fault,
+                MPIS: self._op is None,
+            }
+            self._possible = [way for way, is_possible in ways.items() if is_possible]
+        return self._choice.next(self._possible) if self._possible else (SCRATCH, False)
 
     def _go(self, way: str | None, output: Array, x: Array, told: list[int]) -> Steps:
         """Take a way that needs several steps, or try a way. The time of a try begins when all ranks have come."""

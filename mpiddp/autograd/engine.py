@@ -1,5 +1,6 @@
 """The backward pass: run the nodes behind a loss in reverse sequence, and add up gradients in the leaves."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 from operator import attrgetter
@@ -43,7 +44,7 @@ def run_backward(root: Variable, gradient: Array, retain_graph: bool) -> None:
     outer, callbacks = _running.callbacks, list[Callable[[], object]]()
     _running.callbacks = callbacks
     try:
-        with no_grad(), returning():
+        with no_grad(), returning() if cupy_is_loaded() else contextlib.nullcontext():
             if root.grad_fn is None:
                 leaves = _Leaves({root: 1})
                 leaves.add(root, gradient, owned=False)
