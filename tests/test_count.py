@@ -54,7 +54,7 @@ BUDGET = {
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_358,
     "mpiddp/training": 1_885,
-    "tests, all": 23_724,
+    "tests, all": 23_728,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -248,6 +248,12 @@ def test_one_of_another_format_is_not_passed_over(tmp_path: Path, monkeypatch: p
         store.newest()
 
 
+def test_a_step_that_is_saved_again_is_whole_while_its_new_shards_are_written(tmp_path: Path) -> None:
+    path, _ = whole_with_a_shard(tmp_path)
+    write_shard(path, 1, {"mine": np.zeros(20)})
+    assert read_checkpoint(path).shards[1]["mine"].tolist() == list(range(20))
+
+
 def test_shards_leave_with_their_step(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=1)
     for step in (5, 5, 6):
