@@ -3,8 +3,8 @@
 Blocks may differ in size between ranks. In one round every sender writes, for each receiver, the size of its block and
 the block itself. If a block is longer than its slot of the buffer, the sender offers it: it writes the block's address
 instead. The receiver reads an offered block by cross-memory attach, and answers that it has done so. If the receiver
-answers that it cannot read the block, or if the group has no cross-memory attach, the sender sends a message. The
-receiver posts its receive when it knows the size, because MPI may crash in a receive that is too short.
+answers that it cannot read the block, or if the sender cannot read the receiver's memory, the sender sends a message.
+The receiver posts its receive when it knows the size, because MPI may crash in a receive that is too short.
 
 A long block that fits its slot may be written or offered. Each sender chooses for itself, because ranks may have blocks
 of different sizes. It compares the time that it takes to write to the slots with the time that its slowest receiver
@@ -52,7 +52,7 @@ class _Shown(NamedTuple):
     """How this rank passes its blocks in a round with one of the buffers. Positions are of words in the memory."""
 
     sizes: list[tuple[int, int]]
-    """For each block, the position of its size, and the number that is written there."""
+    """For each block and receiver, the position of the block's size, and the number that is written there."""
     written: list[tuple[int, slice]]
     """For each input that is written to its slot, the input's number and the slot's slice of the memory."""
     offered: list[tuple[int, int, int, int]]
@@ -65,7 +65,8 @@ class _Shown(NamedTuple):
 class Blocks:
     """The blocks that one rank sends and receives in calls with arrays like ``inputs`` and ``outputs``.
 
-    ``cuts`` has a function that makes a list of a call's output, and one for the input; None stands for a list already.
+    ``cuts`` has a function that makes a list of blocks from a call's output, and one for the input. It has None in
+    place of a function if the output or the input is a list of blocks already.
     ``equal`` says that the outputs are equal rows of one array, and so are the inputs.
     """
 
@@ -101,8 +102,7 @@ class Blocks:
         ]
         most = {PIECES: self._slot_bytes, ATTACH: min(self._slot_bytes, _CHOICE_BYTES)}
         self.shown = {way: [self._shown_in(number, sent, most[way]) for number in range(BUFFERS)] for way in most}
-        """How this rank passes its blocks: for each way of the long blocks that fit their slots, and for each buffer.
-        """
+        """For each way of long blocks that fit their slots, how this rank passes its blocks in each buffer."""
         self._choice = Choice(link) if self.shown[ATTACH][0].costs else None
         self._tries: list[tuple[str, int] | None] = [None] * BUFFERS
         """For each buffer, the way that its last call has tried, and the nanoseconds that this rank took; None if that
@@ -129,8 +129,9 @@ class Blocks:
         for received in self._received:
             received.sort(key=lambda each: (each[-1][0] - me) % link.size)
         self._tables: list[tuple[Array, Array, memoryview]] = []
-        """For each buffer, the slots that this rank writes and those that it reads, each as one array, and the words
-        with the sizes of its blocks. The list is empty unless all blocks are short and of equal size."""
+        """For each buffer, the slots that this rank writes and those that it reads, each as one array, and the words in
+        which all ranks write the sizes of their blocks for this one. The list is empty unless all blocks are short and
+        of equal size."""
         if equal and inputs[0].nbytes <= most[ATTACH] >= outputs[0].nbytes:
             for number, each in enumerate(self.rounds):
                 own = each.own.reshape(slots, -1)[:, : inputs[0].nbytes]
@@ -158,7 +159,7 @@ class Blocks:
         if isinstance(given, np.ndarray) and isinstance(output, np.ndarray) and not np.may_share_memory(given, output):
             return given
         if self._choice is not None and self._choice.way == PIECES and not self.shown[PIECES][0].offered:
-            return given  # this call offers no block, nor does the next one, because new tries begin in the slots
+            return given  # this call offers no block: all fit their slots, and the slots are the chosen way
         sent = [*given] if self._cut_input is None else [*self._cut_input(given)]
         if len(sent) > 1:
             del sent[self._link.rank]  # `take` copies this rank's own block before it writes to other outputs
@@ -200,7 +201,7 @@ class Blocks:
     def show(self, given: Any) -> None:
         """Write this rank's blocks into the buffer of the next round, which must be writable.
 
-        Long blocks are offered or sent.
+        Long blocks may be offered or sent instead.
         """
         eager = self.eager
         buffer = (eager.number + 1) % BUFFERS
@@ -282,14 +283,17 @@ class Blocks:
         return self._left(fault) if fault or self._requests or self._offers else None
 
     def _left(self, fault: str) -> Driven | None:
-        """Return the event of the answers and messages that this rank still waits for; None if there are none."""
+        """Return the event of the answers and messages that this rank still waits for.
+
+        It ends in BlockError if there is a ``fault``. Return None if there is nothing to wait for and no fault.
+        """
         number, words = self.eager.number, self.eager.words
         offers, self._offers = [offer for offer in self._offers if words[offer[0]] != number], []
         requests, self._requests = self._requests, []
         return Driven(lambda: self._rest(number, requests, offers, fault)) if fault or requests or offers else None
 
     def _rest(self, number: int, requests: list[MPI.Request], offers: list[_Offer], fault: str) -> Steps:
-        """Wait for the answers to offers, and for messages; a block of the wrong size is an error at the end."""
+        """Wait for the answers to offers, and for messages. Then raise BlockError if there is a ``fault``."""
         words = self.eager.words
         for taken, rank, x in offers:
             yield self.eager.spin_wait(lambda: abs(words[taken]) == number)  # noqa: B023 - called in this turn only

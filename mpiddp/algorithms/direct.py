@@ -52,8 +52,8 @@ class Direct:
         asked for."""
         self._way: str | None = None
         self._tries = False
-        """`_way` is the way of ordinary arrays in the current call; None before there is one. `_tries` is True if the
-        call tries this way."""
+        """`_way` is the way of ordinary arrays in the current call; None before the ways are prepared. `_tries` is True
+        if the call tries this way."""
         self._first = pieces.shots[0] if pieces else meeting(self._eager)
         self._meeting = OneShot(link, call, [meeting(self._eager)])
         self._told = [
@@ -198,4 +198,4 @@ class Direct:
             yield self._by_mpi(output, x)
         else:
             part = Part(self._operation, self._link.after(), output, x, self._op, self._root)
-            yield from part.by(two_shot, part.link, self._call, way=SCRATCH)  # it takes MPI if there is no scratch
+            yield from part.by(two_shot, part.link, self._call, way=SCRATCH)  # it takes another way without a scratch

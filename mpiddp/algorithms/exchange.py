@@ -1,7 +1,7 @@
 """Reduction by exchange: each rank gathers one slice of all ranks' arrays, reduces it, and distributes the result.
 
-It takes two rounds and sends as few bytes as `ring`. It serves reductions that MPI does not define, and all reductions
-under ``MPIDDP_DETERMINISTIC=1``.
+It takes two rounds, or one for reduce_scatter, and sends no more bytes than `ring`. It replaces MPI's own algorithm in
+reductions that MPI does not define, and under ``MPIDDP_DETERMINISTIC=1`` in all (see `fallback`).
 """
 
 import itertools

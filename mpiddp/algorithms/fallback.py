@@ -1,4 +1,7 @@
-"""Reductions without shared memory: by MPI if it defines the reduction, else by `tree` or `exchange`."""
+"""Reductions without shared memory: by MPI if it defines the reduction, else by `tree` or `exchange`.
+
+Under ``MPIDDP_DETERMINISTIC=1`` all go by `exchange`.
+"""
 
 from types import ModuleType
 from typing import Any

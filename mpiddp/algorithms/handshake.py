@@ -32,7 +32,7 @@ from .tags import Tag
 # The fields are the call's number and record, the segment and offset of the array, the factor, and the history.
 _ENTRY = struct.Struct("<qQqqqqdq")
 SLOT_BYTES = 1 << 10
-"""The room for a short array in every handshake between nodes."""
+"""The room for a short array in every handshake between nodes, in groups of at most `MAX_ROWS` ranks."""
 SLOT_START = _ENTRY.size
 ROW_BYTES = SLOT_START + SLOT_BYTES
 _DIRECT_RANKS = 4
@@ -45,9 +45,10 @@ _PLACE_AND_FACTOR = slice(32, 56)
 
 class Entries(NamedTuple):
     segments: Array
-    """Each array's segment; 0 for an ordinary array."""
+    """Each array's segment; 0 for an ordinary array, in place of which `two_shot` also tells negative numbers."""
     offsets: Array
-    """Each array's offset in its segment's region in bytes, or the address of an ordinary array."""
+    """Each array's offset in its segment's region in bytes. For an ordinary array this is its address, or 0 if nobody
+    needs the address."""
     factors: Array
     """The ranks' factors of PREMUL_SUM; 1 in other calls."""
     segment: int | None
@@ -193,7 +194,9 @@ class Slots(Resource):
 
 
 def pack(link: Link, call: Call, place: Location = NOWHERE, factor: float = 1.0) -> bytes:
-    if link.now is link.later:  # a later step: `link.sequence` may be another operation's
+    if link.now is link.later:
+        # This is a later step of an operation. Meanwhile the program may have made other calls, so `link.sequence` and
+        # `link.history` may differ between ranks.
         return _ENTRY.pack(0, *call.record, *place, factor, 0)
     return _ENTRY.pack(link.sequence, *call.record, *place, factor, link.history)
 
@@ -211,7 +214,7 @@ def _meet(link: Link, comm: MPI.Intracomm, mine: bytes) -> Steps:
         slots.give(slot, comm)
     if agree:
         return _cached_entries(link.size, mine[_PLACE_AND_FACTOR] * link.size)
-    if link.one_node:  # the rows may differ only in the addresses of ordinary arrays
+    if link.one_node:  # the calls agree if the rows differ only in the arrays' places and the factors
         rows = [told[start : start + len(mine)] for start in range(0, len(told), len(mine))]
         calls = slice(0, _PLACE_AND_FACTOR.start)
         if all(row[calls] == mine[calls] for row in rows):

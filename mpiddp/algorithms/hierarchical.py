@@ -1,9 +1,10 @@
 """All-reduce over several nodes: reduce in the node, across nodes slice by slice, gather in the node.
 
-Each of n nodes sends 2 (n - 1) / n of the array's bytes. In a ring over all ranks a node with m ranks sends up to m
-times as much. There are as many slices as the smallest node has ranks. The slices are sent in parallel and in pieces:
-one piece is sent while the result of the one before it returns. Horovod, NCCL and Open MPI's coll/han do the same. If
-the ranks of any node cannot share memory, all ranks reduce by the algorithm that `fallback` chooses.
+Each of n nodes sends 2 (n - 1) / n of the array's bytes, or 3 (n - 1) / n for half types, whose sums are sent in
+float32. In a ring over all ranks a node with m ranks sends up to m times as much. There are as many slices as the
+smallest node has ranks. The slices are sent in parallel and in pieces: one piece is sent while the result of the one
+before it returns. Horovod, NCCL and Open MPI's coll/han do the same. If the ranks of some node can neither share memory
+nor read each other's, all ranks reduce by the algorithm that `fallback` chooses.
 """
 
 from __future__ import annotations
@@ -136,9 +137,10 @@ def _messages(across: Channel, incoming: list[Array], outgoing: list[Array]) -> 
 
 
 def _staggered(several: Iterator[Steps]) -> Steps:
-    """Begin one after the other. Each time, all that have begun before go on to their next wait, the latest first.
+    """Begin the steps in ``several`` one after the other.
 
-    All nodes work in this order, so their messages match.
+    Each time, all that have begun before go on to their next wait, the latest first. All nodes work in this order, so
+    their messages match.
     """
     waiting: list[tuple[Steps, Awaited]] = []
     while True:

@@ -1,7 +1,7 @@
 """Local reduction: the part of a reduction that a rank computes itself.
 
-Rows are combined in order. On the host this is done chunk by chunk, so that a chunk stays in the cache and each byte is
-read from memory once.
+Rows are combined in order, or in pairs (see `pairs`). On the host this is done chunk by chunk, so that a chunk stays in
+the cache and each byte is read from memory once.
 """
 
 import functools
@@ -27,7 +27,10 @@ _LINE_BYTES = 64
 
 @functools.lru_cache(maxsize=256)
 def bounds(count: int, parts: int, itemsize: int) -> tuple[int, ...]:
-    """Return the bounds of slices, on cache lines, so that no two ranks write to one line."""
+    """Return the bounds of slices. Each slice but the last is a number of whole cache lines long.
+
+    So no two ranks write to one line of an array that begins on a line.
+    """
     line = max(_LINE_BYTES // itemsize, 1)
     lines = -(-count // line)
     return (*(min(lines * part // parts * line, count) for part in range(parts)), count)
@@ -40,15 +43,16 @@ def reduce_rows(
 
     Rows are flat, and have one size and dtype. An output is one of the rows, or shares no memory with any and may have
     another dtype, to which results are rounded once. ``AVG`` divides by ``size``. ``PREMUL_SUM`` multiplies each row by
-    its own one of ``factors``.
+    its own one of ``factors``; without ``factors`` the rows have been multiplied already.
     """
     dtype, count = rows[0].dtype, rows[0].size
     xp = array_namespace(rows[0])
     join = getattr(xp, op._combining)
     common = _common_scale(factors)
     if op._merges and common != 1:
-        # A rank that has several addends scales each one before it adds them. So rows are scaled before they are added,
-        # too. If the sum were scaled instead, subnormal numbers would be rounded differently.
+        # In a sum in pairs, a rank with several virtual ranks has scaled the addend of each before it added them. Rows
+        # are scaled before they are added, too, so that the bits are the same on any number of ranks. If the sum were
+        # scaled instead, subnormal numbers would be rounded differently.
         common = None
     if common is not None:
         factors = None

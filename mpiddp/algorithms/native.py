@@ -1,4 +1,8 @@
-"""The MPI library's own collectives (MPI 4.1, chapter 6)."""
+"""The MPI library's own collectives (MPI 4.1, chapter 6).
+
+Gather, scatter and the all-to-alls go by messages instead. So blocks may differ in size between ranks, and a block of
+the wrong size raises an error.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One shot: every rank writes its short array to eager buffers, and reduces the arrays of all ranks by itself.
+"""One shot: ranks write their short arrays to eager buffers, and each that gets a result makes it from these by itself.
 
 Longer arrays go in pieces, with a shot for each piece. `OneShot.run` makes a call at once, `OneShot.steps` when the
 call is at the head of the queue.
@@ -149,7 +149,8 @@ class OneShot:
             raise error
 
     def steps(self, link: Link, call: Call, *args: Any) -> Steps:
-        # As a later step of an operation the call has no number of its own: `link.sequence` may be another operation's.
+        # If the call is a later step of an operation, its record has no number. Meanwhile the program may have made
+        # other calls, so `link.sequence` may differ between ranks.
         record = self._call.record.pack(0 if link.now is link.later else link.sequence)
         output, x = args[self._output], args[self._input]
         if len(link.queue):

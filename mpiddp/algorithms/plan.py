@@ -1,12 +1,12 @@
 """Plans, and the table that selects algorithms. A plan has all of a call that does not depend on its arrays' values.
 
 All ranks must select the same algorithm, so selection uses only facts that are equal on all ranks. An array may be in
-symmetric memory on some ranks and not on others; the shared-memory algorithms exchange that in their handshake.
+symmetric memory on some ranks and not on others; the shared-memory algorithms exchange that before data moves.
 "native" is MPI's own algorithm, or the one that `fallback` chooses. The argument ``algorithm="ring"`` goes before
 ``MPIDDP_ALGORITHM=all_reduce:ring``, which goes before the table.
 
 A function of the link and the arrays is called an algorithm in this module. A function of the link, the call and the
-arrays is called steps: it compares the ranks' calls before data moves, unless the records in shared memory do that.
+arrays is called steps. It compares the ranks' calls before data moves, or leaves that to the records of `faults.calls`.
 """
 
 import functools
@@ -51,7 +51,7 @@ MODULES: dict[str, ModuleType | SimpleNamespace] = {
 }
 """The modules by the name of their algorithm. A module has a function for every operation that it can do."""
 _SELF_COMPARING = (two_shot, *WAYS.values(), hierarchical)
-"""Modules whose functions are steps. The functions of the other modules are algorithms."""
+"""The modules among `MODULES` whose functions are steps. The functions of the others are algorithms."""
 
 _WITH_ALL_ROWS = ("one_shot", "two_shot", "short", *WAYS)
 """The algorithms that have all ranks' arrays at hand when they reduce, so that they can add in any order. `exchange`
@@ -63,9 +63,10 @@ _PIECES_BYTES, _PIECES_OF_MANY_BYTES = 1 << 22, 1 << 19
 """The longest ordinary arrays that may go through the eager buffers in pieces, in groups of up to four ranks and in
 larger ones."""
 _SCALED_PIECES_BYTES = 1 << 20
-"""The longest ordinary array of a PREMUL_SUM that goes in pieces. Such an array always does, and a longer one never. In
-pieces the addends are scaled. The other ways scale the sum if all ranks have the same power of two as their factor.
-That gives other bits where numbers underflow, so the choice must not depend on the time that a way takes."""
+"""The longest ordinary array of a PREMUL_SUM that goes in pieces, unless the limit above is lower. Up to the limit such
+arrays go no other way, and longer ones never go in pieces. In pieces the addends are scaled. The other ways scale the
+sum if all ranks have the same power of two as their factor. That gives other bits where numbers underflow, so the
+choice must not depend on the time that a way takes."""
 _KIB = 1 << 10
 
 # Measured on 2 and 4 ranks on 2 cores, MPICH 5.0 and Open MPI 5.0 (`python -m mpiddp bench tune`). Bytes are of the

@@ -1,7 +1,8 @@
-"""Ring collectives: each rank sends to the next one only, 2 (p - 1) / p of the array's bytes in all.
+"""Ring collectives: each rank sends to the next one only.
 
-No rank and no link carries more than any other [1]_. The sum of slice r begins at rank r + 1 and ends at rank r. A
-`Transport` sends the parts and says where sums are formed.
+In an all-reduce a rank sends 2 (p - 1) / p of the array's bytes, or 3 (p - 1) / p for half types, whose sums are sent
+in float32. No rank and no link carries more than any other [1]_. The sum of slice r begins at rank r + 1 and ends at
+rank r. A `Transport` sends the parts and says where sums are formed.
 
 References
 ----------

@@ -1,4 +1,4 @@
-"""Short arrays between nodes: they travel with the handshake, and every rank reduces all of them by itself.
+"""Short arrays between nodes: they travel with the handshake, and each rank reduces or copies them by itself.
 
 So the comparison of calls takes no extra time: there is one exchange, as in MPI's own algorithm.
 """

@@ -3,10 +3,11 @@
 In the handshake the ranks tell each other where their arrays lie, which decides what follows:
 
 - Symmetric arrays are reduced without a copy, in about the time that one copy would take.
-- Other arrays go the way that was the fastest on this machine (see `ways`). One way is cross-memory attach, by which a
-  rank reads its slice of the others' arrays piece by piece into its cache, and writes the result to them. Another way
-  passes chunks through a scratch. There, two ranks need one shot only for `reduce` and for short arrays: every rank
-  that gets the result reduces everything, which saves a barrier. In two shots each rank reads less.
+- Other arrays go the way that was the fastest on this machine if all ranks block in the call (see `ways`). One way is
+  cross-memory attach, by which a rank reads its slice of the others' arrays piece by piece into its cache, and writes
+  the result to them. Another way passes chunks through a scratch, as calls do in which some rank does not block. There,
+  two ranks make a single shot if the operation is `reduce` or the array is short: every rank that gets the result
+  reduces everything, which saves a barrier. In two shots each rank reads less.
 
 The barriers are MPI's, because a rank that polls a flag in memory would not see that another rank has failed. PyTorch's
 symmetric memory and NVIDIA's TensorRT-LLM reduce in the same two shots.
@@ -330,6 +331,6 @@ def _copying(part: Part) -> Pipeline:
 
 
 def by(way: str) -> SimpleNamespace:
-    """Return this module's operations with one way for ordinary arrays, for ``MPIDDP_ALGORITHM``."""
+    """Return this module's operations with one way for ordinary arrays, for programs that ask for this way."""
     operations = (all_reduce, reduce, reduce_scatter, all_gather, broadcast)
     return SimpleNamespace(**{each.__name__: functools.partial(each, way=way) for each in operations})

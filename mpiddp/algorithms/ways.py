@@ -7,12 +7,13 @@ judged by processor time, because other load prolongs a call, but hardly its wor
 
 The choice must not change a result. So MPI's own operation is no way of a reduction, because it may give other bits
 than the other ways, which all give the same. For a PREMUL_SUM the size alone decides about pieces: in pieces the
-addends are scaled, and in the other ways mostly the sum, which gives other bits where numbers underflow.
+addends are scaled, and in the other ways the sum, if all ranks have the same power of two as their factor. That gives
+other bits where numbers underflow.
 
 `two_shot` has a choice only if all ranks block in the call. Its other calls go through the scratch, which a rank fills
 when the call's turn has come. A program may have begun several calls on one array. By attach a rank might read another
 rank's array before that rank's earlier call has written to it. `direct` begins every call when its turn has come, so it
-always has a choice, and pieces as one more way.
+always has a choice, and pieces as one more way. In `blocks` each rank chooses for itself, by the time that calls take.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -75,7 +76,7 @@ class Choice:
             yield from possible[way]
 
     def count(self) -> None:
-        """Count a call that goes the chosen way, on all ranks alike."""
+        """Count a call that goes the chosen way. After the last call of a choice the ways are tried again."""
         self._calls_left -= 1
         if self._calls_left == 0:
             self.way = None
@@ -134,7 +135,9 @@ class Ways(Resource):
         chosen = {kind: choice.way for kind, choice in sorted(self._choices.items()) if choice.way}
         for kind, way in chosen.items():
             if kind.of_direct < 2 and kind._replace(of_direct=kind.of_direct + 1) in chosen:
-                continue  # leave out calls that asked for an algorithm, and arrays just too long for pieces
+                # Calls that asked for an algorithm, and arrays too long for pieces, may have a choice of their own for
+                # a size that other calls have, too. The text is of those other calls.
+                continue
             limit = 1 << kind.bits
             size = f"{limit >> 20} MiB" if limit >> 20 else f"{limit >> 10} KiB"
             found.setdefault(kind.operation, []).append(f"{way} (below {size})")

@@ -1,7 +1,7 @@
 """Collectives by NCCL, for groups of ``backend="nccl"`` with a GPU for each rank.
 
-A call queues one kernel on the group's stream, behind the program's work, and ends with an event. Operations that NCCL
-lacks or defines differently run as in other groups.
+A call queues one kernel of NCCL on the group's stream, behind the program's work, and waits for an event behind it.
+Operations that NCCL lacks or defines differently run as in other groups.
 """
 
 from typing import Any
@@ -86,7 +86,7 @@ def does(operation: str, link: Link, dtype: np.dtype[Any], op: ReduceOp | None) 
 
 
 def _queue(function: str, link: Link, x: Array, output: Array, op: ReduceOp | None = None, *root: int) -> Steps:
-    """Queue a kernel that writes to ``output``, with a root to that of the root alone."""
+    """Queue a kernel that writes to ``output``; a reduction with a ``root`` writes to the root's output only."""
     found = link[Connection]  # it exists, because only connected groups choose these steps
     side, writes = found.after(x, output), not root or link.rank in root
     with stream.on(side):

@@ -1,4 +1,4 @@
-"""The ring on device arrays, for MPI libraries that send from device pointers but cannot reduce device arrays.
+"""The ring on device arrays, for all-reduces that MPI cannot do on them although it sends from device pointers.
 
 Kernels form the sums, and a message waits for the event of the kernel that forms its sums. Several rings run at once:
 one sends while another adds.

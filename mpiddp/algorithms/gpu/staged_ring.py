@@ -1,7 +1,8 @@
 """The ring on device arrays through pinned host memory.
 
-Each part is received, copied up to the device, added to by a kernel, copied down to the host and sent on. Several rings
-run at once, with a stream for each kind of work.
+While sums are formed, each part is received, copied up to the device, added to by a kernel, copied down to the host and
+sent on. A finished sum is sent on from the host's memory into which it was received. Several rings run at once, with a
+stream for each kind of work.
 """
 
 import itertools
@@ -43,7 +44,10 @@ class StagedTransport(DeviceTransport):
         self._copied_down, self._loaded_bytes = stream.mark(self._down), x.nbytes
 
     def shift(self, target: Array) -> Steps:
-        """Send and receive as `Transport.shift` says. The next shift sends the host's copy of ``target``."""
+        """Send and receive as `Transport.shift` says.
+
+        If `load` is not called before the next shift, that sends the host's copy of ``target``.
+        """
         reusable = stream.mark(self._add)  # queued kernels may use the memory of target
         yield self._copied_down
         yield self._copied.popleft()  # this is the last copy from the buffer that receives now

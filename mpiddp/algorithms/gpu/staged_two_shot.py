@@ -166,7 +166,7 @@ class Lane:
 
 
 def all_reduce(link: Link, call: Call, x: Array, op: ReduceOp) -> Steps:
-    """Reduce ``x``. `staged_ring` does it on several nodes, and where memory cannot be pinned."""
+    """Reduce ``x``. `staged_ring` does it on several nodes, and where memory cannot be shared or pinned."""
     begin = stream.ready(x)
     sides = add, down, _ = [stream.side(role, x) for role in ("add", "down", "up")]
     entries = yield from handshake.exchange(link, call, segment.NOWHERE, op)

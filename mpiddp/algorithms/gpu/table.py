@@ -42,8 +42,9 @@ ALGORITHMS: dict[str, ModuleType] = {
 SELF_COMPARING = (staged_two_shot.all_reduce,)
 """Steps that compare the call themselves."""
 SHORT_BYTES = 1 << 19
-"""Up to this size an algorithm of the host between two copies takes the least time. With two ranks that shared an H200
-this was so up to 1 MiB. It was so up to 256 KiB under NVIDIA's MPS, where the ranks do not take turns on the GPU."""
+"""Up to this size all-reduces go by an algorithm of the host between two copies. With two ranks that shared an H200 it
+took the least time up to 1 MiB. Under NVIDIA's MPS, where the ranks do not take turns on the GPU, it did so up to 256
+KiB."""
 
 _NO_GPU = Support(False, "no rank had imported CuPy and found a GPU when the default group was made")
 _UNASKED = DevicePointers(_NO_GPU, _NO_GPU)
