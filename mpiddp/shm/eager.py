@@ -44,9 +44,10 @@ _RECORD = struct.Struct("<qqQqq")
 """The format of a record: the number of the round, and the call's sequence number, kind, count and root."""
 _NUMBER_BYTES = 8
 SIZE, ADDRESS, TAKEN, COST, BLOCK_WORDS = range(5)
-"""The kinds of words that ranks write for each other about a block. `SIZE` is its size in bytes. `ADDRESS` is where it
-lies if the receiver may read it there, else 0. `TAKEN` is the number of the round once the receiver has read it, or
-minus that number if the receiver cannot. `COST` is the time that the receiver took. `BLOCK_WORDS` counts the kinds."""
+"""The kinds of words that ranks write for each other about a block. `SIZE` is its size in bytes, or minus that number
+if the block would fit its slot of the buffer but is not there. `ADDRESS` is where it lies if the receiver may read it
+there, else 0. `TAKEN` is the number of the round once the receiver has read it, or minus that number if the receiver
+cannot. `COST` is the time that the receiver took. `BLOCK_WORDS` counts the kinds."""
 
 ORDERED = os.uname().machine.lower() in ("x86_64", "amd64", "i386", "i686")
 """True if other processors see a thread's stores in the order of the program."""
@@ -135,8 +136,8 @@ class EagerBuffers(Resource):
         records, step = map(self._records_of, range(BUFFERS)), _RECORD.size // 8
         self._numbers = [self.words[each.start // 8 : each.stop // 8 : step] for each in records]
         self.told: list[object] = [None] * BUFFERS
-        """For each buffer, the object whose block sizes this rank has written there last; None if they are overwritten.
-        """
+        """For each buffer, the object from which this rank has written its block sizes last; None if other numbers may
+        be in these words. With the same object in a later call they need not be written again."""
         self._identity = self.position(BLOCK_WORDS, 0, 0, 0)
         """The index in `words` from which on each rank has three words: its process id, and a token's address and
         value."""
@@ -173,7 +174,7 @@ class EagerBuffers(Resource):
     def rounds(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, joined: bool = False) -> list[Round]:
         """Return the places of the four rounds for calls with arrays of this shape and dtype.
 
-        The ranks' arrays lie in buffers of their own or, if ``joined``, side by side in the buffer of the first rank.
+        The ranks' arrays lie in buffers of their own or, if ``joined``, side by side from the first rank's buffer on.
         """
         row: Array = np.empty(shape, dtype)
         strides = (row.nbytes if joined else self.buffer_bytes, *row.strides)

@@ -1,4 +1,4 @@
-"""Scratch: memory that a node's ranks share. Arrays that are not in symmetric memory are pipelined through it."""
+"""Scratch: memory that a node's ranks share. Arrays outside of symmetric memory can be pipelined through it."""
 
 from typing import Any
 
@@ -21,8 +21,8 @@ _SMALLEST_BYTES = 1 << 17
 class Scratch(Resource):
     """Three buffers for each rank, used in turn. A round is what happens between two barriers.
 
-    Buffers of round t - 3 are read after the barrier of round t - 2 at the latest. A rank that writes in round t has
-    left the barrier of round t - 1, so all ranks have finished reading them.
+    Rounds t - 3 and t use the same buffers. A rank that writes in round t has left the barrier of round t - 1. No rank
+    enters that barrier before it has read what it needs of round t - 3.
     """
 
     _BUFFERS = 3

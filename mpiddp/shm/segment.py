@@ -31,7 +31,7 @@ ALIGNMENT_BYTES = mmap.PAGESIZE
 SKEW_BYTES = mmap.PAGESIZE // 2
 """Arrays in shared memory begin in the middle of a page, because most others begin at the beginning of one.
 
-On AMD's processors since Zen 3, the C library of that time takes up to 14 times as long for a copy if the target lies a
+On AMD's processors since Zen 3, a glibc with bug 30994 takes up to 14 times as long for a copy if the target lies a
 little further behind the beginning of its page than the source [1]_. NumPy's long arrays begin 16 bytes behind it, so a
 copy to one of them from the beginning of a page would be such a copy.
 
