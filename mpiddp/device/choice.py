@@ -54,7 +54,10 @@ def set_device(index: int) -> None:
 
 
 def current_device() -> int:
-    """Return the number of the chosen device, 0 at first (``torch.cuda.current_device``)."""
+    """Return the number of the chosen device (``torch.cuda.current_device``).
+
+    If none has been chosen by `set_device`, it is CuPy's current device, or 0 if CuPy is not in use.
+    """
     if _index is None and in_use():
         return int(cupy().cuda.runtime.getDevice())
     return _index or 0

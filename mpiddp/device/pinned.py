@@ -35,7 +35,7 @@ def give(memory: Array) -> None:
 
 
 def give_when(reached: Mark, memory: Array) -> None:
-    """Take back memory once the mark ``reached``, which is behind its last copy, has been reached."""
+    """Take back memory when ``reached``, a mark behind its last copy, has been reached. Each call tests these marks."""
     _lent.append((reached, memory))
     while _lent and _lent[0][0].Test():
         give(_lent.popleft()[1])

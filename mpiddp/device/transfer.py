@@ -28,7 +28,10 @@ def download(x: Array) -> np.ndarray[Any, Any]:
 
 
 def placed(value: Any, like: Array) -> Array:
-    """Return ``value`` as an array on the host or the device where ``like`` is."""
+    """Return ``value`` as a host array if ``like`` is one. Otherwise return it as an array on a device.
+
+    In the second case a value of the host is copied to the current device.
+    """
     if is_device_array(like):
         return cupy().asarray(value)  # type: ignore[no-any-return]
     return np.asarray(download(value))
