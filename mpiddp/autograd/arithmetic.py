@@ -98,7 +98,7 @@ def _for_base(grad: Array, a: Any, b: Any) -> Array:
 
 
 def _for_exponent(grad: Array, a: Any, b: Any) -> Any:
-    """Return the gradient of the exponent ``b``. It is 0 for elements whose base is 0, as in torch."""
+    """Return the gradient of the exponent ``b``. It is 0 where the base is 0 and ``b`` is not negative, as in torch."""
     xp = array_namespace(grad)
     one_for_zero = a or 1 if isinstance(a, _NUMBERS) else xp.where(a == 0, xp.ones_like(a), a)
     return grad * a**b * (np.log(one_for_zero).item() if isinstance(a, _NUMBERS) else xp.log(one_for_zero))

@@ -131,7 +131,10 @@ class _Leaves:
         self._reached: set[Variable] = set()
 
     def add(self, leaf: Variable, grad: Array | None, owned: bool) -> None:
-        """Add a contribution to a leaf's gradient, or None. After its last contribution, call the leaf's hooks."""
+        """Add a contribution, which may be None, to a leaf's gradient.
+
+        After the last contribution call the leaf's hooks, unless all were None.
+        """
         if grad is not None:
             self._reached.add(leaf)
             accumulate(leaf, grad, owned)

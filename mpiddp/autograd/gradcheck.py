@@ -14,10 +14,10 @@ from .tensor import Tensor
 def gradcheck(
     func: Callable[..., Tensor], inputs: Sequence[Any], eps: float = 1e-6, atol: float = 1e-5, rtol: float = 1e-3
 ) -> bool:
-    """Compare backward with central differences of step ``eps`` in float64; AssertionError shows both.
+    """Compare backward with central differences of step ``eps`` in float64.
 
-    ``func`` takes tensors, returns one, and must be deterministic. Floating-point ``inputs`` are copied to float64 and
-    checked, others passed on.
+    Return True, or raise AssertionError, which shows both. ``func`` takes tensors, returns one, and must be
+    deterministic. Floating-point ``inputs`` are copied to float64 and checked, others passed on as they are.
 
     Examples
     --------

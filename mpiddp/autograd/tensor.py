@@ -78,7 +78,8 @@ class Tensor(Reductions):
     An array given as ``data`` is kept, not copied; Python floats become float32. ``backward`` adds to the array
     ``grad``, or makes it after ``grad = None``. If the tensor has a ``grad_slot``, ``backward`` makes ``grad`` there,
     and overwrites an older gradient that the program may still hold. The tape does not record in-place operations.
-    ``x[...] = value`` needs a tensor without a gradient, or :class:`no_grad`, under which ``+=`` works in place too.
+    ``x[...] = value`` raises RuntimeError if ``x`` or ``value`` requires a gradient, except under :class:`no_grad`,
+    where ``+=`` works in place, too.
 
     Examples
     --------
