@@ -3,8 +3,9 @@
 Only `collectives` communicates. DistributedDataParallel reaches gradients through the ``grad_slot`` and the hooks of a
 parameter. A layer has the options of its function in `functional`. Functions and layers share these parameters:
 
-- ``input``, ``weight``, ``bias`` of functions : array or Tensor. Shapes that do not fit, and an input of another dtype
-  than the weights, raise RuntimeError. Compute in float32 or float64: sums of half precision are coarse.
+- ``input``, ``weight``, ``bias`` of functions : array or Tensor. Shapes that do not fit raise RuntimeError or
+  ValueError. An input of another dtype than the weights raises RuntimeError. Compute in float32 or float64, because
+  sums of half precision are coarse.
 - ``bias`` of layers : bool. Learn a bias.
 - ``dtype`` : The dtype of a layer's parameters, float32 by default.
 - ``eps`` : A small number that is added to a variance.

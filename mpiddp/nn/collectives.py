@@ -86,7 +86,11 @@ class _AllGather(Function):
 
 
 def all_reduce(tensor: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None) -> Any:
-    """Return the reduction of all ranks' tensors, on every rank. Backward reduces the gradients in the same way."""
+    """Return the reduction of all ranks' tensors, on every rank.
+
+    Backward averages the gradients over the ranks for AVG, and sums them for SUM and PREMUL_SUM. For PREMUL_SUM each
+    rank then multiplies the sum by its own factor.
+    """
     group = member(group, "all_reduce")
     if group is None:
         return None

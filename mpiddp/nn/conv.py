@@ -33,9 +33,9 @@ _LEAST_COLUMNS = 128
 class Columns:
     """The C kh kw pixels behind each output pixel as a column of a matrix, for a block of output rows at a time.
 
-    All columns together are kh kw times as large as the image (C, H, W, N). So a block is made, used and dropped while
-    it is in the cache. A block is a stack of matrices (..., K, P), with P columns of K = C kh kw pixels. On a device
-    there is one block of one matrix. ``channels`` is the number of output channels.
+    With stride 1 all columns together are about kh kw times as large as the image (C, H, W, N). So a block is made,
+    used and dropped while it is in the cache. A block is a stack of matrices (..., K, P), with P columns of K = C kh kw
+    pixels. On a device there is one block of one matrix. ``channels`` is the number of output channels.
     """
 
     def __init__(self, window: Window, image: Array, channels: int) -> None:

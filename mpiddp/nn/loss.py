@@ -1,4 +1,4 @@
-"""Losses, as functions and as layers, with torch's shapes and errors."""
+"""Losses, as functions and as layers, for arguments of the same shapes as in torch."""
 
 # mypy: disable-error-code="no-any-return"
 

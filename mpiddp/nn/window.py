@@ -1,7 +1,7 @@
 """Sliding windows over images, for convolution and pooling.
 
-Images (N, C, H, W) lie in memory as (C, H, W, N). Copies and sums of shifted windows then run over W x N neighbours,
-one matrix product makes a convolution's output, and layers in sequence copy nothing.
+Images (N, C, H, W) lie in memory as (C, H, W, N). Copies and sums of shifted windows then run over W x N neighbours.
+Matrix products write a convolution's output in this layout, so layers in sequence need no copy to another layout.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ class Window:
         self.output = (self.padded[0] - kernel[0]) // stride[0] + 1, (self.padded[1] - kernel[1]) // stride[1] + 1
         self.overlaps = stride[0] < kernel[0] or stride[1] < kernel[1]
         self.covers = kernel == stride and self.padded[0] % stride[0] == self.padded[1] % stride[1] == 0
-        """Every pixel is in exactly one window."""
+        """True if every pixel of the padded image is in exactly one window."""
 
     def offsets(self) -> Iterator[tuple[int, int, tuple[slice, slice, slice]]]:
         """Yield each position in the kernel, with the index of the pixels at it in a padded image (C, H, W, N)."""
