@@ -14,8 +14,8 @@ from mpiddp.errors import SetupError
 from . import processes, stdio
 
 _FIRST_WORD_S = 3.0
-"""How long a child of a rank other than 0 waits before it ends the job, so that a child of rank 0 can print the reason
-first."""
+"""How long a child waits before it ends the job. The first child of rank 0 does not wait, so that it prints the reason
+before the others."""
 
 
 def refuse_children(launch: launchers.Launch) -> None:

@@ -101,9 +101,9 @@ def library_key() -> str:
 def device_pointers(comm: MPI.Intracomm | None = None) -> DevicePointers:
     """Return in which calls MPI takes device pointers. All ranks of ``comm`` call this together and agree on it.
 
-    The evidence, in order of trust: ``MPIDDP_CUDA_AWARE``; MPI-4.1's memory kinds; the library's own answer
-    (``MPIX_GPU_query_support``, ``MPIX_Query_cuda_support``); Cray's variable together with its GPU library, if that is
-    loaded; the outcome of ``info --probe-gpu``.
+    The evidence, the strongest first: ``MPIDDP_CUDA_AWARE``; the outcome of ``info --probe-gpu``, if there is one;
+    MPI-4.1's memory kinds; the library's own answer (``MPIX_GPU_query_support``, ``MPIX_Query_cuda_support``). If that
+    answer is no or missing, Cray's variable together with its GPU library, if that is loaded, is a yes.
 
     A failed probe overrules a yes of the library, because a wrong yes ends the process and a wrong no only costs a
     copy. Open MPI's yes says nothing of the transport, so it needs a probe. Open MPI's collectives reduce on the

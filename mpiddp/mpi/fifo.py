@@ -68,7 +68,10 @@ def region_bytes(ranks: int) -> int:
 
 
 class Letter:
-    """A message that was copied out of a FIFO before its receive was posted. It can be used as an ``MPI.Message``."""
+    """A message that was copied out of a FIFO, because `Lane.take` could not write it to a receive's array.
+
+    It can be used as an ``MPI.Message``.
+    """
 
     __slots__ = ("_bytes",)
 
@@ -110,7 +113,10 @@ class Fifo:
         return -(-(_PAYLOAD_BYTES + size_bytes) // self.slot_bytes)
 
     def has_room(self, count: int) -> bool:
-        """Read the receiver's words; return True if ``count`` slots and the slot behind them are free."""
+        """Read the receiver's words; return True if ``count`` slots and the slot behind them are free.
+
+        Return False, too, until the receiver has taken all messages that the sender has sent by MPI.
+        """
         words = self.words
         self.room = words[_TAIL] + _SLOTS - 1 if words[_SENT] == words[_TAKEN] else 0
         return words[_HEAD] + count <= self.room
@@ -221,7 +227,7 @@ class Lane:
 class Transport(Resource):
     """The transport of a group's messages to and from this rank.
 
-    Messages go through FIFOs if the group has ``memory`` for these, and by MPI otherwise.
+    Messages go by MPI, or through FIFOs if the group has ``memory`` for these (see the module).
     """
 
     def __init__(self, link: Link, memory: mmap.mmap | None = None, start: int = 0) -> None:
@@ -259,7 +265,7 @@ class Transport(Resource):
         return lane
 
     def Isend(self, what: Any, to: int, tag: int) -> MPI.Request:  # noqa: N802 - MPI's name
-        """Begin to send by MPI, and count the message for the receiver's FIFO."""
+        """Begin to send by MPI, and count the message in the FIFO to its receiver."""
         with lock:
             if to in self._to:
                 self._to[to].words[_SENT] += 1

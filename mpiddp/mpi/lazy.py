@@ -1,6 +1,6 @@
 """mpi4py's ``MPI`` module, imported on first use.
 
-Importing mpiddp does not start MPI, which aborts on many login nodes.
+Importing mpiddp does not start MPI, because MPI_Init aborts on many login nodes.
 """
 
 import importlib

@@ -51,7 +51,7 @@ class Resource:
     def drop(self, error: DistError) -> None:
         """Give up the resource on this rank alone, after ``error``.
 
-        The group keeps the resource alive, because MPI may still write to its memory.
+        `_abandoned` keeps the resource alive, because MPI may still write to its memory.
         """
 
 
@@ -90,7 +90,8 @@ def aborted(error: DistError) -> Any:
 
 _created = 0
 _abandoned: list[Any] = []
-"""Communicators and resources of groups that have ended in an error. Their messages may still arrive."""
+"""Communicators and resources that are not freed, because messages may still arrive. They are of groups that ended in
+an error or on one rank alone, and of groups with messages that nobody has received."""
 
 
 class Link(Channel):
@@ -105,7 +106,7 @@ class Link(Channel):
         _created += 1
         self.world, self.monitor, self.timeout_s = world, monitor, timeout_s
         self.closed = True
-        """True before all communicators are made, and after `close`."""
+        """True before all communicators are made, and after `close` or `discard`."""
         self.may_hold_messages = False
         """True after calls that differed, and if there are messages that nobody has received. Then `close` does not
         free the communicators, for the reason that `_abandon` gives."""
@@ -154,7 +155,7 @@ class Link(Channel):
         self.node_ranks = np.flatnonzero(nodes == nodes[self.rank])
         self.node: Channel = self if self.one_node else self._same_node()
         self.across: Channel | None = None if self.one_node else self._same_local_rank()
-        """The ranks with this local rank on all nodes; None if some node has no such rank."""
+        """The ranks with this local rank on all nodes; None on one node, and if some node has no such rank."""
 
     def _free(self) -> None:
         if self.may_hold_messages:

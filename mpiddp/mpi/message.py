@@ -58,8 +58,9 @@ def code_name(code: int) -> str:
 def as_array(x: object, operation: str, *, writable: bool = True, name: str = "tensor") -> Array:
     """Return the array that ``x`` is or holds. Errors name the parameter, ``name``.
 
-    TypeError if it is no array, or has Python objects. ArrayError unless it is C-contiguous, aligned, in native byte
-    order and, if ``writable``, not read-only.
+    TypeError if it is no array, is masked, has Python objects, or is on a GPU that cannot be used. ArrayError unless it
+    is C-contiguous, aligned, in native byte order and, if ``writable``, not read-only; also if its library refuses
+    access to its memory. A Tensor that is only read may have another layout; then the result is a copy.
     """
     if type(x) is ndarray and x.dtype in _codes:
         flags = x.flags
@@ -97,7 +98,7 @@ def _examine(x: object, operation: str, writable: bool, name: str) -> Array:
         raise ArrayError(f"{operation} needs {need} as `{name}`; {cure}")
     fixed = not array.flags.writeable if isinstance(array, ndarray) else not ours and dlpack.is_read_only(x)
     if writable and fixed:
-        # Copies by other libraries may be read-only too, as JAX's are.
+        # The advice is a copy by NumPy or CuPy, because copies by other libraries may be read-only, too, as JAX's are.
         copy = "x.copy()" if ours else f"{'numpy' if isinstance(array, ndarray) else 'cupy'}.array(x)"
         also = ", or call tree_all_reduce, which returns new arrays" if operation == "all_reduce" else ""
         raise ArrayError(
@@ -166,7 +167,8 @@ def as_arrays(
 ) -> tuple[list[Array], object]:
     """Return the arrays of a list, one for each of ``length`` ranks, and a key of their dtypes and shapes.
 
-    Errors are those of `as_array`, and ArrayError for ``writable`` arrays that share memory.
+    Errors are those of `as_array`; also ArrayError for another length, and for ``writable`` arrays that share memory.
+    Anything but a list is a TypeError; arrays that are only read may be in a tuple.
     """
     if not isinstance(xs, list) and (writable or not isinstance(xs, tuple)):
         raise TypeError(f"Expected parameter `{name}` of {operation} to be a list of arrays, got {type(xs).__name__}")
@@ -191,14 +193,14 @@ def as_arrays(
 
 
 like = attrgetter("dtype", "shape", "__class__")
-"""The function that returns the dtype, shape and class of an array. Calls whose arrays agree in these share a plan."""
+"""The function that returns the dtype, shape and class of an array, which are parts of the keys of plans."""
 
 
 def _are_apart(xs: Sequence[Array]) -> bool:
     """Return True if a quick look shows that arrays of one dtype and shape share no memory.
 
-    The look shows it if each array has memory of its own, and if the arrays lie in memory in the order of the list, as
-    the parts of one array do.
+    The look shows it for any two arrays. It shows it for more arrays if each owns its memory, or if they lie in memory
+    in the order of the list, as the parts of one array do.
     """
     if len(xs) == 2:  # this call takes a third of the time of the code below
         return not may_share_memory(xs[0], xs[1])
@@ -262,7 +264,7 @@ def _is_named(dtype: np.dtype[Any]) -> bool:
 
 
 def movable(x: Array) -> Array:
-    """Return the array, or its bytes if MPI has no datatype for it."""
+    """Return the array, or its bytes if its dtype travels as bytes: half types, long doubles, and all but numbers."""
     return x if _is_named(x.dtype) else as_bytes(x)
 
 

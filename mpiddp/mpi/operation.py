@@ -19,7 +19,7 @@ class Monitor(Protocol):
 
     polls: bool
     """True if every wait has to poll, so that an error of another rank can end it. That is so if ranks survive the
-    death of another one, and if an error is raised on all ranks."""
+    death of another one, and if errors are raised on all ranks instead of ending the program (``on_error="raise"``)."""
 
     def watch(self, link: Any) -> None:
         """Take note of the group's link, which calls this before it makes communicators."""
@@ -81,7 +81,7 @@ def _listed(ranks: Sequence[int]) -> str:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """The properties of a call, without its arrays. Equal calls share one `Call`, which their plan holds."""
+    """The properties of a call, without its arrays. A plan or a route holds it, so that repeated calls share it."""
 
     members: Members
     operation: str

@@ -64,7 +64,7 @@ class Message(Work):
     """For a receive into an array on a device, the mark behind the kernels that were queued before the call."""
 
     def __init__(self, route: Route, x: Array, entry: list[Any]) -> None:
-        # To set an attribute again takes less time than to add it, so the constructor sets all attributes.
+        # To set an attribute again takes less time than to add it, so the constructor sets those that change later.
         self._route, self._outputs, self._entry = route, (x,), entry  # the flight recorder's entry
         self._error, self._finished, self._awaited = None, False, None
         # In a receive these become the message's sender, and its size, which may be less than the array's.
@@ -170,7 +170,7 @@ class Mailbox(Resource):
         self._departing: defaultdict[int, deque[object]] = defaultdict(deque)
 
     def add_route(self, key: tuple[Any, ...], peer: int, x: Array, ranks: Sequence[int]) -> Route:
-        """Return the route of a checked message, and remember it for `route`.
+        """Return the route of a checked message, and remember it for `route` if the array is NumPy's.
 
         The key is the operation, the global rank, the tag, the dtype and the shape.
         """
@@ -247,7 +247,7 @@ class Mailbox(Resource):
         """Receive a message if it comes within a moment. The caller knows that nothing is pending in this process.
 
         Return the sender and what is left to wait for. Return None, and leave the receive to `irecv`, if no message
-        comes, or one that does not fit.
+        comes, if it does not fit, or if earlier messages or receives are not matched yet.
         """
         lane = route.lane
         for _ in range(self._looks):
@@ -346,7 +346,7 @@ class Mailbox(Resource):
                     self._moving[receive] = None
                 elif arrival and arrival[-1]:  # The message has not been received, and is the next one again.
                     self._arrivals, self._comes_again = chain((arrival,), self._arrivals), True
-                elif receive.sender >= 0:  # The receive must not take another message.
+                elif receive.sender >= 0:  # The receive has taken a message, and must not take another.
                     receive._fail(interrupted())
                     self._moving[receive] = None
                 raise

@@ -20,7 +20,7 @@ by_address = False
 
 
 def send(x: Array, departing: deque[object], transport: Transport, to: int, tag: int) -> Steps:
-    """Send after the earlier messages to the same rank, which are ``departing`` while they are copied to the host."""
+    """Send ``x`` after the earlier messages to the same rank. ``departing`` has those that MPI does not have yet."""
     memory: Array | None = None
     turn = object()
     departing.append(turn)

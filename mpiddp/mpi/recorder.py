@@ -1,7 +1,8 @@
 """The flight recorder: the last operations of this rank, in a ring buffer.
 
-A call makes an `Operation` when it begins. All texts about it are made when a dump is written. An operation keeps no
-array, plan or group alive.
+A call is recorded as an `Operation` when it begins; `Recorded` tells the two exceptions. All texts about it are made
+when they are needed, such as for a dump. An operation refers to no array and no plan. It refers to its group's link,
+which gives up its resources when the group ends.
 """
 
 import functools

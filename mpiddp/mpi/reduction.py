@@ -21,7 +21,7 @@ from .lazy import MPI
 class ReduceOp:
     """A reduction over the ranks' elements (``torch.distributed.ReduceOp``).
 
-    - ``SUM`` and ``PRODUCT`` take numbers and booleans, on which they are "or" and "and".
+    - ``SUM`` and ``PRODUCT`` take numbers and booleans. For booleans they are "or" and "and".
     - ``AVG`` divides the sum by the number of ranks. It takes floats and complex numbers.
     - ``MIN`` and ``MAX`` take numbers that are not complex, and booleans. They are NaN if one rank has NaN.
     - ``BAND``, ``BOR`` and ``BXOR`` take integers and booleans.

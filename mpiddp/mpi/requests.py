@@ -1,14 +1,14 @@
 """Requests, pending operations, and the waits that drive them.
 
 An algorithm is a generator that yields events with ``Test()`` and ``Wait()``, as MPI requests have. MPI makes progress
-only inside its calls, and a generator only when it is resumed. Therefore every wait polls, and `poll` drives all that
-is pending in the process.
+only inside its calls, and a generator only when it is resumed. Therefore a wait polls while operations are pending, and
+`poll` drives all that is pending in the process.
 
 Block inside MPI only when nothing is pending. Otherwise a program deadlocks if one rank waits for an asynchronous
 operation before a blocking call and another rank after it; torch allows both.
 
-Several threads may communicate, each in groups of its own. A thread holds `lock` while it drives operations, but not
-while it waits.
+Several threads may communicate, each in groups of its own. A thread holds `lock` while it drives pending operations,
+but not while it waits.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ it still uses ``now``, so later operations have to wait for it (`Queue.delays`).
 
 
 class All:
-    """Several events as one. Receives come first in the list.
+    """Several events as one. Callers list receives before sends.
 
     The events are tested one by one, because Open MPI ends the process if two requests of one Testall have failed.
     """
@@ -105,7 +105,7 @@ def interrupted() -> DistError:
 class Driven:
     """The steps of a generator as one event.
 
-    The generator is made at the first test, when it is known whether this rank blocks in the call.
+    The generator is made at the first test. So no step runs while an asynchronous call is submitted.
     """
 
     __slots__ = ("_awaited", "_begin", "_ended", "_steps")
@@ -179,7 +179,7 @@ def seconds(timeout: timedelta | float | None, *, of_group: bool = False) -> flo
     """Check a program's ``timeout`` and return it in seconds; None stays None, for the default.
 
     TypeError if it is neither a timedelta nor a number. ValueError if it is negative, infinite or NaN, or if it
-    is 0 and the limit of a group. A wait with the limit 0 tests its event once.
+    is 0 and the limit of a group. A wait with the limit 0 polls for about a millisecond.
     """
     if timeout is None:
         return None

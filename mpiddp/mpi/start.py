@@ -32,10 +32,11 @@ looks at all of them, so many ranks look less often."""
 _MISSING_S = 2.0
 """How long a rank may be missing, because launchers start one rank after the other."""
 _END_S = 3.0
-"""How long a process waits for mpirun to end it, before it exits by itself."""
+"""How long the process that reports the missing rank waits for mpirun to end it, before it exits by itself. The other
+processes wait twice as long."""
 _FIRST_WORD_S = 3.0
-"""How long ranks other than 0 wait before MPI_Init, which may abort the job, so that rank 0 can print the reason
-first."""
+"""How long ranks other than 0 wait before MPI_Init if the library does not fit the launcher. MPI_Init may abort the job
+then, and rank 0 is to print the reason first."""
 
 
 def start(library: Any, rc: Any) -> None:
@@ -68,7 +69,10 @@ def start(library: Any, rc: Any) -> None:
 
 @contextlib.contextmanager
 def _watched() -> Iterator[None]:
-    """End the job if a rank of this host ends during the block, or has ended before."""
+    """End the job if a rank of this host ends during the block, or has ended before.
+
+    Ranks can be watched if mpirun or its daemon has started several on this host; under srun nobody watches.
+    """
     over = threading.Event()
     expected = launchers.local_ranks() or 0
     if expected > 1 and processes.name(os.getppid()) in _STARTERS:
@@ -94,7 +98,7 @@ def _watch(expected: int, over: threading.Event) -> None:
                     " or a return before it\n"
                 )
                 stdio.deliver()
-                # By then the other ranks' threads have seen it, too. Only the process with the lowest id prints.
+                # Meanwhile the other ranks' threads see it, too. Only the process with the lowest id prints.
                 time.sleep(2 * look_s)
                 if launchers.launcher_survives():
                     os.kill(starter, signal.SIGTERM)

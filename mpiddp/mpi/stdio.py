@@ -9,8 +9,8 @@ import sys
 import termios
 import time
 
-# How long a rank that ends its job waits until the launcher has read its output, and until it has passed the output on.
-# A launcher that is told to end does neither any more.
+# A rank that ends its job waits until the launcher has read its output, for `_READ_S` at most, and then `_PASS_ON_S`
+# for the launcher to pass it on. A launcher that is told to end does neither any more.
 _READ_S, _PASS_ON_S = 1.0, 0.05
 
 

@@ -75,7 +75,7 @@ class Work:
     _value: Any = None
     _looked = 0.0
     _spans: Sequence[tuple[int, int]] = ()
-    """The first address of each array, and the address behind its last byte."""
+    """For each array of the call, its first address, and the address behind its last byte."""
 
     def __init__(self, steps: Steps, operation: Operation, outputs: Sequence[Array]) -> None:
         self._operation = operation

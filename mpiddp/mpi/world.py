@@ -173,7 +173,10 @@ class Claims(NamedTuple):
 
 
 def check_claims(comm: MPI.Intracomm, claims: Claims, environment: Mapping[str, int]) -> None:
-    """Raise SetupError, on all ranks, if one rank's claims contradict MPI, ``environment`` or the other ranks."""
+    """Raise SetupError, on all ranks, if one rank's claims or ``environment`` contradict MPI, or if ranks differ.
+
+    All ranks must agree on ``on_error``, on giving a communicator or none, and on the variables that select algorithms.
+    """
     if claims.assigned_by_mpi and (claims.rank, claims.world_size) != (-1, -1) and comm.size > 1:
         warnings.warn(
             f"For MPI backend, world_size ({claims.world_size}) and rank ({claims.rank}) are ignored since they are"
