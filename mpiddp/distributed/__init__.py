@@ -21,9 +21,10 @@ The calls raise:
 - TypeError for an argument that is no array, and for a reduction that the dtype does not have.
 - `ArrayError` for an array that cannot be sent or written to, or does not fit the other arrays of the call.
 - ValueError for a rank outside of the group, for a destroyed group, and for an unknown algorithm.
-- `MismatchError`, on every rank, if the ranks' calls differ in operation, size, dtype, root or reduction.
-- `DistTimeoutError` after the time limit. A rank that waits inside MPI cannot raise it; the job prints its text and
-  ends.
+- `MismatchError`, on every rank, if the ranks' calls differ in operation, size, dtype, root or reduction. The README
+  of this package lists the differences that are not noticed.
+- `DistTimeoutError` after the time limit. A rank that waits inside MPI can raise neither this error nor a
+  MismatchError; the job prints the text and ends.
 - `RankFailedError` if a rank has died and the others may go on, see `shrink_group`.
 """
 

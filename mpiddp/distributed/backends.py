@@ -1,4 +1,4 @@
-"""The names of backends. Arrays travel by MPI; arrays on GPUs by NCCL if a group asks for it."""
+"""The names of backends. Arrays travel by MPI and shared memory; arrays on GPUs by NCCL if a group asks for it."""
 
 from datetime import timedelta
 
@@ -37,7 +37,10 @@ _NAMES = "None, 'mpi', 'gloo' (an alias), 'nccl' (for CuPy arrays), or by device
 
 
 def check_backend(backend: str | None, default: str = "mpi") -> str:
-    """Return "nccl" if a backend's name asks for it, else "mpi"; ValueError for an unknown name."""
+    """Return "nccl" if a backend's name asks for it, else "mpi"; ``default`` if no backend is named.
+
+    ValueError for an unknown name.
+    """
     if backend is None or backend == Backend.UNDEFINED:
         return default
     kind = "mpi"

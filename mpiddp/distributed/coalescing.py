@@ -104,8 +104,8 @@ def _like(leaf: Any, result: Array) -> Any:
 def tree_all_reduce(tree: Any, op: ReduceOp = ReduceOp.SUM, group: GroupLike = None) -> Any:
     """Reduce the arrays of a tree over all ranks into a tree of new arrays. It does not work inside of ``jax.jit``.
 
-    The arrays of each dtype are copied into one buffer for one all-reduce, and the results are views of this buffer.
-    MismatchError if containers, keys, shapes or dtypes differ between ranks.
+    The arrays of each dtype are copied into one buffer for one all-reduce. The resulting NumPy and CuPy arrays are
+    views of this buffer. MismatchError if containers, keys, shapes or dtypes differ between ranks.
 
     Parameters
     ----------

@@ -49,7 +49,9 @@ class DeviceMesh:
     Raises
     ------
     RuntimeError
-        If the names do not fit, or the mesh has more ranks than the default group.
+        If the names do not fit, the mesh has more ranks than the default group, or ``device_type`` is another one.
+    TypeError, ValueError
+        If ``mesh`` is no array of integers; if a rank is repeated, or not in the default group.
 
     Examples
     --------

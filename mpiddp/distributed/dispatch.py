@@ -1,9 +1,9 @@
 """Dispatch: the one path of every collective call, from its plan to its `Work` or result.
 
 Every call begins and ends in the same way. At the beginning it gets a number, is recorded, and is published to the
-other ranks. At the end it is compared with their calls, and its end is recorded. `begin` is the beginning alone.
-`calling` does all of it, and shows the wait between to the watchdog. Only `OneShot.run` and messages do this by code of
-their own, for speed.
+other ranks. At the end it is compared with their calls, if it was not at the beginning, and its end is recorded.
+`begin` is the beginning alone. `calling` does all of it for a blocking call, and shows the wait between to the
+watchdog; `submit` does it for a queued call. Only `OneShot.run` and messages do this by code of their own, for speed.
 """
 
 import copy
@@ -32,10 +32,10 @@ from .groups import ProcessGroup
 
 
 def begin(group: ProcessGroup, call: Call, depth: int = 3) -> tuple[Operation, bool]:
-    """Begin a call: number, record and publish it; return it, and True if all ranks are known to make it.
+    """Begin a call: number, record and publish it; return it, and False if it has to be compared at its end.
 
-    A call that not all ranks make, such as a message, is numbered apart and not published. ``depth`` goes to
-    `recorder.begin`.
+    A call without a `Record` is never compared. It is not published, and is numbered among this rank's messages.
+    ``depth`` goes to `recorder.begin`.
     """
     link, record = group._link, call.record
     if record is None:
@@ -93,7 +93,10 @@ def dispatch(
     async_op: bool = False,
     timeout_s: float | None = None,
 ) -> Work | None:
-    """Run the plan's steps at once if nothing is pending, else by the queue."""
+    """Run the plan's steps at once, or submit them to the queue.
+
+    The queue is needed if anything is pending, for a time limit, and for an asynchronous call without `Plan.run`.
+    """
     link = group._link
     if link.busy or requests.only_thread:
         expect_own_thread(link.busy, group)
@@ -128,7 +131,10 @@ def expect_own_thread(busy: bool, group: ProcessGroup) -> None:
 
 
 def perform(group: ProcessGroup, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Array] = ()) -> Any:
-    """Make a call, wait for its end, and return the value of its steps. It blocks in MPI if nothing is pending."""
+    """Make a call, wait for its end, and return the value of its steps.
+
+    It blocks in MPI, unless operations are pending or the group's monitor needs polls.
+    """
     link = group._link
     if requests.pending or group._monitor.polls:
         work = submit(group, plan, args, outputs)

@@ -15,7 +15,7 @@ from mpiddp.mpi.p2p import Mailbox
 
 
 class ProcessGroup:
-    """A group of ranks, made by `init_process_group` or `new_group`. Calls on a destroyed group raise ValueError.
+    """A group of ranks, as `init_process_group` and `new_group` make it. Calls on a destroyed group raise ValueError.
 
     Attributes
     ----------
@@ -152,7 +152,7 @@ def discard(given: ProcessGroup | None = None) -> None:
 
 
 def disown(reason: str) -> None:
-    """Forget all groups. Later calls raise ``reason``, because this process must not touch MPI."""
+    """Forget all groups. Later calls raise ``reason``: no group is there, or a forked child must not touch MPI."""
     global _default, _made, _missing
     for each in _groups:
         each._link.closed = True

@@ -67,8 +67,8 @@ def init_process_group(
     timeout : timedelta or float, optional
         The limit of an operation, in seconds; by default ``MPIDDP_TIMEOUT``, or 30 minutes.
     world_size, rank : int, default -1
-        The numbers that the launcher has given anyway. A contradiction is an error; with the backend "mpi" it is a
-        warning, as in torch.
+        The numbers that the launcher has given anyway. A contradiction is an error. With the backend "mpi" and several
+        ranks the numbers are ignored with a warning, as in torch.
     device_id : int, optional
         This rank's GPU. By default, if the program has imported CuPy and has not used a GPU yet, it is the rank's
         number on its node modulo the number of visible GPUs.

@@ -68,7 +68,7 @@ def _report(group: ProcessGroup, liveness: Liveness, timeout_s: float) -> None:
     liveness.send(first[1], Tag.BARRIER, (group._link.id, number, 0))
     # Rank 0 may have begun to wait later, and answer when this rank has given up.
     _wait(group, liveness, lambda: liveness.barriers[first][0] >= number, timeout_s)
-    if liveness.barriers[first][1] < number:  # it passes no later one without this rank
+    if liveness.barriers[first][1] < number:  # rank 0 has not passed this barrier, nor a later one without this rank
         raise DistTimeoutError(
             f"Rank {group.ranks[group.rank()]} successfully reached monitoredBarrier, but received errors while waiting"
             " for send/recv from rank 0. Please check rank 0 logs for faulty rank. (Timed out)"

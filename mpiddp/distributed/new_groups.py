@@ -1,4 +1,8 @@
-"""New groups, made by collective splits of communicators. If ranks disagree about a group, all get the same error."""
+"""New groups, made from the communicator of a group that exists.
+
+The ranks of that group compare what they want to make, and all get the same error if they disagree. Only `by_members`
+compares nothing.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +53,8 @@ def _odd_rank(parent: Link, text: str) -> Steps:
     # Ranks compare checksums first, because ten thousand ranks' lists of ten thousand ranks would not fit into memory.
     fingerprints = np.empty(parent.size, np.int64)
     yield parent.now.Iallgather(np.array([zlib.crc32(text.encode())]), fingerprints)
-    # A late rank finds the first step complete, also if the other ranks have given up. The barrier lets it wait then.
+    # A late rank finds the first step complete, even if the other ranks have given up after their time limit. Then it
+    # waits in the barrier until its own limit, and does not block in MPI without the others.
     yield parent.later.Ibarrier()
     return int((fingerprints != fingerprints[0]).argmax())
 
@@ -166,7 +171,8 @@ def new_group(
     backend : str, optional
         As for `init_process_group`; by default that of the default group.
     use_local_synchronization : bool, default False
-        Only the members call. Ranks may make several groups in different orders, as long as none wait in a circle.
+        Only the members call, and their lists are not compared. Ranks may make several groups in different orders, as
+        long as none wait in a circle.
     group_desc : str, optional
         A name for errors and reports.
     sort_ranks : bool, default True
@@ -220,7 +226,7 @@ def new_subgroups(
     group : ProcessGroup, optional
         The group that is cut; all ranks by default.
     timeout, backend, pg_options, group_desc
-        As for `new_group`.
+        As for `new_group`; the backend is by default that of ``group``.
 
     Examples
     --------
@@ -317,7 +323,7 @@ def split_group(
     split_ranks : sequence of sequences of int
         For each new group its ranks *in* ``parent_pg``. ValueError if two share a rank.
     timeout, pg_options, group_desc, backend
-        As for `new_group`.
+        As for `new_group`; the backend is by default that of ``parent_pg``.
 
     Examples
     --------

@@ -145,7 +145,7 @@ def _isend(x: Array, route: Route) -> Work:
     try:
         request = mailbox.send(x, route)
         entry = begin_message(route, 4)
-        # If the mailbox polls, wait() of the message raises the errors of Test.
+        # If the mailbox polls, Test is left to wait() of the message, which then raises the errors of Test.
         if request is not READY and (request is None or mailbox.polls or not request.Test()):
             return mailbox.isend(x, route, entry, request)
     except MPI.Exception as error:  # another rank may have noticed a failure and revoked the communicators

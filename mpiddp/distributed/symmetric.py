@@ -30,7 +30,8 @@ def symmetric_empty(
 
     Collectives recognise the array and contiguous views of it, and reduce it without copying: an all-reduce of a long
     array takes about the time of one copy. The memory lives as long as any view of it. If the system gives no shared
-    memory, rank 0 warns with the reason, and the arrays are ordinary ones.
+    memory, rank 0 warns with the reason, and the arrays are ordinary ones. They are also ordinary ones, without a
+    warning, if no two ranks of the group are on one node.
 
     Parameters
     ----------
