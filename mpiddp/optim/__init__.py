@@ -1,14 +1,14 @@
 """Optimizers and learning-rate schedules, with torch's names and arithmetic.
 
-An optimizer changes anything that has ``data`` and ``grad``, and does not communicate. All optimizers have these
-parameters:
+An optimizer changes anything that has ``data`` and ``grad``, and does not communicate. These parameters mean the same
+in all optimizers that have them:
 
 - ``params`` : iterable of Parameter, or of groups with options of their own, ``{"params": [...], "lr": 0.1}``.
 - ``lr`` : The learning rate.
 - ``weight_decay`` : The parameter times this factor is added to the gradient, except in `AdamW`.
 - ``eps`` : A small number that is added to the denominator of an update.
 
-An option out of range raises ValueError.
+The constructors raise ValueError if one of these numbers, or SGD's ``momentum``, is negative, infinite or NaN.
 """
 
 from mpiddp import moved

@@ -23,7 +23,7 @@ A step of Adam took 11.5 ms in such blocks, and 18 ms without them.
 """
 
 Record = dict[str, Any]
-"""The state of one parameter: arrays of its shape by name, and its number of steps as ``step``."""
+"""The state of one parameter: arrays of its shape by name, and ``step``, if the optimizer counts steps."""
 
 
 class Parameter(Protocol):
@@ -120,7 +120,10 @@ class ContiguousRun:
 
 
 class ContiguousRuns:
-    """The runs of one parameter group. They are kept while the parameters have the same arrays and gradients."""
+    """The runs of one parameter group.
+
+    If some parameters were joined, the runs are kept while the parameters have the same arrays and gradients.
+    """
 
     def __init__(self, record_of: Callable[[Parameter], Record]) -> None:
         self._record_of = record_of
@@ -147,7 +150,7 @@ class ContiguousRuns:
                 runs.append([entry])
         made = [ContiguousRun(*zip(*run, strict=True)) for run in runs]
         if len(made) < len(live):
-            # Keep the runs only if some parameters were joined, because gradients in them cannot be freed.
+            # Runs keep their gradients in memory, so they are stored only if some parameters were joined.
             self._seen, self._runs = arrays, made
         return made
 

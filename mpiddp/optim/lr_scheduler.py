@@ -1,7 +1,7 @@
 """Learning-rate schedules, with torch's names.
 
-The rate of each schedule is a closed formula of the number of steps made, so a schedule can resume at any step. The
-rates are those of torch's recursions up to rounding.
+The rate of each schedule is computed from the number of steps made and the initial rate alone, so a schedule can resume
+at any step. The rates are those of torch's recursions up to rounding.
 """
 
 import math

@@ -121,8 +121,8 @@ class Optimizer(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return state and options in torch's form.
 
-        ``state`` has arrays, not copied, by the number of a parameter counted through all groups; ``param_groups`` has
-        numbers in place of parameters.
+        Parameters are numbered through all groups. ``state`` has each parameter's arrays, not copied, under its number;
+        ``param_groups`` has the numbers in place of the parameters.
         """
         numbers = {id(param): number for number, param in enumerate(self._parameters())}
         records = sorted((numbers[id(param)], record) for param, record in self.state.items() if record)
@@ -170,7 +170,7 @@ def _like(data: Array, record: Record, number: int) -> Record:
 
 
 def check_not_negative(**options: float) -> None:
-    """Raise torch's ``ValueError`` for an option that is below zero, infinite or NaN."""
+    """Raise ValueError, with torch's text, for an option that is below zero, infinite or NaN."""
     for name, value in options.items():
         if not 0 <= value < math.inf:
             raise ValueError(f"Invalid {name}: {value}")

@@ -13,7 +13,8 @@ class SGD(Optimizer):
 
     With :math:`g = \nabla f(p) + \lambda p`, momentum :math:`\mu`, dampening :math:`\tau` and a buffer :math:`b` that
     starts as :math:`g`: :math:`b \leftarrow \mu b + (1 - \tau) g`, then :math:`p \leftarrow p - \eta b`, or with
-    ``nesterov``, which needs momentum and no dampening, :math:`p \leftarrow p - \eta (g + \mu b)`.
+    ``nesterov``, which needs momentum and no dampening, :math:`p \leftarrow p - \eta (g + \mu b)`. Without momentum,
+    :math:`p \leftarrow p - \eta g`.
     """
 
     def __init__(
