@@ -1,8 +1,8 @@
 """Data sets, samplers, the loader and the stream; only `shared_on_node` and `Stream` communicate.
 
-These arguments mean the same in the whole package. ``seed`` and ``shuffle`` of a distributed sampler are equal on all
-ranks, and so is the order of samples. ``num_replicas`` and ``rank`` are the world's by default. ``drop_last`` leaves
-out a last batch that is not full. Samplers use only the length of a data set.
+These arguments mean the same wherever a docstring does not describe them. ``seed`` and ``shuffle`` of a distributed
+sampler are equal on all ranks, and so is the order of samples. ``num_replicas`` and ``rank`` are the world's by
+default. ``drop_last`` leaves out a last batch that is not full. Samplers use only the length of a data set.
 """
 
 from mpiddp import moved

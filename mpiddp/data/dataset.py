@@ -1,8 +1,8 @@
 """Data sets: the protocol, arrays, parts, and the collation of samples into batches.
 
 A data set has a length and a sample for each index. It may also have a method ``batch(indices)``, which returns the
-samples at ``indices``, int (n,), as arrays with a leading axis n. With that method :class:`~mpiddp.data.DataLoader`
-neither loops over samples nor stacks them.
+samples at ``indices``, int (n,), as arrays with a leading axis n. With that method, and without a ``collate_fn``,
+:class:`~mpiddp.data.DataLoader` neither loops over samples nor stacks them.
 """
 
 import random

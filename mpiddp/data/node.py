@@ -67,13 +67,15 @@ def shared_on_node(load: Callable[[], Sequence[Array]], group: GroupLike = None)
     """Load arrays on one rank of each node, and give all ranks of that node the same memory to read.
 
     All ranks of the group call this. On each node the first rank calls ``load``, and the others wait. The arrays that
-    ``load`` returns are copied to shared memory, so they exist twice until the originals are dropped.
+    ``load`` returns are copied to shared memory, so they exist twice until the originals are dropped. If each node has
+    one rank only, nothing is copied.
 
     Parameters
     ----------
     load : callable
         A function that returns NumPy arrays. Whole mapped files (``numpy.memmap``) are not copied: all ranks map them.
-        An exception in ``load`` is raised on every rank, with a note that names the rank where it failed.
+        An exception in ``load`` is raised on every rank, as a RuntimeError if it cannot be pickled. A note names the
+        rank where it was raised, unless that is rank 0.
     group : ProcessGroup, optional
         All ranks by default.
 
@@ -98,7 +100,8 @@ def shared_on_node(load: Callable[[], Sequence[Array]], group: GroupLike = None)
     link = found._link
     first = link.node.rank == 0
     arrays, fault = _attempt(lambda: _loaded(load)) if first else ([], None)
-    # A barrier with a timeout polls. Without one, ranks that wait for a download would keep a core busy inside of MPI.
+    # A barrier with a timeout polls, and soon sleeps between polls. Without one, ranks on several nodes would wait for
+    # a download inside of MPI, which keeps their cores busy.
     dist.barrier(found, timeout=link.timeout_s)
     told = _exchange(found, fault or (list(map(_Outline.of, arrays)) if first else None))
     outlines = _agreed(found, told)

@@ -42,7 +42,7 @@ def randperm(n: int, seed: int) -> npt.NDArray[np.int64]:
     parent = steps.copy()  # for each step the last earlier step whose partner is this step, or the step itself
     last = np.append(~same, True)[:n]
     parent[packed[last] >> 32] = by_partner[last]
-    alone = partner == steps  # a step that swaps nothing is the last with its partner, but not an earlier step
+    alone = partner == steps  # such a step is itself the last with its partner; its parent is the one before it
     parent[alone] = np.where(previous[alone] < 0, steps[alone], previous[alone])
     while not np.array_equal(left := parent[parent], parent):
         parent = left

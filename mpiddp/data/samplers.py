@@ -47,9 +47,10 @@ class RandomSampler:
 
 
 class BatchSampler:
-    """Group the indices of a sampler, which has a length, into lists of equal length.
+    """Group the indices of a sampler, which has a length, into lists of ``batch_size`` indices.
 
-    State and epoch are the sampler's. A state taken between two batches has the position after the last batch.
+    The last list may be shorter, unless ``drop_last``. State and epoch are the sampler's. A state taken between two
+    batches has the position between them.
     """
 
     def __init__(self, sampler: Iterable[int], batch_size: int, drop_last: bool) -> None:

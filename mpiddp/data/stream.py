@@ -83,7 +83,7 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
         random among those that were drawn, so every sample is drawn at least once. After the sources' end each draw
         removes its sample. ``"fifo"`` hands over each sample once, in the order of arrival.
     min_fill : int
-        Samples held before the first draw.
+        Samples that have to be held before a draw, until all sources have ended.
     window : int
         Number of samples that a source may send before this rank confirms them. They are received into the memory that
         batches are made from, without another copy. Short samples come faster with a larger window.
@@ -317,7 +317,7 @@ class Stream(Iterator[Any], AbstractContextManager["Stream"]):
             source.received += count
             source.heard = now
             source.owed += count
-            self._end_if_complete(rank)  # a source's end may come before its samples; nothing may raise before this
+            self._end_if_complete(rank)  # its end may have come before its samples; errors are raised only after this
         if self._closing:
             slots.free += found
         else:
