@@ -26,6 +26,7 @@ FORMAT = 3
 """The version of the format. Checkpoints of the formats 1 and 2 were folders, which this version does not read."""
 
 _STEP = re.compile(r"step-(\d+)(\.safetensors)?")
+_FILE = re.compile(r"step-(\d+)(\.rank-\d+\.[0-9a-f]{8})?\.safetensors")
 _VISIBLE_S = 60.0
 """How long rank 0 waits to see another rank's file. Network file systems cache for a while that a file is absent."""
 _POLL_S = 0.02
@@ -180,7 +181,7 @@ class CheckpointStore:
             kept.add(max(scored, key=lambda step: (scored[step], step)))
         # The file of a step is removed before its shards, because a step counts as damaged if a shard is missing.
         for name in sorted(self._names(), key=len):
-            found = _STEP.match(name)
+            found = _FILE.fullmatch(name)  # a user's copies under other names stay
             if found and int(found[1]) <= last and int(found[1]) not in kept:
                 (self.folder / name).unlink(missing_ok=True)
 

@@ -254,6 +254,16 @@ def test_a_step_that_is_saved_again_is_whole_while_its_new_shards_are_written(tm
     assert read_checkpoint(path).shards[1]["mine"].tolist() == list(range(20))
 
 
+def test_copies_of_the_user_are_not_removed(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    save(store, 5)
+    for name in (own := ["step-0000000005-best.safetensors", "step-0000000005.safetensors.bak"]):
+        (tmp_path / name).touch()
+    (tmp_path / "step-0000000004").mkdir()  # as of format 2
+    save(store, 6)
+    assert names(tmp_path) == ["step-0000000004", *own, "step-0000000006.safetensors"]
+
+
 def test_shards_leave_with_their_step(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=1)
     for step in (5, 5, 6):
