@@ -109,9 +109,9 @@ def _whole(path: Path, digest: str | None = None) -> dict[str, Any]:
 def _digest(content: dict[str, Any]) -> str:
     tree, arrays = flatten(content)
     found = hashlib.sha256(json.dumps(tree).encode())
-    for x in arrays.values():
+    for x in map(on_host, arrays.values()):
         found.update(f"{x.dtype.str} {x.shape}".encode())
-        found.update(on_host(x).data)
+        found.update(x.data)
     return found.hexdigest()
 
 

@@ -281,7 +281,7 @@ def test_shards_leave_with_their_step(tmp_path: Path) -> None:
 
 def test_a_shard_that_is_seen_late_is_waited_for(tmp_path, monkeypatch):
     store = CheckpointStore(tmp_path)
-    written = write_shard(store.path(5), 1, {"mine": np.ones(2)})
+    written = write_shard(store.path(5), 1, {"mine": np.ones(2, ">f4")})  # stored in native byte order
     shard = tmp_path / written[0]
     hidden = shard.rename(tmp_path / "hidden")
     monkeypatch.setattr(checkpoint_module.time, "sleep", lambda _: hidden.rename(shard))
