@@ -168,7 +168,11 @@ class CheckpointStore:
         return None, faults
 
     def _write(self, checkpoint: Checkpoint, shards: Mapping[int, Any] | None) -> None:
-        checkpoint.write(self.path(checkpoint.step), shards)
+        try:
+            checkpoint.write(self.path(checkpoint.step), shards)
+        except OSError:
+            self._remove(set(self.steps()), checkpoint.step)  # this leaves no shards, which may have filled the disk
+            raise
         self._prune(checkpoint.step)
 
     def _prune(self, last: int) -> None:
@@ -179,6 +183,10 @@ class CheckpointStore:
         scored = {step: score for step in steps if (score := self._score(step)) is not None}
         if scored:
             kept.add(max(scored, key=lambda step: (scored[step], step)))
+        self._remove(kept, last)
+
+    def _remove(self, kept: set[int], last: int) -> None:
+        """Remove the files of the steps up to ``last`` that are not in ``kept``."""
         # The file of a step is removed before its shards, because a step counts as damaged if a shard is missing.
         for name in sorted(self._names(), key=len):
             found = _FILE.fullmatch(name)  # a user's copies under other names stay

@@ -105,6 +105,7 @@ class Checkpointer:
         """
         own, rank = trainer.own_state(), dist.get_rank()
         written: Any = None
+        dist.barrier()  # until rank 0 has finished the previous save, which may remove shards of the same step
         if any(own.values()):
             try:
                 written = write_shard(self._store.path(trainer.step), rank, own)

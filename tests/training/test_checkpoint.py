@@ -222,6 +222,10 @@ def test_damaged_ones_of_later_steps_are_no_reason_to_remove_whole_ones(tmp_path
     assert all(str(store.path(step)) in fault for step, fault in zip((70, 60, 50), faults, strict=True))
     save(store, 20)
     assert store.steps() == [10, 20, 50, 60, 70][2 - keep :]
+    store.save(checkpoint(65), {1: "no space"})
+    with pytest.raises(OSError, match="no space"):
+        store.finish()
+    assert store.newest()[0].step == 20, "a save that fails removes no other step"
     save(store, 80, 90)
     assert store.steps() == [80, 90][2 - keep :]
 

@@ -356,6 +356,8 @@ def test_a_shard_that_cannot_be_written_costs_a_checkpoint_and_not_the_run(world
         assert len(said) == (world.rank == 0) and all(f"rank {last}: [Errno 28] No space left" in text for text in said)
         with pytest.raises(RunError, match=rf"could not be written \(rank {last}: .*No space left"):
             checkpointer.finish()
+    if world.rank == 0:
+        assert not list((folder / "checkpoints").glob("*")), "the other ranks' shards would fill the disk"
     trainer.step += 1
     checkpointer.save(trainer)
     checkpointer.finish()
