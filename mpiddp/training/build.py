@@ -30,9 +30,10 @@ Split = tuple[data.Dataset, data.Dataset]
 
 
 def load_data(config: Config) -> Split:
-    """Return the training and test data that ``--data`` names; each node holds one copy.
+    """Return the training and test data that ``--data`` names.
 
-    Every rank raises UsageError if the data cannot be loaded, are empty, or have other lengths on another rank.
+    Each node holds one copy, unless a callable of the user's returns the data. Every rank raises UsageError if the data
+    cannot be loaded, are empty, or have other lengths on another rank.
     """
     train, test = raise_on_all_ranks(lambda: _load(config))
     lengths = gathered((len(train), len(test)))
@@ -74,7 +75,7 @@ def _shared(make: Callable[[bool], data.ArrayDataset]) -> Split:
 
 
 def build_module(config: Config) -> nn.Module:
-    """Return the model, with equal initial values on all ranks. All ranks call this together."""
+    """Return the model. Layers of `mpiddp.nn` start equal on all ranks. All ranks call this together."""
     nn.manual_seed(config.seed)
     nn.random.set_stream(dist.get_rank())
     if config.model in MODELS:

@@ -156,7 +156,7 @@ class CheckpointStore:
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest undamaged checkpoint, or None, and a text about each newer one that is damaged.
 
-        ValueError if another version of mpiddp has written one of them.
+        ValueError if one of the checkpoints that it reads has another format, that of another version of mpiddp.
         """
         faults: list[str] = []
         for step in reversed(self.steps()):
@@ -176,8 +176,8 @@ class CheckpointStore:
         self._prune(checkpoint.step)
 
     def _prune(self, last: int) -> None:
-        # A checkpoint of a later step than ``last`` is damaged: otherwise this run would have resumed from it. Damaged
-        # checkpoints do not count as kept.
+        # A checkpoint of a later step than ``last`` is damaged: otherwise this run would have resumed from it. It must
+        # not take the place of a whole one among the newest.
         steps = [step for step in self.steps() if step <= last]
         kept = set(steps[-self.keep :])
         scored = {step: score for step in steps if (score := self._score(step)) is not None}

@@ -33,15 +33,15 @@ class Checkpointer:
         self._config = config
         self._versions = dict(versions or {})
         self._store = CheckpointStore(config.output / "checkpoints", config.keep)
-        """The store that only rank 0 uses. Every rank has one, because another process may be rank 0 after a death."""
+        """The store, to which only rank 0 saves. Every rank has one, as another process may be rank 0 after a death."""
         self._lock: IO[str] | None = None
         self._saved: tuple[int, int] | None = None
 
     def claim(self) -> None:
-        """Lock the output folder on rank 0, and remove the unfinished files that dead runs have left in it.
+        """Lock the output folder on rank 0, and remove unfinished checkpoints that dead runs have left in it.
 
-        BlockingIOError if another run has locked the folder. UsageError if the folder has checkpoints, but ``--resume``
-        is not given.
+        Rank 0 raises BlockingIOError if another run has locked the folder, and UsageError if the folder has
+        checkpoints, but ``--resume`` is not given.
         """
         self._reclaim()
         if dist.get_rank() == 0 and self._config.resume == "no" and self._store.steps():
@@ -54,8 +54,8 @@ class Checkpointer:
         """Save a checkpoint in the background, unless this step and epoch are already saved.
 
         If a checkpoint cannot be written, rank 0 logs the error when it saves the next one; for the last checkpoint
-        `finish` raises the error. The checkpoint's score is the accuracy of the last epoch, if no step has changed the
-        model since its test.
+        `finish` raises the error. The checkpoint's score is the accuracy after the last epoch, if no step has changed
+        the model since that test.
         """
         if self._saved == (trainer.epoch, trainer.step):
             return
@@ -181,12 +181,13 @@ Snapshot = tuple[dict[str, Any], list[dict[str, Any]]]
 
 
 class RestorePoint:
-    """The state after this rank's last completed step, to which the rank returns if another rank dies during a step.
+    """The state after this rank's last completed step.
 
-    Only a part of the state is copied. Parameters and the optimizer's state need no copy: only the optimizer's step
-    changes them, and it does not communicate, so no death interrupts it. The forward changes buffers, and the loader
-    advances, so `note` copies the buffers and the loader's position. Dropout masks depend on the number of the step
-    alone. The memory of a communication hook is taken from the most advanced rank.
+    If a rank dies during a step, the others go on from the restore point of the rank that has made the most steps. Only
+    a part of the state is copied. Parameters and the optimizer's state need no copy: only the optimizer's step changes
+    them, and it does not communicate, so no death interrupts it. The forward changes buffers, and the loader advances,
+    so `note` copies the buffers and the loader's position. Dropout needs no state, because its masks follow from the
+    seed, the rank and the number of the step. The memory of a communication hook is taken from the most advanced rank.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
 """``Config``: the configuration of a training run. Its fields are the command line's options and the TOML file's keys.
 
-The module imports the standard library only, because the command line is parsed before NumPy may be imported.
+The module and those that it imports use the standard library only, because the command line is parsed before NumPy may
+be imported.
 """
 # ruff: noqa: RUF009 (`option` returns a dataclass field)
 
@@ -235,7 +236,7 @@ def resumed_threads(output: Path, ranks: int) -> int | None:
     """Return the number of BLAS threads a run had at its newest checkpoint. The number decides the order of sums.
 
     None if there is no checkpoint, if it does not record the number, or if it was made on another number of ranks:
-    the resumed run then gives other bits anyway.
+    the resumed run then gives other bits anyway. With ``--virtual-ranks``, where this is not so, nothing calls this.
     """
     paths: list[Path] = []
     with contextlib.suppress(OSError):  # `Checkpointer` reports a folder that cannot be read

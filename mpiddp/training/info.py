@@ -33,7 +33,10 @@ _CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy")
 
 
 def collect(version: str) -> dict[str, Any]:
-    """Return the description of the job as JSON values, the same on every rank. All ranks call this together."""
+    """Return the description of the job as JSON values. All ranks call this together.
+
+    The item "ranks" describes each rank. Some other items, such as "cuda" and "command", are those of the calling rank.
+    """
     job = default_group()._monitor.job
     world = job.world
     return {
@@ -145,7 +148,10 @@ def _watchdog(job: Job) -> str:
 
 
 def _shared_memory() -> str:
-    """Return the kind of shared memory that the ranks of a node use. All ranks call this together."""
+    """Return the kind of shared memory that the ranks of a node use, or why they use none.
+
+    All ranks call this together.
+    """
     with warnings.catch_warnings(record=True, action="always") as caught:
         array = dist.symmetric_empty(1, np.uint8)
     assert array is not None, "every rank is in the default group"

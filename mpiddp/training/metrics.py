@@ -88,12 +88,12 @@ class MetricSum:
 
 @dataclasses.dataclass(frozen=True)
 class EpochMetrics:
-    """Metrics of an epoch, the same on every rank except for times."""
+    """Metrics of an epoch. Each rank has its own times and ``samples_per_s``; all else is the same on every rank."""
 
     epoch: int
     """Number of the epoch, from 1."""
     loss: float
-    """Mean loss over all training samples, each computed in the step that trained on the sample."""
+    """Mean loss over the training samples of all steps that were not skipped, each computed in its step."""
     accuracy: float
     """Share of correctly classified test samples."""
     samples_per_s: float

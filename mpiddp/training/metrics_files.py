@@ -85,7 +85,7 @@ class MetricsFiles:
                 self._files[events] = events.write
 
     def write(self, history: Sequence[EpochMetrics]) -> None:
-        """Write the epochs of ``history`` that are not written yet. A full disk is logged and does not stop the run."""
+        """Write the epochs of ``history`` that are not written yet. An OSError, as on a full disk, is only logged."""
         for metrics in history[self._written :]:
             for write in self._files.values():
                 try:

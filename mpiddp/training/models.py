@@ -93,8 +93,8 @@ class ResNet(nn.Module):
 
     def forward(self, x: Any) -> Tensor:
         """Return scores (N, 10) of images (N, 1, H, W)."""
-        x = F.relu(self.stem_norm(self.stem(x)))  # (N, 16, H / 2, W / 2)
-        x = self.stages(x)  # (N, 32, H / 4, W / 4)
+        x = F.relu(self.stem_norm(self.stem(x)))  # (N, width, H / 2, W / 2)
+        x = self.stages(x)  # (N, 2 * width, H / 4, W / 4)
         return self.head(self.drop(x.mean((2, 3))))
 
 

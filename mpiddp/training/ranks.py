@@ -35,15 +35,16 @@ def broadcasted(value: _T, src: int) -> _T:
 def raise_on_all_ranks(action: Callable[[], _T], error_class: type[UsageError] = UsageError) -> _T:
     """Run an action that may fail on some ranks. If it fails, all ranks raise the lowest failing rank's error.
 
-    The error that they raise is an ``error_class`` with the text of the original one.
+    The error that they raise is an ``error_class`` with the text of the original one. The action may fail with OSError,
+    ValueError, ImportError or UsageError; an error of another class is raised on its own rank only.
     """
     fault, result = None, None
     try:
         result = action()
     except (OSError, ValueError, ImportError, UsageError) as error:
         fault = str(error)
-    # A barrier with a timeout polls and sleeps. A plain barrier would keep the waiting ranks' cores busy inside MPI
-    # while one rank downloads data.
+    # One rank may download data for minutes. In a barrier with a timeout the other ranks poll and sleep meanwhile. A
+    # plain barrier may block inside MPI, as it does between nodes, and would keep their cores busy.
     dist.barrier(timeout=default_group()._link.timeout_s)
     for rank, text in enumerate(gathered(fault)):
         if text is not None:

@@ -34,7 +34,8 @@ _logger = logging.getLogger(__name__)
 def run(config: Config, version: str) -> int:
     """Start MPI, train a model, and return the exit code.
 
-    Every rank raises UsageError if the configuration cannot be run, and RunError if the run fails.
+    Every rank raises UsageError if the configuration cannot be run. Every rank raises RunError if the run stops because
+    the loss or gradients are not finite, or if the model or the last checkpoint cannot be written.
     """
     began_s = time.monotonic()
     tune_allocator()
@@ -147,7 +148,10 @@ def _begin(job: Job) -> Trainer:
 
 
 def _go_on(job: Job, change: elastic.Change) -> Trainer:
-    """Return the trainer of a run that goes on after a death, with the state of the most advanced rank."""
+    """Return the trainer of a run that goes on after a death, with the state of the most advanced rank.
+
+    If no living rank has recorded a state, the run begins anew or resumes from a checkpoint.
+    """
     config, first = job.config, dist.get_rank() == 0
     snapshot = job.point.farthest()
     if snapshot is None:
@@ -176,7 +180,7 @@ def _go_on(job: Job, change: elastic.Change) -> Trainer:
 def _open_files(job: Job, trainer: Trainer) -> None:
     if dist.get_rank() == 0:
         job.files = job.files or MetricsFiles(job.config.metrics, job.config.output, trainer.history)
-        job.files.write(trainer.history)  # after a death, the state may be of a rank that was an epoch ahead
+        job.files.write(trainer.history)  # rank 0 may just have got the state of a rank that was an epoch ahead
 
 
 def _stop(job: Job, trainer: Trainer) -> int:

@@ -76,7 +76,7 @@ _LIMIT_S = 5.0
 def git_commit(path: Path) -> str | None:
     """Return the current commit of the repository of a file, with ``-dirty`` appended if tracked files are changed.
 
-    None if git is not installed or does not track the file.
+    None if git is not installed, does not track the file, or takes too long.
     """
     folder, name = (path, ".") if path.is_dir() else (path.parent, path.name)
     if not _git(folder, "ls-files", "--", name):

@@ -53,8 +53,9 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 class StopRequest(contextlib.ExitStack):
     """The request to stop a run: its first signal, or its deadline. A second Ctrl-C raises KeyboardInterrupt at once.
 
-    Only the main thread can make this object, because it installs signal handlers. At first it handles SIGUSR1 alone,
-    which MPICH ignores from MPI_Init on; `listen` installs the handlers of the other signals, too.
+    Only the main thread can make this object, because it installs signal handlers. At first it handles SIGUSR1 alone:
+    MPI_Init of MPICH installs a handler of its own, in which this signal would be lost. Until `listen` installs the
+    handlers of the other signals, these end the process.
     """
 
     def __init__(self) -> None:
@@ -67,9 +68,9 @@ class StopRequest(contextlib.ExitStack):
         self._take(signal.SIGUSR1)
 
     def listen(self, end_s: float = math.inf, margin_s: float = 0) -> None:
-        """Handle all of `STOP_SIGNALS`, and request a stop ``margin_s`` before ``time.monotonic()`` reaches ``end_s``.
+        """Handle all of `STOP_SIGNALS`, and request a stop in time for a deadline, ``end_s`` of ``time.monotonic()``.
 
-        The estimate assumes that each step lasts as long as the longest one so far.
+        The last step then ends ``margin_s`` before the deadline, if no step lasts longer than the longest one so far.
         """
         self._latest_s = end_s - margin_s
         self._take(*STOP_SIGNALS)

@@ -84,7 +84,7 @@ for _name in ("--output", "--config", "--resume"):
 class Command:
     """The command line of a job: the launcher and the program.
 
-    UsageError for ``mpiddp train`` without ``--output`` or ``--config``: it has no checkpoints to go on from.
+    UsageError for ``mpiddp train`` with neither ``--output`` nor ``--config``: it has no checkpoints to go on from.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -119,20 +119,21 @@ class _End(NamedTuple):
 class Supervisor:
     """The process that starts a job, and starts it again when it fails.
 
-    A start has made progress if it left new files in the folder ``watched``. If ``watched`` is None, every start in
-    which rank 0 wrote the marker file ``path`` counts as progress.
+    A start has made progress if rank 0 wrote the marker file ``path`` and, unless ``watched`` is None, the job left new
+    files in the folder ``watched``.
     """
 
     def __init__(self, command: Command, watched: Path | None, path: Path, lost_after_s: float) -> None:
         self._command, self._watched, self._path, self._lost_after_s = command, watched, path, lost_after_s
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
-        """True once this process has received a signal that ends the job."""
+        """True once this process has received one of the signals `_FORWARDED`. It then starts no job any more."""
 
     def run(self, restarts: int) -> int:
         """Run the job, with up to ``restarts`` restarts, and return the exit code of the last attempt.
 
-        Meanwhile this process forwards the signals of `_FORWARDED` to the launcher.
+        If that code is 0, but the job has not ended well, return 1. Meanwhile this process forwards the signals of
+        `_FORWARDED` to the launcher.
         """
         with contextlib.ExitStack() as stack:
             for number in _FORWARDED:

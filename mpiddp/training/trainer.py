@@ -31,7 +31,7 @@ from .ranks import gathered
 MAX_SKIPPED = 100
 """A run stops when it skips this many steps in a row, or all steps of an epoch if that is fewer."""
 _NUMBERS = ("epoch", "step", "skipped", "_skipped_in_a_row", "_last_lr", "_epoch_s", "_epoch_exposed_s")
-"""Names of the attributes whose values a checkpoint holds unchanged, without the leading underscore."""
+"""Names of attributes. A checkpoint holds their values, under these names without the leading underscore."""
 _MOST_NAMES = 5
 
 
@@ -45,25 +45,30 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Trainer:
-    """Training of a model on all ranks in synchronous steps. A step sends the gradients and 32 bytes of metrics.
+    """Training of a model on all ranks in synchronous steps.
+
+    A step sends the gradients, and 32 bytes of metrics for the rank or for each virtual rank.
 
     The gradient of a step is that of the mean loss over all samples of all ranks. A rank multiplies the mean loss of
     each of its batches by ``n / n0`` before backward, and the reduction multiplies the rank's gradients by ``n0 / T``:
-    ``n`` is the number of this rank's samples in the batch, ``n0`` that in the first batch of the step, and ``T`` the
-    number of all samples of the step on all ranks.
+    ``n`` is the number of this rank's samples in the batch, ``n0`` that in the first batch of the step (at least 1),
+    and ``T`` the number of all samples of the step on all ranks. With virtual ranks
+    `DistributedDataParallel.micro_batch` multiplies by ``n / T``.
 
     Parameters
     ----------
     model : DistributedDataParallel
     optimizer : Optimizer
     train_loader : DataLoader
-        Loader of (inputs, targets) whose batch sampler is a `GlobalBatchSampler`: all ranks get equally many batches.
+        Loader of (inputs, targets) whose batch sampler is a `GlobalBatchSampler`, so that all ranks make equally many
+        steps.
     test_loader : DataLoader
         Loader of (inputs, targets) that gives each test sample to one rank, also by a `GlobalBatchSampler`.
     config : Config
         ``accumulate`` is the number of batches of a step; the last step of an epoch takes the rest. ``clip_norm``
-        limits the norm of all averaged gradients together. With ``on_nan="skip"`` a step whose loss or gradients are
-        not finite changes nothing; the run fails at `MAX_SKIPPED` such steps in a row, or at a whole epoch of them.
+        limits the norm of all averaged gradients together. With ``on_nan="skip"`` the optimizer makes no step from a
+        loss or gradients that are not finite; the run fails at `MAX_SKIPPED` such steps in a row, or at a whole epoch
+        of them.
     stop : callable, optional
         Function that is called once a step. If it returns True on one rank, all ranks stop after that step.
     scheduler : LRScheduler, optional
@@ -158,7 +163,7 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a checkpoint takes from rank 0, without copying its arrays.
 
-        It is equal on all ranks, except for buffers such as running statistics, of which rank 0's count.
+        It is equal on all ranks, except for buffers such as running statistics, and for times. There rank 0's are kept.
         """
         # `ZeroRedundancyOptimizer.state_dict` works only after its whole state was collected, so the method of the base
         # class is called.
@@ -177,7 +182,7 @@ class Trainer:
     def own_state(self) -> dict[str, Any]:
         """Return the state that only this rank has, without copying its arrays.
 
-        They are its shard of a `ZeroRedundancyOptimizer`'s state, and the state of `compression`.
+        It has the rank's shard of a `ZeroRedundancyOptimizer`'s state, and the state of `compression`.
         """
         optimizer, compression = self.optimizer, self.compression
         shard = {"optimizer": optimizer.shard()} if isinstance(optimizer, ZeroRedundancyOptimizer) else {}
@@ -193,9 +198,9 @@ class Trainer:
     def load_state_dict(self, state: Mapping[str, Any], own: Iterable[Mapping[str, Any]] = ()) -> None:
         """Continue from a `state_dict` and what is `wanted` of each rank's `own_state`, also in the middle of an epoch.
 
-        With the same number of ranks training continues to the same bits. With another number no sample of the epoch
-        is lost or repeated, and an added rank takes the `compression` of an old one. RuntimeError or ValueError if the
-        state does not fit the model, optimizer or data.
+        Training continues to the same bits if the facts of `reproducibility.current` are the same, such as the number
+        of ranks. With another number no sample of the epoch is lost or repeated, and an added rank takes the
+        `compression` of an old one. RuntimeError or ValueError if the state does not fit the model, optimizer or data.
         """
         self.model.module.load_state_dict(state["model"])
         if state["bucket_order"] is not None:
@@ -297,7 +302,7 @@ class Trainer:
 
     @contextmanager
     def _alone(self, samples: int, total: int) -> Iterator[None]:
-        """Send no gradients in this block. Layers that average over ranks in forward still get this rank's weight."""
+        """Send no gradients in this block. `SyncBatchNorm` averages over ranks in forward, so it gets the weight."""
         with self.model.no_sync(), self.model.weighted(samples, total) if self._mixes_samples else nullcontext():
             yield
 
@@ -310,7 +315,7 @@ class Trainer:
     def _broken(self, tally: MetricSum) -> list[str]:
         """Return the names of parameters whose averaged gradient is not finite.
 
-        With a GPU the same copy to the host also reads the metrics that ``tally`` has collected.
+        With a GPU, one copy to the host fetches what is needed for this, and the metrics that ``tally`` has collected.
         """
         named = [(name, p.grad) for name, p in self.model.module.named_parameters() if p.grad is not None]
         if not self._on_device:
