@@ -1,10 +1,13 @@
 """The measured operations: their arrays, the calls of mpiddp, mpi4py and torch, and a check of the results.
 
 Sizes are those of nccl-tests. The size S of an operation on n ranks is the number of bytes that one rank sends or
-receives. If an array has a block for each rank, S is the size of the whole array, and a block has S / n bytes. Inputs
-repeat a short pattern of small integers that every rank can compute, so every rank also knows the right results.
+receives. If an array has a block for each rank, S is the size of the whole array, and a block has S / n bytes.
 
-A new operation needs a line in each of the tables in `mpi4py` and `torch`, and its arrays in `Buffers`.
+Measured calls have zeros as inputs. Before the call whose result is checked, inputs are filled with a short pattern of
+small integers, again and again. Every rank can compute the patterns of all ranks, and so knows the right results.
+
+A new operation needs its name in `OPERATIONS` of `cli`, a line in each of the tables in `mpi4py` and `torch`, and its
+arrays in `Buffers`.
 
 References
 ----------
@@ -75,7 +78,8 @@ class Buffers:
     """The arrays of an operation on this rank.
 
     The operations all_gather, reduce_scatter and all_to_all take one array for all blocks; those with ``_list`` take a
-    list of arrays. ``size_bytes`` is rounded down to whole elements, but each block has at least one element.
+    list of arrays. ``size_bytes`` is rounded down so that all blocks have equally many whole elements, at least one.
+    Only a barrier has none.
     """
 
     def __init__(
@@ -114,7 +118,7 @@ class Buffers:
         self.output[...] = 0
 
     def fill(self) -> None:
-        """Fill the input with this rank's pattern, and the output with wrong values."""
+        """Fill the input with this rank's pattern, and the output, unless it is the same array, with a wrong value."""
         if self.operation not in _ONE_ARRAY:
             self.output[...] = 101
         block = placed(_tile(pattern(self.rank, self.dtype), 0, min(_CHUNK, self.x.size)), self.x)
@@ -145,7 +149,8 @@ class Buffers:
 def pattern(rank: int, dtype: np.dtype[Any]) -> Array:
     """Return the pattern of a rank: `PERIOD` random integers from -3 to 3, or from 0 if the dtype is unsigned.
 
-    The integers are so small that every dtype holds them, and their sums over some hundred ranks, exactly.
+    The integers are so small that floats hold their sums over some hundred ranks exactly. Sums of short integers may
+    wrap, and `reduced` lets them wrap, too.
     """
     rng = np.random.default_rng((_SEED, rank))
     lowest = 0 if dtype.kind == "u" else -3
@@ -309,8 +314,8 @@ def torch(b: Buffers, td: Any, group: Any, tensor: Callable[[Any], Any], **how: 
 def memcpy(b: Buffers, comm: MPI.Intracomm) -> Call | None:
     """Return a call in which all ranks copy S bytes at the same time; None if the operation has no bytes.
 
-    Its time is the limit that the memory's bandwidth sets. The time includes the barrier at the end, because ranks that
-    share a core copy one after the other.
+    Its time shows the memory's bandwidth, with which the times of operations can be compared. It includes the barrier
+    at the end, because ranks that share a core copy one after the other.
     """
     if not b.total_bytes:
         return None

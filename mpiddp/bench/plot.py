@@ -50,9 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def panels(paths: list[Path]) -> Mapping[Panel, Lines]:
-    """Return the panels that show the results in the files. With several files, names of lines end with the file's.
+    """Return the panels that show the results in the files.
 
-    UsageError for a file that no benchmark has written.
+    With several files, names of lines end with the file's, except for files of `bench train`. UsageError if a file
+    cannot be read, or if no benchmark of this version has written it.
     """
     found: defaultdict[Panel, defaultdict[str, dict[Any, float]]] = defaultdict(lambda: defaultdict(dict))
     for path in paths:

@@ -143,7 +143,7 @@ def _reductions(dtype: np.dtype[Any]) -> Iterator[str]:
 
 
 def _on_device(first: int, count: int, dtype: np.dtype[Any]) -> Array:
-    """Make an array that begins at an element of its memory."""
+    """Make an array on the GPU that begins ``first`` elements after the beginning of its memory."""
     return device.upload(np.empty(first + count, dtype))[first:]
 
 
@@ -166,7 +166,7 @@ def main(kind: str) -> None:
     os.environ["MPIDDP_CUDA_AWARE"] = "1"
     for name in ("MPIDDP_ALGORITHM", "MPIDDP_DETERMINISTIC"):  # these may select algorithms without device pointers
         os.environ.pop(name, None)
-    fault = device.cuda_fault()  # it imports CuPy, so each rank chooses its GPU
+    fault = device.cuda_fault()  # it imports CuPy, so that init_process_group chooses a GPU
     dist.init_process_group(timeout=LIMIT_S)
     if dist.get_world_size() != RANKS:
         fault = f"it runs on other than {RANKS} ranks: the launcher does not belong to the library"

@@ -33,9 +33,9 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size_bytes: float) -> str:
-    """Write a size as `parse_size` reads it, with the largest of G, M and K that divides it.
+    """Write a size with the largest of the units G, M and K that divides it.
 
-    If none divides the size and it is 10,000 or more, it is rounded to one decimal.
+    If none divides it, a size below 10,000 is written in bytes, and a larger one is rounded to one decimal of a unit.
 
     >>> format_size(8), format_size(65536), format_size(1000), format_size(1_500_000)
     ('8', '64K', '1000', '1.4M')
@@ -94,7 +94,7 @@ class Point:
 def write(path: Path, kind: str, environment: dict[str, Any], rows: Sequence[Point | dict[str, Any]]) -> None:
     """Write a result file, completely or not at all."""
     document = {"format": FORMAT, "kind": kind, "environment": environment, "rows": rows}
-    from mpiddp.serialization import write_atomically  # this module imports NumPy
+    from mpiddp.serialization import write_atomically  # `serialization` imports NumPy
 
     try:
         write_atomically(path, (json.dumps(document, indent=1, default=dataclasses.asdict) + "\n").encode())

@@ -1,8 +1,9 @@
 """Times of calls that a group of ranks makes together. Each rank times its call after a barrier; the slowest counts.
 
-Ranks leave a barrier at slightly different moments, so differences below a microsecond mean nothing. A second call on
-the same arrays would be faster because they are in the caches. The function ``before`` therefore writes the arrays anew
-before each call; its time is not measured.
+Ranks leave a barrier at slightly different moments, so differences below a microsecond mean nothing. If a call is
+repeated on arrays that nobody has written meanwhile, it is faster than in a program, because the arrays are still in
+the caches. Benchmarks of operations therefore pass a function ``before``, which writes the arrays anew before each
+call. Its time is not measured.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ class Clock:
         return took.tolist()
 
     def enough(self, call: Call, warmup: int, before: Call, budget_s: float, rounds: int) -> int:
-        """Warm up, and return the number of iterations a round, so that all rounds together take ``budget_s``.
+        """Warm up, and return the number of iterations a round, so that all rounds together take about ``budget_s``.
 
-        All ranks get the same number.
+        The rounds have `_FEWEST` to `_MOST` iterations together. All ranks get the same number.
         """
         took = self.each(call, max(warmup, 1), before)
         return -(-int(min(max(budget_s / max(min(took), 1e-7), _FEWEST), _MOST)) // rounds)

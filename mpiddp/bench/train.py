@@ -6,7 +6,7 @@ same in each team.
 
 samples/s   samples of all ranks together, divided by the median time of a step on the slowest rank
 efficiency  samples/s divided by those of 1 rank, divided by the number of ranks
-exposed     share of rank 0's step in which backward only waits for communication
+exposed     share of the steps' time in which the backward of rank 0 only waits for communication
 """
 
 from __future__ import annotations

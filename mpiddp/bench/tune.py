@@ -1,7 +1,7 @@
 """``bench tune``: find the ``MPIDDP_ALGORITHM`` that is fastest on this machine, with this MPI library and job size.
 
-All algorithms take turns on ordinary and on symmetric arrays, which are written anew before each call.
-``MPIDDP_ALGORITHM`` sets one algorithm for all sizes and both kinds of arrays, so algorithms are compared by the
+The `candidates` for an operation take turns on ordinary and on symmetric arrays, which are written anew before each
+call. ``MPIDDP_ALGORITHM`` sets one algorithm for all sizes and both kinds of arrays, so algorithms are compared by the
 geometric mean of their times.
 """
 
@@ -94,7 +94,7 @@ def best(measured: Mapping[int, Seconds], table: Mapping[int, str]) -> tuple[str
     """Return the algorithm that is fastest over all sizes, and its gain.
 
     The gain is the time of the built-in choices divided by the algorithm's time. ``measured`` has the times and
-    ``table`` the built-in choice, for each size in bytes. If the gain is below `_LEAD`, the name is "the built-in
+    ``table`` the built-in choice, for each size in bytes. Unless the gain is above `_LEAD`, the name is "the built-in
     table" and the gain 1.
 
     >>> times = {1024: {"native": (2, 2), "ring": (4, 4)}, 4096: {"native": (16, 16), "ring": (2, 2)}}

@@ -41,7 +41,10 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 def prepare(b: Buffers, group: Any, averages: bool) -> Call | None:
-    """Return torch's call of the operation; None if torch or the group's backend has no such operation."""
+    """Return torch's call of the operation; None if torch or the group's backend has no such operation.
+
+    ``averages`` tells whether the backend has ReduceOp.AVG, which Gloo lacks.
+    """
     if b.op == "avg" and not averages:
         return None
     try:
