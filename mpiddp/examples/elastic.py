@@ -2,9 +2,9 @@
 
 ``elastic.run`` calls ``step`` for each step. Open MPI's ``mpirun --with-ft ulfm -np 4`` lets ranks live on when one
 dies. Under it this program kills rank 1 in step 30. A fourth rank, which has slept until then, takes the place of rank
-1, and step 30 is made again. The model at the end has the bits of a run without a death. After the death every rank
-makes a new ``State``, because DDP belongs to the ranks that it was made with, and loads a copy of the state from before
-the step.
+1, and step 30 is made again. The model at the end has the bits of a run on three ranks in which none dies. After the
+death every rank makes a new ``State``, because DDP belongs to the ranks that it was made with, and loads a copy of the
+state from before the step.
 
 All else in a step must follow from the number of the step and the rank. A random generator that goes on from step to
 step would be lost with its rank.

@@ -3,8 +3,9 @@
 mpirun starts the same program four times; each process is a *rank* and knows its number. The *local rank*, within one
 machine (node), chooses a GPU. ``MPIDDP_NODES`` pretends that ranks 0 and 1 run on one node, 2 and 3 on another.
 
-A *backend* carries the bytes. In mpiddp it is always MPI, whichever of torch's names a program asks for. torch's
-processes find each other at MASTER_ADDR and MASTER_PORT; in an MPI job the launcher has told each process its rank.
+A *backend* carries the bytes. In mpiddp it is MPI, whether a program asks for "mpi", for "gloo" or for none; with
+"nccl" NCCL may carry arrays of GPUs. torch's processes find each other at MASTER_ADDR and MASTER_PORT; in an MPI job
+the launcher has told each process its rank.
 
 At a *barrier* early ranks wait for the others. Other collectives need no barrier before them.
 

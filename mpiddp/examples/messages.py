@@ -1,6 +1,7 @@
 """``mpirun -np 4 python -m mpiddp.examples.messages``: send and recv, and a reduce and an all_reduce made of them.
 
-``send`` and ``recv`` block: if all ranks sent first, no rank would receive. In ``pass_down`` rank 0 sends first.
+``recv`` waits for its message, and ``send`` may wait for the receiver: if all ranks sent first, they might all wait for
+ever. In ``pass_down`` only rank 0 sends before it has received.
 ``isend`` and ``irecv`` return a Work at once. Before its ``wait`` do not write to the sent array, nor read the received
 array. With them all ranks can pass something around a ring at the same time.
 

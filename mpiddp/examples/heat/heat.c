@@ -1,5 +1,5 @@
 /* A solver of the heat equation on a square that streams its solutions: it knows MPI and one header of mpiddp.
-   heat SIMULATIONS [SEED]: each simulation has five random temperatures, of the beginning and of the four sides. */
+   heat SIMULATIONS [SEED]: each simulation has five random temperatures, an initial one and those of the four sides. */
 #include "mpiddp_stream.h"
 
 enum { N = 16, STEPS = 100, EVERY = 5 };

@@ -1,5 +1,5 @@
 ! A solver of the heat equation on a square that streams its solutions: it knows one module of mpiddp, and no call of MPI.
-! heat SIMULATIONS: each simulation has five random temperatures, of the beginning and of the four sides.
+! heat SIMULATIONS: each simulation has five random temperatures, an initial one and those of the four sides.
 program heat
    use mpiddp_stream
    use, intrinsic :: iso_c_binding

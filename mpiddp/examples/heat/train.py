@@ -1,8 +1,9 @@
 """Learn the heat equation from solvers that run meanwhile: ``mpirun -n 1 ./heat 2000 : -n 2 python train.py 1``.
 
 The argument 1 is the number of solvers, which are the first ranks; the other ranks train. ``train.py 1 BATCHES`` ends
-after BATCHES batches and stops the solvers. ``train.py 1 BATCHES KEPT`` trains without a stream, for comparison: it
-keeps the samples of the first KEPT simulations of a solver, and trains on them again and again.
+after BATCHES batches and stops the solvers. ``train.py 1 BATCHES KEPT`` trains on a fixed set of samples, for
+comparison: each rank keeps the samples that it receives of a solver's first KEPT simulations, and trains on them again
+and again.
 """
 
 import itertools
@@ -35,7 +36,7 @@ def solve(temperatures: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.
 
 
 def kept(stream: Stream, simulations: int) -> Iterator[Any]:
-    """Yield batches of the samples of the first ``simulations`` simulations, without an end."""
+    """Receive the samples of the first ``simulations`` simulations; then yield batches of them without an end."""
     found = []
     for x, u, simulation, _ in stream:
         found += [(x[i], u[i]) for i in range(len(x)) if simulation[i] < simulations]

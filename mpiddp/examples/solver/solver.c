@@ -1,4 +1,4 @@
-/* A solver that starts MPI, and a Python interpreter on all ranks but the first, which train in its steps.
+/* A solver that starts MPI. All ranks but the first also start a Python interpreter, and train after each of its steps.
      mpicc solver.c -o solver $(python3-config --includes) $(python3-config --ldflags --embed)
      mpirun -np 3 ./solver train.py 101
    solver FILE STEPS [MULTIPLE]: FILE has a function `step`. PYTHONPATH says where mpi4py, NumPy and mpiddp are. */
@@ -8,7 +8,7 @@
 enum { CELLS = 32 };
 static float heat[CELLS];
 
-static void solve(int step) { /* it makes a collective call, on all ranks, also on the rank without Python */
+static void solve(int step) { /* all ranks make its collective call, also the rank without Python */
     int rank, size, sum = -1, mine;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);

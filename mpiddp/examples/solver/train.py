@@ -1,7 +1,7 @@
 """The Python half of solver.c, which runs it on the ranks that train. They learn to predict the solver's next step.
 
-The solver sets ``communicator``, ``address`` and ``cells`` before, and calls ``step`` after each of its own steps. The
-training reads the solver's array in place, without a copy.
+The solver sets ``communicator``, ``address`` and ``cells`` before it runs this file, and calls ``step`` after each of
+its own steps. The training reads the solver's array in place, without a copy.
 """
 
 import ctypes
