@@ -17,8 +17,8 @@ from mpiddp.training.options import UsageError, nearest, refusing
 from .faults import flight, where_socket
 from .mpi.finalize import running
 
-# Before MPI runs, a rank that exits may end the other ranks. So after an error the other ranks wait this long, in which
-# rank 0 can report the error.
+# A rank that exits with an error before MPI runs may end the whole job. So after an error of usage all ranks but rank 0
+# wait this long before they exit, and meanwhile rank 0 reports the error.
 _HEAD_START_S = 5.0
 
 
@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse, and raise an error for unknown options, because this parser knows the options to suggest instead."""
+        """Parse, and raise an error for unknown options here, because the parser of a command knows what to suggest."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             option = unknown[0].split("=")[0]
@@ -93,7 +93,7 @@ def run_info(arguments: argparse.Namespace) -> int:
     The command works alone, and under mpirun or srun as a job would be started.
     """
     _limit_threads()
-    if arguments.probe_gpu:  # its job of its own works only before MPI runs in this process
+    if arguments.probe_gpu:  # the probe starts a job of its own, which works only before MPI runs in this process
         from mpiddp.bench import probe
 
         probe.run()
@@ -124,7 +124,7 @@ def run_where(arguments: argparse.Namespace) -> int:
 
 
 def run_flight(arguments: argparse.Namespace) -> int:
-    """Print the first call that not all ranks of a job made.
+    """Print, for each group of a job, the first call that not all ranks of the group made.
 
     The files are those of the job's flight recorder, which the ranks wrote when something went wrong.
     """
@@ -146,7 +146,7 @@ def run_flight(arguments: argparse.Namespace) -> int:
 def _limit_threads(before: int | None = None) -> None:
     """Limit BLAS threads to this rank's share of the node's cores, before NumPy is imported.
 
-    A resumed run passes the number of threads that it had ``before``, and keeps it.
+    ``before`` is a number of threads to use instead: that of a run that is resumed, or 1 with virtual ranks.
     """
     threads, launch = limit_blas_threads(before), launchers.launch()
     if threads is not None and (launch is None or launch.rank == 0):  # the rank in the launcher's variables

@@ -27,7 +27,10 @@ def blas_threads() -> int | None:
 
 
 def _launcher_cores() -> int:
-    """Return the number of cores of the parent process, the launcher's daemon, which all ranks of the node share."""
+    """Return the number of cores that the node's ranks share.
+
+    They are the cores of the parent process, the launcher's daemon, but at most as many as Slurm has given to the job.
+    """
     count = len(cores(os.getppid()))
     return min(count, integer("SLURM_CPUS_ON_NODE") or count)
 

@@ -1,9 +1,9 @@
 """Training that goes on when ranks fail, with spare ranks that take their places.
 
-Open MPI's ``mpirun --with-ft ulfm`` lets ranks live on when one is killed. `run` repeats the step that the failure
-interrupted, from a copy of the state before it. The last ``spares`` ranks sleep until another rank fails, and then take
-its place. So the world keeps its size, and batches, sums and bits stay the same. Without a spare the survivors go on
-with fewer ranks.
+Open MPI's ``mpirun --with-ft ulfm`` lets ranks live on when one is killed. `run` then returns to its last copy of the
+state, and repeats the steps that were made since. The last ``spares`` ranks sleep until another rank fails, and then
+one of them takes its place. So the world keeps its size, and batches, sums and bits stay the same. Without a spare the
+survivors go on with fewer ranks.
 """
 
 import copy
@@ -166,11 +166,12 @@ def go_on(
 ) -> T:
     """Return ``attempt(change)``, and repeat the attempt in a new world whenever a rank fails meanwhile.
 
-    ``attempt`` is called on all ranks but the spares, which are then the default group. ``change`` is None at first,
-    and after a failure the change of ranks. Spares return the result of rank 0, which must be an object that can be
-    pickled. ``prepare`` is called before an attempt with the number of ranks without spares, on all ranks, in a group
-    of all ranks; once all ranks have completed it, it is not called again. ``survivable`` is called after a failure. If
-    it returns False, all ranks raise the error instead of a new attempt.
+    ``attempt`` is called on all ranks but the spares, and these ranks are then the default group. ``change`` tells how
+    a failure has changed the ranks; it is None as long as no rank has failed. Spares return the result of rank 0, which
+    must be an object that can be pickled. ``prepare`` is called before an attempt with the number of ranks without
+    spares, on all ranks, in a group of all ranks; once all ranks have completed it, it is not called again.
+    ``survivable`` is called on each rank after a failure. If it returns False, the error is raised, and no new attempt
+    is made.
     """
     places = _Places(spares)
     change: Change | None = None

@@ -143,7 +143,7 @@ def survives() -> bool:
 
 
 def prepare_survival() -> None:
-    """Exclude Open MPI's components "han" and "adapt", unless the user has chosen components.
+    """Exclude Open MPI's components "han" and "adapt" under ``--with-ft ulfm``, unless the user has chosen components.
 
     Their sums between nodes are wrong after a rank has failed (5.0.11).
     """

@@ -115,7 +115,8 @@ _GONE = {
 _INSTEAD = {name: cure for names, cure in _ELSEWHERE.items() for name in names.split()} | {
     name: f"it is gone: {cure}" for names, cure in _GONE.items() for name in names.split()
 }
-"""Advice by name. A name with a package, without "mpiddp.", counts for that package; other names for any package."""
+"""Advice by name. "data.text" counts for the package mpiddp.data only, and "Tensor.dim" for attributes of that class. A
+name without a dot counts for any package."""
 
 at_the_top: set[str] = set()
 """Names of `mpiddp` itself. If a program looks for one of them in a package, the error says where it is."""

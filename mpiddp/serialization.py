@@ -31,9 +31,9 @@ _WRITER = f"{os.getpid()}-{secrets.token_hex(4)}"
 def save(obj: Any, f: str | Path) -> None:
     """Save a nested state to one file, which is replaced as a whole or not at all.
 
-    The call is no collective: states are equal on all ranks, so rank 0 saves for all ranks. Arrays are stored in
-    safetensors format under their dotted paths, such as ``optimizer.state.0.momentum_buffer``.
-    ``safetensors.numpy.load_file`` can read them.
+    The call is no collective: each rank that calls it writes the file. So let only one rank, such as rank 0, save a
+    state that is equal on all ranks. Arrays are stored in safetensors format under their dotted paths, such as
+    ``optimizer.state.0.momentum_buffer``. ``safetensors.numpy.load_file`` can read them.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def load(f: str | Path) -> Any:
 def flatten(state: Any, name: str = "") -> tuple[Any, dict[str, Array]]:
     """Separate a nested state into a tree for JSON, and its arrays, not copied, by their dotted paths.
 
-    It raises the errors of `save`.
+    It raises TypeError as `save` does.
 
     Examples
     --------

@@ -66,7 +66,7 @@ def pretended_nodes() -> tuple[int, ...] | None:
 
 
 def default_timeout_s() -> float:
-    """Return the default time limit of an operation (30 minutes)."""
+    """Return the default time limit of an operation: MPIDDP_TIMEOUT, or 30 minutes."""
     text, seconds = _number("MPIDDP_TIMEOUT", "1800")
     if not 0 < seconds < math.inf:
         raise SettingError(f"MPIDDP_TIMEOUT must be a finite number of seconds above 0; got {text!r}")

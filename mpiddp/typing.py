@@ -21,7 +21,8 @@ class HoldsArray(Protocol):
 
 
 ArrayLike: TypeAlias = Array | HoldsArray
-"""Anything that an operation takes as an array."""
+"""The arrays in signatures of operations. An operation also takes arrays of other libraries, for which there is no type
+here."""
 
 DTypeLike: TypeAlias = npt.DTypeLike
 Shape: TypeAlias = tuple[int, ...]
