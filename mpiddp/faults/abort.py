@@ -27,7 +27,8 @@ from . import mpirun
 if TYPE_CHECKING:
     from .reports import Reports  # this import is for type checkers only, because it loads NumPy
 
-# A rank waits for its turn before it prints. If all ranks fail in the same way, the first one prints and ends the job.
+# Before a rank prints, it waits for `_TURN_S` times its number, but at most `_LAST_TURN` times. So if all ranks fail in
+# the same way, the lowest rank prints first, and mostly ends the job before the turns of the others.
 _TURN_S, _LAST_TURN = 0.2, 8
 _POLL_S = 0.01
 # The time after which the process ends by itself, because MPI_Abort may have no effect.
@@ -49,7 +50,7 @@ class ThisRank(NamedTuple):
 
 
 this_rank = ThisRank()
-"""Until MPI runs, these are the numbers that the launcher has announced."""
+"""Until the job starts, these are the numbers that the launcher has announced, or those of a process without one."""
 reports: Reports | None = None
 """The object that asks the other ranks what they do; None before the job has started."""
 _ending = threading.Lock()
@@ -98,7 +99,11 @@ def ends() -> bool:
 
 
 def abort(text: str | Callable[[], str], code: int, dumps: str = "") -> NoReturn:
-    """Print ``text`` at this rank's turn, let all ranks dump if ``dumps`` names a reason, and end the job."""
+    """Print ``text`` when it is this rank's turn, and end the job.
+
+    If ``dumps`` is not empty, all ranks that answer write their flight recorders to files before the job ends.
+    ``dumps`` is the reason that these files give.
+    """
     _ending.acquire()  # the lock is never released, because the first reason counts
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)

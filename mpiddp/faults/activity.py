@@ -66,7 +66,7 @@ def stacks() -> str:
 def unwind(trace: TracebackType | None) -> tuple[str, Operation | None]:
     """Return the program's lines of a traceback, and the operation in whose wait the exception was raised.
 
-    From now on `current` returns this line and operation, because the stack itself is gone.
+    From now on `current` returns this line and operation while no thread waits, because the stack itself is gone.
     """
     global _unwound
     summaries = list(traceback.extract_tb(trace))

@@ -1,8 +1,9 @@
 """Comparison of calls between nodes, in the background: a mismatch is found within seconds.
 
-Twice a second the watchdog of each node's first rank sends its last records to the group's next node, which compares
-them when it has made as many calls. A rank that finds a mismatch tells all ranks of the group. If a job makes calls
-faster than this comparison, the next handshake compares the calls' hashes, or the end of the job does.
+Twice a second, the watchdog of a group's first rank on each node sends that rank's last records to the group's first
+rank on the next node, which compares the calls that both ranks have made. A rank that finds a mismatch tells all ranks
+of the group. If a job makes calls fast, it overwrites some records before they are sent. Calls are also hashed, and the
+next handshake compares the hashes, or the end of the job does.
 """
 
 from __future__ import annotations

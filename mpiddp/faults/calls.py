@@ -1,11 +1,12 @@
 """Calls: the record of a collective call, its comparison over the ranks, and the text of a mismatch.
 
-A `Record` is what the ranks compare of a call: three numbers, equal in every process. `Calls` holds the ranks' records
-in memory of the node. A rank publishes its call before it sends, and compares it with the calls of the other ranks. Of
-two ranks that disagree, the later one raises before its data moves. The earlier one raises in its wait, when the group
-is destroyed, or at the job's end. Between nodes, `handshake` compares calls before their data moves. `between_nodes`
-compares in the background those that have no handshake. An operation that compares its calls itself is marked. If these
-differ, all ranks raise, and the group goes on.
+A `Record` is what the ranks compare of a call: three numbers, which equal calls have in every process. `Calls` holds
+the ranks' records in memory of the node. A rank publishes its call before it sends, and compares it with the calls of
+the other ranks. Of two ranks that disagree, the later one raises before its data moves. The earlier one raises in its
+wait, when the group is destroyed, or at the job's end; if it waits inside MPI, its watchdog ends the job. Between
+nodes, `handshake` compares calls before their data moves. `between_nodes` compares calls in the background, because
+some have no handshake. Some operations compare their calls themselves, and their records are marked. If two marked
+calls differ, all ranks raise, and the group goes on.
 """
 
 from __future__ import annotations
@@ -73,7 +74,10 @@ for _operation in (*_OPERATIONS, BUCKET):
 
 
 class UnknownCallError(MismatchError):
-    """Another operation's message arrived in place of a record."""
+    """The ranks' calls differ, and at least one of them is not known.
+
+    Another operation's message has arrived in place of its record, or later records have overwritten it.
+    """
 
 
 class BlockError(MismatchError):
@@ -141,8 +145,8 @@ def make_call(
     """Return the call of ``operation``.
 
     ``count`` elements and ``layout`` are to be equal on all ranks. So is the kind of memory, because messages of arrays
-    on devices do not match those of host arrays. A ``self_comparing`` operation compares its calls itself. If these
-    differ, all ranks raise, and the group goes on.
+    on devices do not match those of host arrays. A ``self_comparing`` operation compares its calls itself. If two
+    such calls differ, all ranks raise, and the group goes on.
     """
     arrays, shape = (*outputs, *inputs), None
     dtype = arrays[0].dtype if arrays else dtype
@@ -196,7 +200,7 @@ def _mismatch_of(link: Link, *records: tuple[int, ...]) -> MismatchError:
     """Return the error of two ranks' records, each with the group rank in front.
 
     A record may be of a part of a call, or of a later call. So the error names the calls that the two ranks have
-    published on this node under that number, if there are any.
+    published on this node under the lower of the records' numbers, if there are any.
     """
     published, number = link.find(Calls), min(record[1] for record in records)
     ranks = [link.ranks[record[0]] for record in records]
@@ -219,7 +223,7 @@ class Calls(Resource):
     A row has one record of each rank. To store a record, a rank first erases the old number and stores the new one
     last. If processors keep the order of stores, a record is whole if its number is the same before and after a read.
     On other processors a mismatch counts only if it is still there after `_WRITTEN_S`. Rows are reused, so a rank that
-    is a page of calls ahead, as the root of broadcasts may be, is not compared.
+    is `_ROWS` calls ahead, as the root of broadcasts may be, is not compared.
     """
 
     def __init__(self, link: Link, memory: mmap.mmap | bytearray) -> None:

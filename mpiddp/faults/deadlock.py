@@ -87,7 +87,8 @@ def _following(waits: Mapping[int, Wait]) -> dict[int, int]:
         for rank, wait in tuple(left.items()):
             if wait.can_end(left):
                 del left[rank]
-        # The next pass begins at the other end, because long chains of messages may be in either order.
+        # A chain of messages takes one pass if the ranks come in its order, and many in the opposite order. So passes
+        # alternate in direction.
         left = dict(reversed(left.items()))
     lowest = {wait: min(left.keys() & wait.ranks) for wait in set(left.values())}
     return {rank: lowest[wait] for rank, wait in left.items()}

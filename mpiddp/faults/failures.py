@@ -1,7 +1,8 @@
 """Failed ranks under an MPI that lets the others live (ULFM).
 
 ULFM reports a failure only to ranks that communicate with the failed rank. These revoke the communicators of all
-groups, so that every survivor gets an error. The groups are unusable until `this_job.regroup` has made the world anew.
+groups, so that every survivor gets an error. The groups stay unusable. `this_job.regroup` makes the world anew, and the
+survivors make new groups in it.
 
 References
 ----------

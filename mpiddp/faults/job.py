@@ -29,7 +29,8 @@ class Job(NamedTuple):
     own: bool
     """True if the program has given the communicator. Such a job ends with its default group."""
     raises: bool
-    """True if errors are raised on all ranks; otherwise they end the program."""
+    """True if a timeout, a mismatch or a lost rank raises an error on all ranks. Otherwise the watchdog of a rank that
+    waits ends the program."""
 
     @classmethod
     def gather(cls, comm: MPI.Intracomm, gathered: World, own: bool, raises: bool) -> Self:

@@ -27,7 +27,7 @@ limit_s: float | None = None
 
 
 class Leaving:
-    """The end of this program. It calls ``stop`` when the programs of all ranks have ended."""
+    """The end of this program. It waits for the ends of all ranks' programs, and then calls ``stop``."""
 
     def __init__(self, jobs: list[Job], stop: Callable[[], object]) -> None:
         self._jobs, self._stop = jobs, stop

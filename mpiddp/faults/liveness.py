@@ -1,6 +1,7 @@
 """Liveness: ranks in long waits ask each other what they do.
 
-A rank answers with its state, in its watchdog's thread or in its wait at exit. The rank that asks draws conclusions.
+A rank answers with its state, in its watchdog's thread or in a wait of its own, such as that at exit. The rank that
+asks draws conclusions.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from .picture import State, packed
 
 NO_GROUP = 0
 SILENCE_S = 3.0
-"""The longest wait for an answer. Watchdogs look for questions twice a second."""
+"""The longest wait for the states of other ranks. Watchdogs look for questions twice a second."""
 SETTLED_S = 1.0
-"""The shortest wait that may be part of a deadlock."""
+"""The shortest wait that counts for a deadlock in a report. Warnings have a limit of their own."""
 _TEXT_CHARACTERS = 300
 _STACKS_CHARACTERS = 8000
 _PROCESS_STATES = {
@@ -77,7 +78,7 @@ class Liveness:
     def __init__(self, comm: MPI.Intracomm, world: World, raises: bool) -> None:
         self.comm, self.rank = comm, comm.rank
         self.raises = raises
-        """True if errors are raised on all ranks."""
+        """True if errors are raised on all ranks (see `Job.raises`)."""
         self.world = world
         self._watched = world.thread_multiple
         self._lock = threading.RLock()  # it is reentrant, because a handler that `progress` calls may send
@@ -326,5 +327,6 @@ def _in_program(stacks: bool) -> State:
     if operation.peers is None:
         members = operation.members
         return state._replace(group=members.number, number=operation.number, ranks=packed(members.ranks))
-    # Only for a message is it known if one of the peers suffices.
+    # `deadlock` assumes that one of these peers suffices. That is true of a message, but all ranks that make a group
+    # wait for each other.
     return state if operation.call.tag is None else state._replace(ranks=packed(operation.peers))

@@ -36,7 +36,7 @@ def renew(rank: int) -> None:
 
 
 def end(rank: int) -> None:
-    """Write that the job has ended well. The caller knows that the programs of all ranks have ended."""
+    """Write that the job has ended well. The caller has waited for the ends of all ranks' programs."""
     path = _path(rank)
     if path is not None:
         with contextlib.suppress(OSError):  # the supervisor may have gone, with its folder
@@ -44,6 +44,6 @@ def end(rank: int) -> None:
 
 
 def _path(rank: int) -> Path | None:
-    """Return rank 0's marker; None on other ranks, without a supervisor, and in a job that a rank has started."""
+    """Return rank 0's marker; None on other ranks, without a supervisor, and in a program that a rank has started."""
     text = os.environ.get(rank_process.MARKERS[0])
     return Path(text) if text and rank == 0 and rank_process.started_by_rank() is None else None

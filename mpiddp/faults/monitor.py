@@ -86,7 +86,7 @@ class GroupMonitor(Resource):
             raise
 
     def verify(self, sequence: int) -> None:
-        """Compare a finished call with those of the other ranks; a mismatch aborts the group."""
+        """Compare a finished call with those of the node's other ranks; a mismatch aborts the group."""
         if self._calls is not None:
             try:
                 self._calls.verify(sequence)
@@ -105,7 +105,7 @@ class GroupMonitor(Resource):
         self.verify(sequence)
 
     def _await_told(self, error: BaseException) -> None:
-        """Wait for other ranks to publish their calls or to tell of a mismatch, and raise the mismatch."""
+        """Wait for other ranks to publish their calls or to tell of a mismatch; raise the mismatch if there is one."""
         limit_s = 0.0
         if self._comparison is not None:
             limit_s = _TOLD_S
@@ -124,8 +124,8 @@ class GroupMonitor(Resource):
                 self.verify_failed(sequence, error)
                 raise
             self.verify(sequence)
-        # This catches Exception, because the interpreter closes abandoned generators at its end, when global names such
-        # as MismatchError may be gone.
+        # This catches Exception and not MismatchError. At its end the interpreter closes abandoned generators, and the
+        # clause would then look up MismatchError, a global name that may be gone.
         except Exception as error:
             self._unheard = error if isinstance(error, MismatchError) else self._unheard
             raise

@@ -1,6 +1,7 @@
 """Open MPI's mpirun at a Ctrl-C: it sends its ranks SIGCONT, after 0.25 s SIGTERM, and after another 0.25 s SIGKILL.
 
-The ranks get no SIGINT, and their output is lost. So a rank writes its report to mpirun's own stderr.
+The ranks get no SIGINT, and their output is lost. So rank 0 writes its report to the stderr of mpirun itself, if mpirun
+runs on its host.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from mpiddp import launchers
 from mpiddp.mpi import processes
 
 _DAEMONS = ("prted", "orted", "srun", "slurmstepd")
-"""Other processes that start ranks. Their stderr is not read."""
+"""Other processes that start ranks. Nobody would read a report on their stderr."""
 _END_S = 8
 """Seconds for mpirun to end by itself after an abort."""
 _HANDLED = (signal.SIGCONT, signal.SIGTERM)

@@ -41,7 +41,7 @@ class State(NamedTuple):
     operation: str = ""
     """The operation in which the rank waits, as in "all_reduce #4 of float32 (8,) in the group of all 4 ranks"."""
     group: int = 0
-    """The group of the collective in which the rank waits; 0 if it waits for a message, or not at all."""
+    """The group of the collective in which the rank waits; 0 if it waits for something else, or does not wait."""
     number: int = 0
     ranks: Sequence[int] = ()
     """The ranks of ``group``, or the peers of the message that the rank waits for, as `packed` returns them."""
@@ -132,7 +132,11 @@ def fewest_first(values: Mapping[int, T]) -> list[tuple[T, list[int]]]:
 
 
 def rows(hosts: World | Hosts, cells: Mapping[int, Cell], limit: int | None = _MAX_ROWS) -> list[str]:
-    """Return a line for each set of ranks that do the same at the same program line, the smallest set first."""
+    """Return a line for each set of ranks that do the same at the same program line.
+
+    The activity of the fewest ranks comes first, and of sets with the same activity the smallest. If there are more
+    than ``limit`` sets, one line counts the rest.
+    """
     common = Counter(text for _, text in cells.values())
     found = sorted(fewest_first(cells), key=lambda item: common[item[0][1]])
     shown = [f"    {who(hosts, ranks):<30}  {at:<30}  {text}".rstrip() for (at, text), ranks in found[:limit]]

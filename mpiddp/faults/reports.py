@@ -17,7 +17,10 @@ _Ask = Callable[[Sequence[int]], Mapping[int, State]]
 
 
 class Reports:
-    """The reports of one process. ``collect`` lets all ranks dump for a reason, and returns a line about it, or ""."""
+    """The reports of one process.
+
+    ``collect(reason)`` lets all ranks write their flight recorders, and returns a line that names the files, or "".
+    """
 
     def __init__(self, liveness: Liveness, collect: Callable[[str], str]) -> None:
         self.liveness, self.collect = liveness, collect
@@ -56,7 +59,10 @@ class Reports:
         return "\n".join(picture.rows(self.liveness.world, picture.cells(states)))
 
     def survey(self, group: int) -> str:
-        """Return the states and stacks of all ranks, equal ones together."""
+        """Return the states and stacks of all ranks, equal ones together.
+
+        All ranks that answer also write their flight recorders.
+        """
         liveness, world = self.liveness, self.liveness.world
         states = liveness.inquire(group, liveness.awaited(None), stacks=True)
         states[world.rank] = liveness.own_state(group, stacks=True)
@@ -68,7 +74,7 @@ class Reports:
         return "\n".join(filter(None, [*lines, self.collect("a question")]))
 
     def warning(self, operation: Operation, waited_s: float, next_s: float, long_s: float) -> str:
-        """Return the warning of a wait; "" where another rank prints it.
+        """Return the warning of a wait; "" if this rank has nothing to print, as when another rank reports.
 
         ``next_s`` is the time until the next warning. A rank that has waited for ``long_s`` is left to report itself.
         """

@@ -1,4 +1,8 @@
-"""The job of this process. It is started once, made anew after failures, and outlives process groups."""
+"""The job of this process.
+
+The job of MPI's world is started once, is made anew after failures, and outlives process groups. The job of a
+communicator of the program ends with its default group.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,10 @@ def current() -> Job | None:
 
 
 def start(claims: Claims | None = None, comm: MPI.Intracomm | None = None, timeout_s: float = math.inf) -> Job:
-    """Start MPI if necessary, check the launch, and return the job of the world, always the same, or one of ``comm``.
+    """Start MPI if necessary, check the launch, and return this process's job.
+
+    If a job runs, it is returned, and made anew first if a rank has failed. If none runs, a job of ``comm`` is started,
+    or of the world if ``comm`` is None. A job of ``comm`` is also started while only the job of the world runs.
 
     DistError if environment, launcher or claims contradict MPI, after MPI_Finalize, in a forked child, or without
     Python's global lock. If errors are raised on all ranks, DistTimeoutError if the other ranks have not come after
@@ -70,7 +77,7 @@ def start(claims: Claims | None = None, comm: MPI.Intracomm | None = None, timeo
         if job.own:
             before = {name: os.environ[name] for name in launchers.RANKS if name in os.environ}
             _outer_ranks.callback(os.environ.update, before)
-            for name in launchers.RANKS:  # called before the update
+            for name in launchers.RANKS:  # called before the update, because an ExitStack calls in reverse order
                 _outer_ranks.callback(os.environ.pop, name, None)
         if job.world.size < given.size:
             _correct_ranks(job)
@@ -103,8 +110,8 @@ def regroup() -> Job:
 def end(together: bool) -> None:
     """End the job of a communicator; the job of the world goes on.
 
-    Ranks that call this ``together`` free the job's communicators. No DistError is raised, because a rank may have
-    failed.
+    Ranks that call this ``together`` free the job's communicators. If a rank has failed or does not come, nothing is
+    freed, and no error is raised.
     """
     if not _jobs or not _jobs[-1].own:
         return

@@ -47,7 +47,8 @@ def install() -> None:
         else:
             activity.unwind(trace)
             text = "".join(traceback.format_exception(kind, error, trace))
-            # All ranks dump after an error of communication, or after any error if dumps are asked for.
+            # All ranks write their flight recorders after an error of communication, and if MPIDDP_FLIGHT_RECORDER is
+            # set also after any other error.
             dumps = isinstance(error, _OF_ALL) or settings.flight_recorder()
             abort(lambda: text + _others(error), _exit_code(error), kind.__name__ if dumps else "")
 
@@ -55,9 +56,10 @@ def install() -> None:
 
 
 def _left_to_host(error: BaseException) -> bool:
-    """Return True if this process is of a program in another language, which started Python and goes on after an error.
+    """Return True if a program in another language has started Python in this process, and goes on after an error.
 
-    If errors are raised on all ranks, the other ranks of this rank's groups are told that it has given the groups up.
+    If a job has been started, that is so only if errors are raised on all ranks. The other ranks of this rank's groups
+    are then told that it has given the groups up.
     """
     found = ending.reports
     if sys.orig_argv or (found is not None and not found.liveness.raises):

@@ -1,5 +1,8 @@
 """The watchdog: a thread that ends the job, with the reason, if this process waits in vain.
 
+If errors are raised on all ranks (`Job.raises`), waits check their time limits themselves. The watchdog then only lets
+the ranks raise an error when one of them has left.
+
 Twice a second it looks at what each thread of the program waits for (`operation.waiting`). It knows waits by their
 numbers, so that no array is kept alive. It also sees a Ctrl-C while the main thread waits in MPI, where Python would
 not see it. The thread needs MPI_THREAD_MULTIPLE.
@@ -34,7 +37,7 @@ from .uncaught import interrupt, interrupted
 from .where_socket import WhereSocket
 
 LOOK_S = 0.5
-# How long a rank waits for one whose program has ended, before it ends the job.
+# How long a rank waits for one whose program has ended, before it ends the job or lets all ranks raise an error.
 PATIENCE_S = 3.0
 # The time that Python gets to handle a Ctrl-C itself, as it does outside of MPI.
 INTERRUPT_S = 0.3

@@ -52,7 +52,7 @@ def _name(job: str, rank: int | str) -> str:
 
 
 def bound(pattern: str) -> list[tuple[str, ...]]:
-    """Return the groups of ``pattern`` in the names of this machine's abstract sockets."""
+    """Return, for each name of an abstract socket on this machine that matches ``pattern``, what its groups match."""
     return re.findall(f"@{pattern}$", _NAMES.read_text() if _NAMES.exists() else "", re.MULTILINE)
 
 
