@@ -1,13 +1,13 @@
 """torch on MPI: the backend "mpiddp" of ``torch.distributed``, and torch modules in mpiddp's DistributedDataParallel.
 
-Only this package and ``bench`` import torch. ``import torch`` also imports this package, to find the backend. To keep
-that short, the modules of the public names are imported only when a program uses a name.
+Only this package and ``bench`` import torch. Versions of torch before 2.15 import this package in ``import torch``, to
+find the backend. To keep that short, the modules of the public names are imported only when a program uses a name.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import torch  # noqa: F401 - imported first, for torch looks for .backend at its end and must not find it half imported
+import torch  # noqa: F401 - first, because the end of `import torch` loads .backend, which must not be half imported
 
 from .backend import register
 

@@ -1,7 +1,7 @@
 """The backend "mpiddp" of torch.distributed: its registration, and the functions by which torch makes groups.
 
 Entry points of the package mpiddp let torch call `register`. Versions of torch before 2.15 call it when torch is
-imported, later ones when a program first names "mpiddp". MPI starts only in ``init_process_group``.
+imported, later ones when a program first names "mpiddp". MPI starts at the earliest when a group is made.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ def register() -> None:
     if torch.distributed.is_available() and NAME.upper() not in c10d.Backend._plugins:
         c10d.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
         rendezvous.install()
-        with contextlib.suppress(ImportError):  # older than 2.9: an error would end `import torch`
+        with contextlib.suppress(ImportError):  # torch before 2.9 has no _dist2, and an error would end `import torch`
             from torch.distributed import _dist2
 
             _dist2.register_backend(NAME, _create_another)

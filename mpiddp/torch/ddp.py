@@ -79,13 +79,13 @@ class DistributedDataParallel(Wrapper, torch.nn.Module):
     """A torch module on every rank, with gradients averaged over all ranks.
 
     Options, methods (``no_sync``, ``join``, ``register_comm_hook``, ...) and errors are those of
-    `mpiddp.DistributedDataParallel`. Communication hooks get NumPy arrays.
+    `mpiddp.DistributedDataParallel`, except that there are no virtual ranks. Communication hooks get NumPy arrays.
 
     Parameters
     ----------
     module : torch.nn.Module
-        The model, in host memory (else ValueError). Its parameters are moved side by side into one array, and take the
-        first rank's values.
+        The model, in host memory (else ValueError). Its trained parameters are moved side by side into one array for
+        each dtype. With ``init_sync`` all parameters take the first rank's values.
     process_group : distributed.ProcessGroup, optional
         A group of mpiddp, all ranks by default. For a torch group of the backend "mpiddp", pass its attribute
         ``group``.

@@ -27,7 +27,7 @@ _options: dict[str, Any] = {"comm": None}
 
 
 def use(comm: MPI.Intracomm | None, on_error: Literal["raise", "abort"] | None = None) -> None:
-    """Let torch's next default group have the ranks of ``comm``.
+    """Let torch's later default groups have the ranks of ``comm``, until the next call of `use`.
 
     The ranks of ``comm`` call this, and then ``torch.distributed.init_process_group``.
 

@@ -2,9 +2,10 @@
 
 ``torch.distributed`` and torch's C++ pass lists of tensors and an options object. Such a call goes directly to the
 method of `Operations`. Other calls pass torch's dispatcher first, as all calls of Gloo do: calls in another form
-(overload), calls under a dispatch mode or a profiler, and calls with tensors that hold no data. Such a call is made on
-the twin, a process group written in C++. The twin turns it into an operation of ``torch.ops.c10d``. Behind all
-who watch the dispatcher a dispatch mode of this module, `_Carrier`, calls the method of `Operations`.
+(overload), calls under a dispatch mode or a profiler, and calls with tensors that hold no data or that are of a
+subclass with its own ``__torch_dispatch__``. Such a call is made on the twin, a process group written in C++. The twin
+turns it into an operation of ``torch.ops.c10d``. A dispatch mode of this module, `_Carrier`, gets this operation after
+all others that watch the dispatcher, and calls the method of `Operations`.
 """
 
 from collections.abc import Callable, Iterable
@@ -91,8 +92,8 @@ def _needs_dispatch(args: tuple[Any, ...]) -> bool:
 class _Carrier(TorchDispatchMode):
     """Carries out the operation of ``torch.ops.c10d`` that a call of a group's twin becomes.
 
-    It acts behind all other dispatch modes of the thread, which see the operation first. No mode can look into the
-    operation's reduction, hence ``op``.
+    It acts behind all other dispatch modes of the thread, which see the operation first. A mode gets the reduction as
+    an object that it cannot read, so ``op`` is the reduction of the call.
     """
 
     def __init__(self, group: Any, name: str, function: Callable[..., Work | None], op: Any, kind: int) -> None:
@@ -100,7 +101,7 @@ class _Carrier(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # `untraced` keeps it out, and does not import it
+        return False  # with True torch would import Dynamo to skip this class; `untraced` does so without that import
 
     def __enter__(self) -> Self:
         self._before = _set_modes(())

@@ -49,9 +49,10 @@ def translated() -> Iterator[None]:
 
 
 def translate(error: Exception) -> Exception:
-    """Return the error to raise in torch for an error of mpiddp, with the same text.
+    """Return the error to raise in torch for an error of mpiddp, with its text.
 
-    `ArrayError`, and errors that are not mpiddp's, are returned unchanged.
+    The text of a timeout gets torch's words in front. `ArrayError`, errors that are torch's already, and those that
+    mpiddp does not raise are returned unchanged.
     """
     if not isinstance(error, RAISED) or isinstance(error, DistBackendError | errors.ArrayError | ArgumentError):
         return error

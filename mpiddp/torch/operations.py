@@ -117,7 +117,8 @@ class Operations:
     def _blocks(self, opts: Any) -> bool:
         """Return True if a call may wait for its end before it returns.
 
-        Such a call is not asynchronous, is not collected by `start_coalescing`, and has no timeout of its own.
+        Such a call is not asynchronous, and is not collected after `start_coalescing`. Neither the call nor the group
+        has a timeout other than torch's default.
         """
         return (
             opts is not None
@@ -221,7 +222,10 @@ class Operations:
         return Operations.all_gather_single_coalesced(self, [output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work | None:
-        """Call `all_gather_single` for each pair of tensors, and return one Work for all."""
+        """Call mpiddp's ``all_gather_single`` for each pair of tensors.
+
+        Return one Work for all of these calls, or None if they are over.
+        """
         loan = Loan(moved=True)
         calls = [(loan.output(output), loan.input(x)) for output, x in zip(outputs, inputs, strict=True)]
         return self._call(distributed.all_gather_single, calls, outputs, loan, opts)
@@ -263,7 +267,10 @@ class Operations:
         return Operations.reduce_scatter_single_coalesced(self, [output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work | None:
-        """Call `reduce_scatter_single` for each pair of tensors, and return one Work for all."""
+        """Call mpiddp's ``reduce_scatter_single`` for each pair of tensors.
+
+        Return one Work for all of these calls, or None if they are over.
+        """
         loan = Loan()
         calls = [(loan.output(output), loan.input(x)) for output, x in zip(outputs, inputs, strict=True)]
         return self._call(distributed.reduce_scatter_single, calls, outputs, loan, opts, op=reduction(opts))

@@ -1,6 +1,6 @@
 """Read and check the arguments that torch passes with a call: reduction, timeout, root, and tensors.
 
-The texts of errors are Gloo's, because programs may look for them.
+The texts of errors have Gloo's words, because programs may look for them.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,8 @@ def seconds(timeout: timedelta | None) -> float | None:
     """Return a timeout in seconds; None if no timeout is set, or if it is torch's default.
 
     A call with a timeout goes through mpiddp's queue, and raises an error when the time is over. A call without a
-    timeout waits in the fastest way, and the job ends when the group's timeout of 30 minutes is over.
+    timeout waits in the fastest way. When the group's timeout of 30 minutes is over, the watchdog ends the job, or
+    the call raises an error if the job raises errors on all ranks.
     """
     if timeout is None or timeout == UNSET:
         return None

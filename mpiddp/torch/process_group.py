@@ -107,7 +107,7 @@ METHODS = (
     *("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
     *("alltoall_base", "all_to_all_single", "send", "recv", "recv_anysource"),
 )
-"""The names of the methods that communicate."""
+"""The names of the communicating methods that `dispatch.entry` makes."""
 
 for _name in METHODS:
     if hasattr(torch.distributed.ProcessGroup, _name):  # older versions of torch lack some of them

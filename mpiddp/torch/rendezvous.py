@@ -58,8 +58,9 @@ def renew() -> None:
 def install() -> None:
     """Replace torch's rendezvous handlers, so that the ranks of a group of backend "mpiddp" find each other by MPI.
 
-    An address that the program or the environment names is then ignored. Under an MPI launcher, ranks of other backends
-    find each other by MPI, too, if the environment names no address. The address ``mpi://`` always means MPI.
+    An address that the program or the environment names is then ignored, with a warning. Under an MPI launcher, ranks
+    of other backends find each other by MPI, too, if neither the program nor the environment names an address. The
+    address ``mpi://`` always means MPI.
     """
     for scheme in ("mpi", *_SCHEMES):
         handlers[scheme] = functools.partial(_meet_or, handlers.get(scheme, meet))

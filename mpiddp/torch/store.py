@@ -1,8 +1,9 @@
 """torch's key-value store. Rank 0 keeps it, and only the ranks of this job can read or write it.
 
 Rank 0 begins to listen when a group of another backend needs the store, or when a rank uses the store; mpiddp's own
-groups do not. If all ranks are on one node, rank 0 listens at a Unix socket, else at a port. The ranks learn by MPI the
-address and a secret, with which each connection has to begin.
+groups do not use it. Without a watchdog, which would answer a rank that asks for the address, rank 0 listens from the
+start. If all ranks are on one node, rank 0 listens at a Unix socket, else at a port. The ranks learn by MPI the address
+and a secret, which is the first message of each connection.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _CALLS = (
     *("multi_set", "num_keys", "queue_len", "queue_pop", "queue_push", "set", "wait"),
 )
 _NAMES_IN_CPP = {"deleteKey": "delete_key", "getNumKeys": "num_keys"}
-"""The names by which torch's C++, such as a PrefixStore, calls two of the methods. It never calls `list_keys` and the
+"""The names by which torch's C++, such as a PrefixStore, calls two of the methods. It never calls `list_keys` or the
 methods of queues."""
 _PATIENCE_S = 30.0
 """Seconds that a new connection may take to send the secret, and that an answer may be late after a call's timeout."""
