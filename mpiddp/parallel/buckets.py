@@ -58,7 +58,7 @@ class GradBucket:
         return self._index
 
     def buffer(self) -> Array:
-        """Return the flat array of all gradients, not divided by the number of ranks."""
+        """Return the bucket's gradients as one flat array, not divided by the number of ranks."""
         return self._buffer
 
     def gradients(self) -> list[Array]:

@@ -23,9 +23,9 @@ class DataParallel(Module):
     """A model that cuts each batch into parts, one for each device, and joins the outputs (``torch.nn.DataParallel``).
 
     A part has ``ceil(n / devices)`` samples, the last one perhaps fewer; short batches make fewer parts. Every forward
-    copies parts and parameters to the devices; on the host nothing is copied. Each part has a thread. Backward runs in
-    one thread, and adds up the parameters' gradients on the first device, beginning with the last part. The first
-    part runs the model itself, whose buffers it updates; the others run copies.
+    copies the parts, the parameters and the buffers to the devices; on the host it copies the buffers only. Each part
+    has a thread. Backward runs in one thread, and adds up the parameters' gradients on the first device, beginning with
+    the last part. The first part runs the model itself, whose buffers it updates; the others run copies.
 
     Prefer `DistributedDataParallel`. With `DataParallel` the first device holds more data than the others, and all
     threads share one Python interpreter.

@@ -23,14 +23,16 @@ from .wrapper import Wrapper
 class DistributedDataParallel(Wrapper, Module):
     """A replica of a model on every rank, with gradients averaged over all ranks, as in torch.
 
-    Averages have the bits of torch's: each gradient times ``fl(1/N)``, summed in rank order. Only parameters that
-    require a gradient when the model is wrapped are averaged. To train others later, call `detach` and wrap the module
-    again. To copy or pickle a model, copy or pickle its ``module``, and wrap the copy on all ranks.
+    As in torch, each gradient is multiplied by ``fl(1/N)``, and the products are summed. If there are at most 8 ranks,
+    all on one x86 node, they are summed in rank order. Only parameters that require a gradient when the model is
+    wrapped are averaged. To train others later, call `detach` and wrap the module again. To copy or pickle a model,
+    copy or pickle its ``module``, and wrap the copy on all ranks.
 
     Parameters
     ----------
     module : Module
-        The model. The arrays of its parameters are moved side by side in memory and get the first rank's values.
+        The model. The arrays of its parameters are moved side by side in memory, and with ``init_sync`` they get the
+        first rank's values.
     device_ids, output_device, dim, check_reduction, gradient_as_bucket_view, batched_grad_copy
         Accepted for compatibility with torch. A model is always on the device of its arrays, and gradients are always
         views of their bucket.
@@ -52,16 +54,17 @@ class DistributedDataParallel(Wrapper, Module):
     mixed_precision
         Not offered; see `fp16_compress_hook` and `bf16_compress_hook`.
     forward_sync_buffers : bool, optional
-        Copy the first rank's buffers before every forward that follows a reduced backward; default True.
+        Copy the first rank's buffers before a forward in training, if a backward has reduced gradients since the last
+        copy. The default is True, unless ``broadcast_buffers`` is False.
     skip_all_reduce_unused_params : bool
         With ``find_unused_parameters``: do not send buckets that hold only unused parameters. All ranks must have the
-        same unused parameters, or they wait for each other until a timeout. A rank without samples must run an empty
-        batch.
+        same unused parameters; otherwise they send different buckets, which is a `MismatchError`. A rank without
+        samples must run an empty batch.
     virtual_ranks : int, optional
         The number of micro-batches into which the batch of each step is divided, on any number of ranks from 1 to
         ``virtual_ranks``. A rank computes its micro-batches one after the other, in `steps` or `micro_batch`. The model
         then has the same bits on any number of ranks. Parameters must be float32 or float64, on the host. A rank with
-        ``s`` micro-batches holds up to log2(s) additional copies of the gradients.
+        ``s`` micro-batches holds up to log2(s), rounded up, additional copies of the gradients.
 
     Raises
     ------

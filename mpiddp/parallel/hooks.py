@@ -68,7 +68,7 @@ def completed(value: Array) -> Future:
 
 
 def allreduce_hook(process_group: GroupLike, bucket: GradBucket) -> Future:
-    """Average a bucket by an all-reduce of its buffer over the number of ranks, with the bits of torch's hook.
+    """Average a bucket: divide its buffer by the number of ranks, as torch's hook does, and sum it over the ranks.
 
     >>> ddp.register_comm_hook(None, dist.allreduce_hook)  # doctest: +SKIP
     """
@@ -86,7 +86,7 @@ def noop_hook(state: object, bucket: GradBucket) -> Future:
 def _compress_hook(dtype: np.dtype[Any], process_group: GroupLike, bucket: GradBucket) -> Future:
     group = known(process_group)
     buffer = bucket.buffer()
-    if buffer.dtype.kind != "f" or buffer.dtype.itemsize <= dtype.itemsize:  # it is as narrow as ``dtype`` already
+    if buffer.dtype.kind != "f" or buffer.dtype.itemsize <= dtype.itemsize:  # no float wider than ``dtype``
         return allreduce_hook(group, bucket)
     # Gradients are divided before they are rounded, because a sum of divided ones overflows less often. The reducer
     # converts the result back to the bucket's dtype when it copies the result into the bucket.

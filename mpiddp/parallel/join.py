@@ -44,7 +44,7 @@ class Joinable(ABC):
 class Join:
     """A context for ranks with different numbers of inputs (``torch.distributed.algorithms.Join``).
 
-    Each iteration costs an additional all-reduce of one number.
+    Each iteration costs an additional all-reduce of one number, and another one with ``throw_on_early_termination``.
 
     Parameters
     ----------

@@ -13,8 +13,8 @@ def average_gradients(
 ) -> None:
     """Replace every gradient of a model by its average over all ranks, after ``loss.backward()``.
 
-    The result has the bits of torch's DDP: each gradient times ``fl(1/N)``, summed over the N ranks. A missing gradient
-    counts as zeros.
+    As in torch's DDP, each gradient is multiplied by ``fl(1/N)``, and the products of the N ranks are summed. A missing
+    gradient counts as zeros.
 
     Parameters
     ----------

@@ -47,7 +47,7 @@ class PowerSGDState:
     warm_start : bool
         Begin each step with the Q of the step before, so that the steps form a power iteration.
     random_seed : int
-        Seed of the first Q, equal on all ranks.
+        Seed of the random Q with which the factors begin. It has to be equal on all ranks.
     orthogonalization_epsilon, compression_stats_logging_frequency, batch_tensors_with_same_shape
         Accepted for compatibility with torch, without effect. Factors are orthonormalised by QR, which needs no
         epsilon.
@@ -88,7 +88,7 @@ class PowerSGDState:
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next iterations depend on, except the options.
 
-        The arrays are not copied. They differ between ranks, so each rank has to save its own.
+        The arrays are not copied. The errors differ between ranks, so each rank has to save its own state.
         """
         return {
             "iter": self.iter,
@@ -106,9 +106,10 @@ class PowerSGDState:
 
 
 def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future:  # noqa: N802
-    """Average a bucket, with low-rank approximations of its matrices. Its vectors are sent as they are.
+    """Average a bucket, with low-rank approximations of its matrices once ``start_powerSGD_iter`` iterations are over.
 
-    A gradient with more than two axes counts as a matrix of ``shape[0]`` rows.
+    Vectors, and matrices that this would hardly shrink, are averaged as they are. A gradient with more than two axes
+    counts as a matrix of ``shape[0]`` rows.
 
     Examples
     --------

@@ -70,7 +70,7 @@ class Reducer:
         self._hook: CommHook | None = None
         self.comm_hook_state: Any = None
         self.weight: float | None = None
-        """This rank's share of the samples in the running step; None stands for 1 / ranks."""
+        """This rank's share of the samples in the running step; None stands for 1 / `divisor`."""
         self.divisor: int | None = None
         """The number of ranks with inputs, by which sums are divided; None stands for the number of all ranks."""
         self.timeline: Timeline | None = None
@@ -80,7 +80,7 @@ class Reducer:
         """The number of backward passes that have reduced gradients."""
         self._running = False
         self._began_ns: int | None = None
-        """The time at which the running backward began; None on a rank without inputs, which has no backward."""
+        """The time at which the running backward began; None if none runs, as on a rank without inputs."""
         self._expected = False
         self._ready_order: list[int] = []
         self._next_bucket = 0
@@ -236,8 +236,8 @@ class Reducer:
     def shadow_backward(self) -> None:
         """Take part in the other ranks' reduction without a backward on this rank.
 
-        This rank contributes gradients that it has accumulated under `no_sync`, else zeros. RuntimeError with
-        ``skip_all_reduce_unused_params``.
+        This rank contributes the gradients that it has accumulated under `no_sync`, or zeros if there are none or if
+        its weight is 0. RuntimeError with ``skip_all_reduce_unused_params``.
         """
         if self._skip_unused:
             raise RuntimeError(

@@ -1,4 +1,4 @@
-"""Make parameters and buffers the same on every rank, and check that they are the same."""
+"""Copy parameters and buffers from one rank to all, and check that all ranks have the same parameters."""
 
 import zlib
 from collections.abc import Sequence
@@ -18,7 +18,8 @@ from .buckets import ParameterLike
 def _difference(group: ProcessGroup, call: str, told: dict[str, str]) -> str:
     """Return the first name for which a rank tells another text than the first rank, with both; "" if all agree.
 
-    Only if checksums differ do the ranks exchange the texts. They compare the name of the ``call`` before.
+    The ranks exchange checksums of the texts, and the texts themselves only if the checksums differ. Each of these
+    exchanges is an operation with the name ``call``, so it is an error if another rank makes another call.
     """
     if len(set(gathered(group, call, zlib.crc32(repr(told).encode())))) == 1:
         return ""

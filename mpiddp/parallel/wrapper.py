@@ -36,7 +36,7 @@ class Wrapper(Joinable):
     """Function that makes autograd call its argument at the end of the running backward."""
 
     def _as_parameter(self, name: str, parameter: Any) -> ParameterLike:
-        """Return a parameter of the module as one of the buckets'."""
+        """Return a parameter of the module in the form that the buckets need."""
         return parameter  # type: ignore[no-any-return]
 
     def _as_array(self, buffer: Any) -> Array:
@@ -117,7 +117,7 @@ class Wrapper(Joinable):
         self._reduce = True
         self._divide_by_all = True
         self._broadcast_after = 0
-        """The value of `Reducer.backwards` when the buffers were last made equal on all ranks."""
+        """The value of `Reducer.backwards` when the buffers were last copied from one rank to all; 0 before."""
 
     # Parameters and buffers are looked up each time, because a program may replace them.
 
@@ -155,7 +155,8 @@ class Wrapper(Joinable):
         """Run the model; the backward of its output reduces the gradients, except under `no_sync`."""
         recording = self._is_grad_enabled()
         self._reducer.abort_backward()
-        if recording:  # not under no_grad: the backward of an earlier forward may follow
+        # A forward under no_grad changes nothing here, because the backward of an earlier forward may still follow it.
+        if recording:
             self._reducer.expect_backward(False)
         reduces, syncs = self._reduce and recording, self._will_sync_buffers()
         if reduces and self._reducer.partial is not None:
@@ -210,16 +211,17 @@ class Wrapper(Joinable):
     def weighted(self, n_samples: float, total: float | None = None) -> Iterator[None]:
         """Return a context in which gradients are averaged over samples instead of ranks.
 
-        The average is exact if ranks have different numbers of samples. The weight applies to the backward that reduces
-        gradients, and to gradients that were accumulated under `no_sync` before.
+        The average is exact also if ranks have different numbers of samples. The weight applies to the backward that
+        reduces gradients, and to gradients that were accumulated under `no_sync` before.
 
         Parameters
         ----------
         n_samples : float
             The number of samples of which this rank's loss is the mean; with equal microbatches, the number in one of
-            them. A rank without a backward contributes its accumulated gradients, or zeros: ``with ddp.weighted(0,
-            total): ddp.skip_forward()``. With ``skip_all_reduce_unused_params`` such a rank has to run an empty batch,
-            because only a backward tells which buckets are sent.
+            them. If all its backwards ran under `no_sync`, a rank contributes the gradients that they accumulated. A
+            rank without samples contributes zeros: ``with ddp.weighted(0, total): ddp.skip_forward()``. With
+            ``skip_all_reduce_unused_params`` such a rank has to run an empty batch, because only a backward tells which
+            buckets are sent.
         total : float, optional
             The number of samples of all ranks. By default an all-reduce of 8 bytes finds it.
         """
