@@ -63,5 +63,5 @@ def translate(error: Exception) -> Exception:
     if isinstance(error, errors.DistTimeoutError):
         return TimeoutError(f"mpiddp: Timed out waiting: {error}")  # programs look for torch's words "Timed out"
     if isinstance(error, errors.MismatchError):
-        return MismatchError(str(error))
+        return MismatchError(str(error), error.ranks)
     return BackendError(str(error))

@@ -513,7 +513,7 @@ def check_errors(rank: int, size: int) -> None:
     error = dist.DistBackendError
     with pytest.raises(error, match="all_reduce") as caught:
         dist.all_reduce(torch.ones(2 + rank))
-    assert isinstance(caught.value, mpiddp.MismatchError)
+    assert isinstance(caught.value, mpiddp.MismatchError) and caught.value.ranks
     ended = types.SimpleNamespace(is_completed=lambda: True, exception=lambda: mpiddp.MismatchError("found by a poll"))
     work = Work([ended], (), Loan())
     assert work.is_completed() and isinstance(work.exception(), error)
