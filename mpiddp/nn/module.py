@@ -55,7 +55,10 @@ class Module:
 
     @functools.cached_property
     def _kinds(self) -> dict[str, str]:
-        """The attributes that are parameters, buffers and modules, in the order of their registration."""
+        """The attributes that are parameters, buffers and modules, in the order of their registration.
+
+        A change makes a new table. So a loop over the parameters may register buffers, and ``copy.copy`` may share it.
+        """
         return {}
 
     if TYPE_CHECKING:  # attributes that are registered by their names have the type Any
@@ -94,13 +97,13 @@ class Module:
         It keeps the position of an older one of that name, because an optimizer's state numbers parameters in order.
         """
         if self._kinds.get(name) != kind:
-            self._kinds.pop(name, None)
-        self._kinds[name] = kind
+            others = {other: kept for other, kept in self._kinds.items() if other != name}
+            vars(self)["_kinds"] = others | {name: kind}
         vars(self)[name] = value
 
     def __delattr__(self, name: str) -> None:
         super().__delattr__(name)
-        self._kinds.pop(name, None)
+        vars(self)["_kinds"] = {other: kept for other, kept in self._kinds.items() if other != name}
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
         """Add a parameter under ``name``; None reserves the name."""

@@ -126,8 +126,7 @@ def _replica(module: Module, place: Place) -> Module:
     new |= {id(p): _to(p, place) for p in module.parameters()} | {id(m): copy.copy(m) for m in module.modules()}
     for original in module.modules():
         state = vars(new[id(original)])
-        kinds = dict(original._kinds)
-        state.update({name: new.get(id(state[name])) for name in kinds}, _kinds=kinds)
+        state.update({name: new.get(id(state[name])) for name in original._kinds})
     return new[id(module)]  # type: ignore[no-any-return]
 
 

@@ -98,6 +98,26 @@ def test_what_is_replaced_keeps_its_place() -> None:
     assert "scale" not in net.state_dict() and isinstance(net.scale, nn.ReLU)
 
 
+def test_a_loop_over_the_parameters_may_register_buffers() -> None:
+    net = Net()
+    names = [name for name, _ in net.named_parameters()]
+    for name, parameter in net.named_parameters():
+        net.register_buffer(name.replace(".", "_") + "_before", parameter.data.copy())
+    for name, _ in net.named_modules():
+        net.register_module(f"{name.replace('.', '_')}_twin", nn.ReLU())
+    assert [name for name, _ in net.named_parameters()] == names
+    assert {name.replace(".", "_") + "_before" for name in names} < dict(net.named_buffers()).keys()
+
+
+def test_a_copy_gets_and_loses_attributes_of_its_own() -> None:
+    net = nn.Linear(2, 1)
+    twin = copy.copy(net)
+    twin.scale = nn.Parameter(np.ones(1))
+    del twin.bias
+    assert twin.weight is net.weight
+    assert (list(net.state_dict()), list(twin.state_dict())) == (["weight", "bias"], ["weight", "scale"])
+
+
 def test_a_part_may_have_a_train_of_its_own() -> None:
     class Frozen(nn.Module):
         def __init__(self) -> None:
