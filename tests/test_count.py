@@ -48,13 +48,13 @@ BUDGET = {
     "mpiddp/examples": 593,
     "mpiddp/faults": 2_233,
     "mpiddp/mpi": 2_216,
-    "mpiddp/nn": 976,
+    "mpiddp/nn": 978,
     "mpiddp/optim": 389,
     "mpiddp/parallel": 1_718,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_401,
     "mpiddp/training": 1_885,
-    "tests, all": 23_730,
+    "tests, all": 23_739,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -61,6 +61,9 @@ class Module:
         """
         return {}
 
+    def __init__(self) -> None:
+        pass  # as in torch, a base class behind this one is not called, for it may need arguments
+
     if TYPE_CHECKING:  # attributes that are registered by their names have the type Any
 
         def __getattr__(self, name: str) -> Any: ...

@@ -32,6 +32,19 @@ class Net(nn.Module):
         return self.layers[1](x) * self.scale + self.offset
 
 
+def test_a_second_base_is_called_by_the_subclass() -> None:
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+    class Both(nn.Module, Named):
+        def __init__(self) -> None:
+            super().__init__()
+            Named.__init__(self, "both")
+
+    assert Both().name == "both"
+
+
 def test_shared_parameter_is_listed_once_and_saved_under_both_names() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     net[1].weight = net[0].weight
