@@ -53,8 +53,8 @@ BUDGET = {
     "mpiddp/parallel": 1_718,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_401,
-    "mpiddp/training": 1_885,
-    "tests, all": 23_739,
+    "mpiddp/training": 1_886,
+    "tests, all": 23_758,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -165,13 +165,14 @@ class Trainer:
 
         It is equal on all ranks, except for buffers such as running statistics, and for times. There rank 0's are kept.
         """
+        optimizer = self.optimizer
         # `ZeroRedundancyOptimizer.state_dict` works only after its whole state was collected, so the method of the base
         # class is called.
-        optimizer = Optimizer.state_dict(self.optimizer)
+        sharded = isinstance(optimizer, ZeroRedundancyOptimizer)
         return {
             **{name.lstrip("_"): getattr(self, name) for name in _NUMBERS},
             "model": self.model.module.state_dict(),
-            "optimizer": optimizer | ({"state": {}} if isinstance(self.optimizer, ZeroRedundancyOptimizer) else {}),
+            "optimizer": Optimizer.state_dict(optimizer) | {"state": {}} if sharded else optimizer.state_dict(),
             "loader": self.train_loader.state_dict(),
             "running": self.running.sums.tolist(),
             "history": [dataclasses.asdict(metrics) for metrics in self.history],

@@ -67,6 +67,34 @@ def test_checkpoint_that_does_not_fit_is_refused(world, tmp_path):
         Checkpointer(config).resume(make(model="net")[0])
 
 
+class Counting(SGD):
+    """An optimizer whose state has more than SGD's."""
+
+    steps = 0
+
+    def step(self, closure=None):
+        self.steps += 1
+        return super().step(closure)
+
+    def state_dict(self):
+        return super().state_dict() | {"steps": self.steps}
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self.steps = state_dict["steps"]
+
+
+def test_an_optimizer_saves_its_state_by_itself(world, tmp_path):
+    trainer, config = make(output=tmp_path, resume="auto")
+    trainer.optimizer = Counting(trainer.model.parameters(), lr=0.1)
+    list(trainer.moments(1))
+    save(trainer, config)
+    resumed, _ = make()
+    resumed.optimizer = Counting(resumed.model.parameters(), lr=0.1)
+    Checkpointer(config).resume(resumed)
+    assert resumed.optimizer.steps == STEPS_AN_EPOCH
+
+
 @pytest.mark.parametrize("planned", [{"schedule": "cosine"}, {"schedule": BY_EPOCH}])
 def test_schedule_of_another_batch_size_goes_on_at_its_epoch(world, planned):
     stopped, _ = make(epochs=4, **planned)
