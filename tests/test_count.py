@@ -54,7 +54,7 @@ BUDGET = {
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_401,
     "mpiddp/training": 1_886,
-    "tests, all": 23_758,
+    "tests, all": 23_762,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

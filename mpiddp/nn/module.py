@@ -322,7 +322,7 @@ class Layer(Module):
 
     def extra_repr(self) -> str:
         options: dict[str, Any] = {name: x for name, x in vars(self).items() if isinstance(x, int | float | tuple)}
-        options |= {name: None for name in self._kinds if vars(self)[name] is None}
+        options |= {key: None for key, kind in self._kinds.items() if kind == "parameter" and vars(self)[key] is None}
         return ", ".join(f"{name}={x}" for name, x in options.items() if name != "training")
 
 

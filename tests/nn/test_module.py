@@ -131,6 +131,12 @@ def test_a_copy_gets_and_loses_attributes_of_its_own() -> None:
     assert (list(net.state_dict()), list(twin.state_dict())) == (["weight", "bias"], ["weight", "scale"])
 
 
+def test_the_text_of_a_layer_names_no_missing_buffer() -> None:
+    layer = nn.Linear(2, 1, bias=False)
+    layer.register_buffer("mask", None)
+    assert repr(layer) == "Linear(in_features=2, out_features=1, bias=None)"
+
+
 def test_a_part_may_have_a_train_of_its_own() -> None:
     class Frozen(nn.Module):
         def __init__(self) -> None:
