@@ -110,19 +110,19 @@ class Module:
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
         """Add a parameter under ``name``; None reserves the name."""
-        self._add("parameter", name, param)
+        self._register_new("parameter", name, param)
 
     def register_buffer(self, name: str, tensor: Array | Tensor | None, persistent: bool = True) -> None:
         """Add an array that is not trained, without a copy. If ``persistent``, the array is part of `state_dict`."""
-        self._add("buffer" if persistent else "unsaved buffer", name, _as_buffer(name, tensor))
+        self._register_new("buffer" if persistent else "unsaved buffer", name, _as_buffer(name, tensor))
 
     def register_module(self, name: str, module: Module | None) -> None:
         """Add a module under ``name``, as assignment does."""
-        self._add("module", name, module)
+        self._register_new("module", name, module)
 
     add_module = register_module
 
-    def _add(self, kind: str, name: str, value: Any) -> None:
+    def _register_new(self, kind: str, name: str, value: Any) -> None:
         if "." in name:
             raise KeyError(f'{kind} name can\'t contain ".", got: {name}')
         if name == "":
