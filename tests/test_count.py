@@ -39,22 +39,22 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 926,
-    "mpiddp/algorithms": 2_685,
-    "mpiddp/autograd": 799,
+    "mpiddp/algorithms": 2_687,
+    "mpiddp/autograd": 800,
     "mpiddp/bench": 1_195,
     "mpiddp/data": 1_245,
     "mpiddp/device": 459,
-    "mpiddp/distributed": 1_838,
+    "mpiddp/distributed": 1_830,
     "mpiddp/examples": 593,
-    "mpiddp/faults": 2_233,
+    "mpiddp/faults": 2_207,
     "mpiddp/mpi": 2_216,
     "mpiddp/nn": 978,
     "mpiddp/optim": 389,
-    "mpiddp/parallel": 1_718,
+    "mpiddp/parallel": 1_699,
     "mpiddp/shm": 428,
-    "mpiddp/torch": 1_401,
-    "mpiddp/training": 1_886,
-    "tests, all": 23_762,
+    "mpiddp/torch": 1_358,
+    "mpiddp/training": 1_894,
+    "tests, all": 23_795,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 
