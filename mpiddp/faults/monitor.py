@@ -132,7 +132,11 @@ class GroupMonitor(Resource):
         return value
 
     def unheard(self) -> DistError | None:
-        """Return the error of calls that differ if the program has not been told."""
+        """Return the error of a mismatch that the program may not have seen; None if there is none.
+
+        It is the mismatch that ended an operation for which the program has not waited, or else what `disagreement`
+        finds.
+        """
         return self._unheard or self.disagreement()
 
     def disagreement(self) -> DistError | None:

@@ -36,7 +36,7 @@ class Monitor(Protocol):
     def unmatched(self) -> str: ...
 
     def be_told(self, error: DistError) -> None:
-        """Let the next call or wait of the group raise ``error``. Any thread may call."""
+        """Let the next call or wait of the group raise ``error``. Any thread may call this method."""
 
     def find(self, error: DistError) -> None:
         """Let the next call or wait raise ``error``, on all ranks of the group."""

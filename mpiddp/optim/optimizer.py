@@ -136,7 +136,9 @@ class Optimizer(ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over state and options, learning rate included, of an optimizer of the same parameters.
 
-        Arrays are copied to the dtype and device of their parameter. Other groups or shapes raise ValueError.
+        Arrays are copied to the dtype and device of their parameter; only ``step`` becomes float32 on the host.
+        ValueError if the groups do not have as many parameters as this optimizer's, or if an array does not have its
+        parameter's shape.
         """
         saved = state_dict["param_groups"]
         theirs, mine = ([len(group["params"]) for group in groups] for groups in (saved, self.param_groups))

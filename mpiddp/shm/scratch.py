@@ -19,10 +19,12 @@ _SMALLEST_BYTES = 1 << 17
 
 
 class Scratch(Resource):
-    """Three buffers for each rank, used in turn. A round is what happens between two barriers.
+    """Three buffers for each rank, used in turn.
 
-    Rounds t - 3 and t use the same buffers. A rank that writes in round t has left the barrier of round t - 1. No rank
-    enters that barrier before it has read what it needs of round t - 3.
+    In each round a rank writes to its own buffer, enters a barrier, and then reads the buffers of the others. It may
+    read some of them only after the barrier of the next round. Round t uses the buffers of round t - 3 again. No rank
+    overwrites what another still reads: a rank writes in round t only after the barrier of round t - 1, and every rank
+    enters that barrier only after it has read all that it needs of round t - 3.
     """
 
     _BUFFERS = 3
