@@ -44,7 +44,7 @@ BUDGET = {
     "mpiddp/bench": 1_195,
     "mpiddp/data": 1_245,
     "mpiddp/device": 459,
-    "mpiddp/distributed": 1_830,
+    "mpiddp/distributed": 1_831,
     "mpiddp/examples": 593,
     "mpiddp/faults": 2_207,
     "mpiddp/mpi": 2_216,

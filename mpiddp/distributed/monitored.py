@@ -16,6 +16,9 @@ from mpiddp.mpi.requests import poll_until, seconds
 from .dispatch import calling
 from .groups import GroupLike, ProcessGroup, member
 
+_NONE = (0, 0)
+"""The numbers in `Liveness.barriers` of a rank that has told of no barrier yet."""
+
 
 def monitored_barrier(
     group: GroupLike = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
@@ -67,8 +70,9 @@ def _report(group: ProcessGroup, liveness: Liveness, timeout_s: float) -> None:
     number, first = group._monitored_barriers, (group._link.id, group._link.ranks[0])
     liveness.send(first[1], Tag.BARRIER, (group._link.id, number, 0))
     # Rank 0 may have begun to wait later, and answer when this rank has given up.
-    _wait(group, liveness, lambda: liveness.barriers[first][0] >= number, timeout_s)
-    if liveness.barriers[first][1] < number:  # rank 0 has not passed this barrier, nor a later one without this rank
+    _wait(group, liveness, lambda: liveness.barriers.get(first, _NONE)[0] >= number, timeout_s)
+    # Rank 0 has not passed this barrier, nor a later one without this rank.
+    if liveness.barriers.get(first, _NONE)[1] < number:
         raise DistTimeoutError(
             f"Rank {group.ranks[group.rank()]} successfully reached monitoredBarrier, but received errors while waiting"
             " for send/recv from rank 0. Please check rank 0 logs for faulty rank. (Timed out)"
@@ -80,7 +84,7 @@ def _gather(group: ProcessGroup, liveness: Liveness, timeout_s: float, wait_all_
     missing = list(range(1, link.size))
 
     def has_come(rank: int) -> bool:  # a rank with a shorter timeout may be in a later barrier
-        return liveness.barriers[link.id, link.ranks[rank]][0] >= number
+        return liveness.barriers.get((link.id, link.ranks[rank]), _NONE)[0] >= number
 
     def all_have_come() -> bool:
         while missing and has_come(missing[-1]):

@@ -12,7 +12,7 @@ import pickle
 import threading
 import time
 import weakref
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -97,7 +97,7 @@ class Liveness:
         """For each tag, the function that is called with a message's source and content."""
         self.heard: dict[int, Any] = {}
         """For each tag without a function, the content of the last message."""
-        self.barriers: defaultdict[tuple[int, int], tuple[int, int]] = defaultdict(lambda: (0, 0))
+        self.barriers: dict[tuple[int, int], tuple[int, int]] = {}
         """For each group and rank, the numbers in the last message `Tag.BARRIER` of that rank."""
         self.exited = False
         self.interrupted = False

@@ -63,7 +63,7 @@ def told(group, rank):
     """Return what a rank of the group has told this one of its monitored barriers."""
     liveness = group._monitor.job.liveness
     liveness.progress()
-    return liveness.barriers[group._link.id, group._link.ranks[rank]]
+    return liveness.barriers.get((group._link.id, group._link.ranks[rank]), (0, 0))
 
 
 def test_monitored_barrier(world):
