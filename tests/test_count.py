@@ -39,8 +39,8 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 926,
-    "mpiddp/algorithms": 2_687,
-    "mpiddp/autograd": 800,
+    "mpiddp/algorithms": 2_685,
+    "mpiddp/autograd": 799,
     "mpiddp/bench": 1_195,
     "mpiddp/data": 1_245,
     "mpiddp/device": 459,
@@ -48,13 +48,13 @@ BUDGET = {
     "mpiddp/examples": 593,
     "mpiddp/faults": 2_207,
     "mpiddp/mpi": 2_216,
-    "mpiddp/nn": 978,
+    "mpiddp/nn": 976,
     "mpiddp/optim": 389,
-    "mpiddp/parallel": 1_699,
+    "mpiddp/parallel": 1_700,
     "mpiddp/shm": 428,
-    "mpiddp/torch": 1_358,
-    "mpiddp/training": 1_894,
-    "tests, all": 23_795,
+    "mpiddp/torch": 1_370,
+    "mpiddp/training": 1_885,
+    "tests, all": 23_733,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -81,8 +81,10 @@ class _Server:
         return host, port, secret
 
     def _listen(self, listener: socket.socket, secret: str) -> None:
+        listener.setblocking(True)  # the program may have set a default timeout of sockets
         while True:
             caller, _ = listener.accept()
+            caller.setblocking(True)
             threading.Thread(target=self._serve, args=(Connection(caller.detach()), secret), daemon=True).start()
 
     def _serve(self, caller: Connection, secret: str) -> None:
@@ -160,7 +162,7 @@ class Store(torch.distributed.Store):
             host, port, secret = _ask(self._number, self._timeout)
             if port:  # a host may not be able to resolve its own name
                 here = host == socket.gethostname()
-                found = Connection(socket.create_connection(("127.0.0.1" if here else host, port)).detach())
+                found = Connection(socket.create_connection(("127.0.0.1" if here else host, port), None).detach())
             else:
                 found = Client(host)
             self._connections.found = found
