@@ -39,8 +39,8 @@ def test_folders(tmp_path):
 
 BUDGET = {
     "mpiddp": 926,
-    "mpiddp/algorithms": 2_685,
-    "mpiddp/autograd": 799,
+    "mpiddp/algorithms": 2_687,
+    "mpiddp/autograd": 800,
     "mpiddp/bench": 1_195,
     "mpiddp/data": 1_245,
     "mpiddp/device": 459,
@@ -48,13 +48,13 @@ BUDGET = {
     "mpiddp/examples": 593,
     "mpiddp/faults": 2_207,
     "mpiddp/mpi": 2_216,
-    "mpiddp/nn": 976,
+    "mpiddp/nn": 978,
     "mpiddp/optim": 389,
-    "mpiddp/parallel": 1_700,
+    "mpiddp/parallel": 1_699,
     "mpiddp/shm": 428,
-    "mpiddp/torch": 1_370,
-    "mpiddp/training": 1_885,
-    "tests, all": 23_733,
+    "mpiddp/torch": 1_376,
+    "mpiddp/training": 1_894,
+    "tests, all": 23_804,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

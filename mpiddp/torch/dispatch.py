@@ -2,21 +2,23 @@
 
 ``torch.distributed`` and torch's C++ pass lists of tensors and an options object. Such a call goes directly to the
 method of `Operations`. Other calls pass torch's dispatcher first, as all calls of Gloo do: calls in another form
-(overload), calls under a dispatch mode or a profiler, and calls with tensors that hold no data or that are of a
-subclass with its own ``__torch_dispatch__``. Such a call is made on the twin, a process group written in C++. The twin
-turns it into an operation of ``torch.ops.c10d``. A dispatch mode of this module, `_Carrier`, gets this operation after
-all others that watch the dispatcher, and calls the method of `Operations`.
+(overload), calls under a dispatch mode or a profiler, and calls with tensors that hold no data. Such a call is made on
+the twin, a process group written in C++. The twin turns it into an operation of ``torch.ops.c10d``. The dispatcher ends
+at a kernel of this module, which calls the method of `Operations`.
 """
 
-from collections.abc import Callable, Iterable
+import contextlib
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch._C import _distributed_c10d as c10d
 from torch.autograd.profiler import record_function
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .arrays import Loan
 from .work import Work, untraced
@@ -41,6 +43,23 @@ _modes = torch._C._len_torch_dispatch_stack
 _profiled = torch.autograd._profiler_enabled
 
 
+class _Call(NamedTuple):
+    """A call that is passing torch's dispatcher. ``op`` is its reduction, which a kernel's arguments do not show."""
+
+    twin: Any
+    name: str
+    function: Callable[..., Work | None]
+    op: Any
+    kind: int
+
+
+class _Current(threading.local):
+    call: _Call | None = None
+
+
+_current = _Current()
+
+
 def entry(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method ``name`` of a ProcessGroup. It calls ``function``, directly or at the end of the dispatcher."""
     kinds = c10d.OpType.__members__  # type: ignore[attr-defined]
@@ -57,8 +76,14 @@ def entry(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             if work is not None:
                 work.kind = kind
             return work
-        with _Carrier(self, name, function, _reduction((*args, *named.values())), kind):
-            return getattr(self.twin, name)(*args, **named)
+        before = _current.call
+        op = _reduction((*args, *named.values()))
+        _current.call = _Call(self.twin, name, functools.partial(function, self), op, kind)
+        try:
+            with _our_kernels(name):
+                return getattr(self.twin, name)(*args, **named)
+        finally:
+            _current.call = before
 
     call.__name__, call.__doc__ = name, function.__doc__
     return untraced(call)
@@ -88,64 +113,68 @@ def _needs_dispatch(args: tuple[Any, ...]) -> bool:
     return False
 
 
-@untraced
-class _Carrier(TorchDispatchMode):
-    """Carries out the operation of ``torch.ops.c10d`` that a call of a group's twin becomes.
+_lock = threading.Lock()
+_operations: dict[str, str] = {}
+"""For each method, the operation of ``torch.ops.c10d`` that stands for it. `_kernel` learns it in the first call."""
 
-    It acts behind all other dispatch modes of the thread, which see the operation first. A mode gets the reduction as
-    an object that it cannot read, so ``op`` is the reduction of the call.
+
+@contextlib.contextmanager
+def _our_kernels(name: str) -> Iterator[None]:
+    """Replace torch's kernels of a method's operation by the kernels of this module while the block runs.
+
+    If the kernels stayed, calls of other groups could deadlock. A kernel in Python holds the GIL while it passes
+    another group's call to torch's kernel, which may wait for a lock. A thread of Gloo that frees a tensor holds that
+    lock and waits for the GIL.
     """
-
-    def __init__(self, group: Any, name: str, function: Callable[..., Work | None], op: Any, kind: int) -> None:
-        self._group, self._name, self._function, self._op, self._kind = group, name, function, op, kind
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # with True torch would import Dynamo to skip this class; `untraced` does so without that import
-
-    def __enter__(self) -> Self:
-        self._before = _set_modes(())
-        _set_modes((self, *(mode for mode in self._before if not isinstance(mode, _Carrier))))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _set_modes(self._before)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if behind := _set_modes(()):  # torch's own modes, such as that of fake tensors, can only be behind this one
-            *others, mode = behind
-            _set_modes((self, *others))
-            try:
-                return mode.__torch_dispatch__(func, types, args, kwargs)
-            finally:
-                _set_modes(behind)
-        if types:
-            return NotImplemented  # a subclass decides for itself
-        schema = func._schema
-        values = [*args, *(each.default_value for each in schema.arguments[len(args) :])]
-        place = next((index for index, each in enumerate(schema.arguments) if each.name == "process_group"), None)
-        if place is None or c10d.ProcessGroup.unbox(values[place]) is not self._group.twin or _needs_dispatch(args):
-            return func(*args, **kwargs)  # torch has kernels for tensors without data
-        positional = values[:place] if self._name != "barrier" else []  # a barrier has a tensor in torch only
-        options = SimpleNamespace(reduceOp=self._op, timeout=None)
-        for argument, value in zip(schema.arguments[place + 1 :], values[place + 1 :], strict=True):
-            if argument.name in _OPTION_OF:
-                option = timedelta(milliseconds=value) if argument.name == "timeout" else value
-                setattr(options, _OPTION_OF[argument.name], option)
-            elif argument.name not in _NOT_POSITIONAL:
-                positional.append(value)
-        if hasattr(options, "asyncOp"):
-            positional.append(options)
-        with record_function(f"mpiddp:{self._name}"):
-            work = self._function(self._group, *positional) or Work([], (), Loan())
-        work.kind = self._kind
-        return (args[0], work.boxed()) if len(schema.returns) > 1 else work.boxed()
+    with _lock:
+        kernels = _kernels()
+    library = torch.library.Library("c10d", "IMPL")
+    # torch warns of kernels that are overridden.
+    with contextlib.nullcontext() if name in _operations else warnings.catch_warnings(action="ignore"):
+        for operation, key, kernel in kernels:
+            if operation == _operations.get(name, operation):
+                library.impl(operation, kernel, key, with_keyset=True, allow_override=True)
+    try:
+        yield
+    finally:
+        library._destroy()
 
 
-def _set_modes(modes: Iterable[Any]) -> list[Any]:
-    """Set the dispatch modes of this thread, the last to act first; return those that were set before."""
-    before = [torch._C._pop_torch_dispatch_stack(None) for _ in range(_modes())][::-1]
-    for mode in modes:
-        torch._C._push_on_torch_dispatch_stack(mode)
-    return before
+@functools.cache
+def _kernels() -> list[tuple[str, str, Callable[..., Any]]]:
+    """Return the kernels of this module, each with its operation and dispatch key.
+
+    Each kernel holds the kernel of torch that it replaces. Therefore the first call of this function has to come before
+    `_our_kernels` replaces any.
+    """
+    found: list[tuple[str, str, Callable[..., Any]]] = []
+    for full_name in torch._C._dispatch_get_all_op_names():
+        schema = torch._C._get_schema(full_name, "") if full_name[:6] == "c10d::" else None
+        for key in ("CPU", "CUDA", "SparseCPU", "SparseCUDA") if ".Work" in str(schema) else ():
+            if torch._C._dispatch_has_kernel_for_dispatch_key(full_name, key):
+                kernel = functools.partial(_kernel, schema, torch.library.get_kernel(full_name, key))
+                found.append((full_name[6:], key, kernel))
+    return found
+
+
+def _kernel(schema: Any, original: Any, keyset: Any, *args: Any) -> Any:
+    values = [*args, *(each.default_value for each in schema.arguments[len(args) :])]
+    place = next(index for index, each in enumerate(schema.arguments) if each.name == "process_group")
+    call = _current.call
+    if call is None or c10d.ProcessGroup.unbox(values[place]) is not call.twin:
+        return original.call_boxed(keyset, *values)
+    _operations[call.name] = schema.name[6:]
+    positional = values[:place] if call.name != "barrier" else []  # a barrier has a tensor in torch only
+    options = SimpleNamespace(reduceOp=call.op, timeout=None)
+    for argument, value in zip(schema.arguments[place + 1 :], values[place + 1 :], strict=True):
+        if argument.name in _OPTION_OF:
+            option = timedelta(milliseconds=value) if argument.name == "timeout" else value
+            setattr(options, _OPTION_OF[argument.name], option)
+        elif argument.name not in _NOT_POSITIONAL:
+            positional.append(value)
+    if hasattr(options, "asyncOp"):
+        positional.append(options)
+    with record_function(f"mpiddp:{call.name}"):
+        work = call.function(*positional) or Work([], (), Loan())
+    work.kind = call.kind
+    return (args[0], work.boxed()) if len(schema.returns) > 1 else work.boxed()

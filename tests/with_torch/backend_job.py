@@ -468,6 +468,18 @@ def check_watched(rank: int, size: int) -> None:
         dist.all_reduce(x := ones(3))
     assert (x == size).all() and "c10d.allreduce_.default" in mode.names and not torch._C._len_torch_dispatch_stack()
     dist.all_reduce(ones(2, device="meta"))
+    with Seen() as mode, torch._C._DisableTorchDispatch():  # as torch.distributed.breakpoint and AOTAutograd
+        dist.all_reduce(x := ones(2))
+    assert (x == size).all() and not mode.names
+
+    class Other(Seen):
+        """Makes another operation of the call."""
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return torch.ops.c10d.broadcast_(*args[:2], 0, 0)
+
+    with pytest.raises(RuntimeError), Other():  # it is not taken for the sum that was called
+        dist.all_reduce(x)
     dist.all_reduce(x := ones(2), group=_gloo())
     assert (x == size).all()
     kernels = torch._C._dispatch_dump("c10d::allreduce_")
