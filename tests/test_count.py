@@ -50,7 +50,7 @@ BUDGET = {
     "mpiddp/mpi": 2_216,
     "mpiddp/nn": 978,
     "mpiddp/optim": 389,
-    "mpiddp/parallel": 1_699,
+    "mpiddp/parallel": 1_700,
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_376,
     "mpiddp/training": 1_894,

@@ -16,8 +16,8 @@ from mpiddp.algorithms.plan import make
 from mpiddp.distributed import Future, ProcessGroup, ReduceOp, Work, all_reduce
 from mpiddp.distributed.dispatch import dispatch
 from mpiddp.distributed.groups import member
+from mpiddp.mpi import requests
 from mpiddp.mpi.reduction import in_pairs
-from mpiddp.mpi.requests import poll
 from mpiddp.typing import Array
 
 from .buckets import Buckets, GradBucket, ParameterLike, caps_in_bytes
@@ -168,7 +168,8 @@ class Reducer:
         bucket.pending -= 1
         if bucket.pending == 0:
             self._send_complete()
-        poll()
+        if requests.pending:
+            requests.poll()
 
     def _move_to_slot(self, index: int, parameter: ParameterLike, slot: Array) -> None:
         if slot.dtype != parameter.data.dtype:
