@@ -54,7 +54,7 @@ BUDGET = {
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_376,
     "mpiddp/training": 1_894,
-    "tests, all": 23_804,
+    "tests, all": 23_809,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

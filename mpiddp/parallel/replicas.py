@@ -56,7 +56,7 @@ def broadcast_arrays(arrays: Sequence[Array], group: ProcessGroup, source: int =
         # Arrays with the longest elements come first, so that each part of the message is aligned for its dtype. GPU
         # kernels need that.
         together = sorted((x for x in arrays if array_namespace(x) is xp), key=lambda x: -x.itemsize)
-        flat = packed([x.reshape(-1).view(np.uint8) for x in together])
+        flat = packed([x.ravel().view(np.uint8) for x in together])
         broadcast(flat, group=group, group_src=source)
         if group.rank() != source:
             for x, part in zip(together, views(flat, [(x.nbytes,) for x in together]), strict=True):

@@ -40,6 +40,13 @@ class Normed(nn.Module):
         return self.last(self.norm(self.first(x)).tanh())
 
 
+def test_a_buffer_with_gaps_is_copied_and_the_gaps_are_not(world: World) -> None:
+    whole, model = np.arange(10.0) + world.rank, Normed()
+    model.register_buffer("gaps", whole[::2])
+    DDP(model)
+    assert whole[::2].tolist() == [0, 2, 4, 6, 8] and whole[1::2].tolist() == [x + world.rank for x in (1, 3, 5, 7, 9)]
+
+
 @pytest.mark.parametrize(
     ("options", "synchronised"),
     [({}, True), ({"broadcast_buffers": False}, False), ({"forward_sync_buffers": False}, False)],
