@@ -52,9 +52,9 @@ BUDGET = {
     "mpiddp/optim": 389,
     "mpiddp/parallel": 1_700,
     "mpiddp/shm": 428,
-    "mpiddp/torch": 1_376,
+    "mpiddp/torch": 1_387,
     "mpiddp/training": 1_894,
-    "tests, all": 23_809,
+    "tests, all": 23_813,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

@@ -7,6 +7,7 @@ reduce send tensors of all these dtypes as bytes.
 import itertools
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,14 +35,27 @@ _NUMPY = {
 _kept: "list[Loan]" = []
 
 
-def as_array(tensor: torch.Tensor) -> Array:
-    """Return a tensor in host memory as an array of the same shape and strides, without a copy.
+def _over(tensor: torch.Tensor) -> Array:
+    """Return an array over the memory of a tensor. The array keeps the tensor alive.
 
-    torch does not resize a tensor that was given to NumPy, so the tensors of a call become arrays by a `Loan`.
+    ``Tensor.numpy`` is not called, because after that a tensor could never be resized.
     """
+    strides = tuple(stride * tensor.itemsize for stride in tensor.stride())
+    interface = {
+        "version": 3,
+        "data": (tensor.data_ptr(), False),
+        "typestr": _NUMPY[tensor.dtype].str,
+        "shape": tuple(tensor.shape),
+        "strides": None if tensor.is_contiguous() else strides,
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=interface, tensor=tensor))
+
+
+def as_array(tensor: torch.Tensor) -> Array:
+    """Return a tensor in host memory as an array of the same shape and strides, without a copy."""
     if tensor.dtype == torch.bfloat16:
-        return tensor.detach().view(torch.int16).numpy().view(bfloat16())
-    return tensor.detach().numpy()
+        return _over(tensor.detach().view(torch.int16)).view(bfloat16())
+    return _over(tensor)
 
 
 def as_tensor(array: Array) -> torch.Tensor:

@@ -501,6 +501,10 @@ def check_resizable(rank: int, size: int) -> None:
             call(tensor)
             tensor.resize_(100_000)
             tensor.untyped_storage().resize_(0)
+    model = torch.nn.Linear(2, 1)
+    model.register_buffer("counts", torch.ones(8))
+    mpiddp.torch.DistributedDataParallel(model)
+    model.counts.resize_(100_000)
 
 
 def _same(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> None:
