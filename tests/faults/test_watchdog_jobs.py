@@ -5,12 +5,16 @@ import re
 import signal
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 from harness.launcher import is_open_mpi, job, line_of, mpiexec, side_by_side, start
 from harness.tiers import chosen, thinned
 
+import mpiddp
+
 pytestmark = pytest.mark.core
+PACKAGE = Path(mpiddp.__file__).parent
 
 # Of programs/waits, with the line in which ranks 0 and 1 are.
 STATES = {
@@ -93,7 +97,7 @@ def assert_reported(done, rank, state):
     if state != "at their ends":  # its own line of the program, and none of the package after it
         own = line_of("waits", 'case "all_reduce":') + 1 if "stuck" in state else LINES[state]
         assert any("waits.py" in line and f"line {own}" in line for line in lines), done
-        assert not any("mpiddp/" in line and "File" in line for line in lines), done
+        assert not any(f"{PACKAGE}/" in line for line in lines), done
 
 
 @pytest.mark.parametrize("state", thinned(STATES, "blocked in MPI", "stuck in a collective"))
