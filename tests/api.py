@@ -33,7 +33,7 @@ ROOTS = tuple(
 )
 
 NAMED = ("device.array_namespace", "device.device_count", "device.upload", "settings.outside_of_jobs")
-"""What the documents name of modules that are internal otherwise."""
+"""Names that the documents mention, of modules that are internal otherwise."""
 
 
 OF_TORCH = "module mpiddp.torch"

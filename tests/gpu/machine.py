@@ -1,4 +1,4 @@
-"""What the figures were measured on, and what its MPI is said and found to do with device pointers."""
+"""The machine of the figures, and what its MPI is said and found to do with device pointers."""
 
 import importlib.util
 import os

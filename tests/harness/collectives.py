@@ -12,7 +12,7 @@ from harness.inputs import Op, close, draw, end, means_something, own_op, reduce
 
 @dataclass
 class Blocks:
-    """What the ranks have for each other, and the arrays that a call was given."""
+    """The blocks that ranks have for each other, and the arrays that a call was given."""
 
     rank: int
     table: list[list[np.ndarray]]
@@ -168,7 +168,7 @@ UNEVEN: dict[str, Callable[[Blocks], Outcome]] = {
     "all_to_all": _all_to_all,
     "all_to_all_single": _all_to_all_single,
 }
-"""What takes blocks of different shapes."""
+"""Collectives that take blocks of different shapes."""
 COLLECTIVES = {
     **REDUCTIONS,
     **UNEVEN,

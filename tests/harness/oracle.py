@@ -1,4 +1,4 @@
-"""What a function and its gradients should be: torch's, on the same inputs."""
+"""The expected values of a function and its gradients: torch's, on the same inputs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -35,7 +35,7 @@ class World:
 def _what_was_there_stays() -> None:
     """Let a test's ``gc.collect()`` look at its module's objects only: with all tests and torch it takes half a second.
 
-    What is garbage by now is collected before.
+    Objects that are garbage by now are collected before.
     """
     gc.collect()
     gc.freeze()

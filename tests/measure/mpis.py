@@ -1,7 +1,7 @@
 """Prints how tests and ``train`` go with each MPI library: ``python -m tests.measure.mpis [NAME...]``.
 
 Each library gets an environment of its own, from PyPI, below `FOLDER`; one that is there is used again. Debian's
-libraries are tried where they are installed. What the programs print is in files beside the environments.
+libraries are tried where they are installed. The programs' output is in files beside the environments.
 """
 
 import argparse
@@ -30,7 +30,7 @@ class Library(NamedTuple):
 
     wheel: str = ""
     mpi4py: tuple[str, ...] = ("mpi4py",)
-    """What pip is to install."""
+    """The packages that pip is to install."""
     variables: Mapping[str, str] = MappingProxyType({})
     """For jobs and for the build of mpi4py; ``{}`` is the environment's folder."""
     links: Mapping[str, str] = MappingProxyType({})

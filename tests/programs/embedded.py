@@ -1,4 +1,4 @@
-"""What the interpreters in solver.c run: ``step`` after each of its steps 0, 1 and 2."""
+"""The module that the interpreters in solver.c run: ``step`` after each of the solver's steps 0, 1 and 2."""
 
 import numpy as np
 from mpi4py import MPI

@@ -237,7 +237,7 @@ def nothing_comes():
 
 
 def killed_source():
-    """Where ranks survive, the trainer of a source that dies gets an error that names it."""
+    """If ranks survive, the trainer of a source that dies gets an error that names the source."""
     if ME == 1:
         source = Source(world, FIELDS)
         source.put(*SAMPLE)

@@ -1,4 +1,4 @@
-"""What torch has around DDP: ZeRO, Join, PostLocalSGD, PowerSGD: ``torchrun helpers_of_ddp.py FOLDER``."""
+"""Helpers that torch has around DDP: ZeRO, Join, PostLocalSGD, PowerSGD: ``torchrun helpers_of_ddp.py FOLDER``."""
 
 import contextlib
 import os

@@ -1,7 +1,8 @@
 """Streams and events whose work is done as late as CUDA allows, and in any order that it allows.
 
-What a stream is given is queued. It is done when an event is asked about often enough, or something is synchronised:
-then only what that needs. So a program that forgets to wait reads what was there before, in a test as on a device.
+Work that a stream is given is queued. It is done when an event is asked about often enough, or something is
+synchronised: then only the work that this needs. So a program that forgets to wait reads what was there before, in a
+test as on a device.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _after_idle: list[Any] = []  # memory that queued work may still point to
 
 
 PER_THREAD = os.environ.get("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "0") == "1"
-"""Whether each thread has a default stream of its own."""
+"""True if each thread has a default stream of its own."""
 
 
 class _Thread(threading.local):
@@ -137,7 +138,7 @@ class Event:
 
     @property
     def done(self) -> bool:
-        """Whether it has been reached; help on a little."""
+        """Help the queued work on a little; return True if the event has been reached."""
         nudge()
         return self.reached >= self.recorded
 
@@ -217,7 +218,7 @@ def synchronize_all() -> None:
 
 
 _DEFAULTS = (0, 1, 2)
-"""What CUDA takes for the address of a default stream."""
+"""The addresses that CUDA takes for a default stream."""
 
 
 def _null(device: int) -> Stream:

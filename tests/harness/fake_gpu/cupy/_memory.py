@@ -1,7 +1,7 @@
 """Memory of the fake device, which is memory of the host: pooled and pinned.
 
-What is freed into the pool is overwritten in the order of its stream, as the next owner would do: work of other streams
-that still needs it comes out wrong.
+Memory that is freed into the pool is overwritten in the order of its stream, as the next owner would do: work of other
+streams that still needs it comes out wrong.
 """
 
 import ctypes

@@ -15,7 +15,7 @@ from .. import _late
 
 available = True
 CALLS: list[tuple[str, int, str]] = []
-"""What was called in this process: name, count of elements, dtype."""
+"""The calls of this process: name, count of elements, dtype."""
 DESTROYED: list[int] = []
 """Sizes of the communicators that were destroyed."""
 ABORTED: list[int] = []

@@ -27,7 +27,7 @@ _thread = _Thread()
 
 
 class CUDARuntimeError(RuntimeError):
-    """What CUDA answers."""
+    """An error that CUDA answers."""
 
 
 def getDeviceCount() -> int:
