@@ -54,7 +54,7 @@ BUDGET = {
     "mpiddp/shm": 428,
     "mpiddp/torch": 1_387,
     "mpiddp/training": 1_894,
-    "tests, all": 23_816,
+    "tests, all": 23_815,
 }
 """Lines of code. A commit that needs more raises a number, and says why; one that deletes lowers it."""
 

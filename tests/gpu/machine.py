@@ -5,8 +5,8 @@ import os
 
 import cupy
 
+from mpiddp.bench import probe as device_probe
 from mpiddp.device import nccl
-from mpiddp.training import probe as device_probe
 
 from .rows import say
 from .sections import PROBE_LIMIT_S

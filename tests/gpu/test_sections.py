@@ -22,7 +22,6 @@ def test_section(name: str, ranks: int) -> None:
     assert not [row for row in rows if row.get("wrong")], rows
 
 
-@pytest.mark.long
 def test_sections_run_on_the_fake_device(tmp_path: Path) -> None:
     rows_file = tmp_path / "out" / "rows.json"
     names = ["machine", "probe", "staged", "pointers", "nccl", "nodes", "order", "dlpack"]
